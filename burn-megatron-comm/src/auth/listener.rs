@@ -9,6 +9,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use socket2::SockRef;
 
 use super::handshake::{HandshakeOutcome, server_handshake};
 use super::token::Token;
@@ -17,7 +18,10 @@ use super::token::Token;
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// The pause after the operating system has refused a connection or a thread.
 const RETRY_INTERVAL: Duration = Duration::from_millis(100);
-/// The thread of a connection needs little stack.
+/// The connections that may wait to be accepted. The standard library sets 128, which is too few for ranks that all connect
+/// at once. The operating system may lower the number (`net.core.somaxconn` on Linux).
+const BACKLOG: i32 = 4096;
+/// A thread of a connection needs little stack.
 const STACK_BYTES: usize = 256 << 10;
 
 /// Limits on connections that are not authenticated yet.
@@ -85,6 +89,7 @@ impl Listener {
         let listeners: io::Result<Vec<_>> = addresses.iter().map(TcpListener::bind).collect();
         let listeners = listeners?;
         for listener in &listeners {
+            SockRef::from(listener).listen(BACKLOG)?;
             listener.set_nonblocking(true)?;
         }
         let own: io::Result<Vec<_>> = listeners.iter().map(TcpListener::local_addr).collect();
@@ -226,7 +231,11 @@ fn blocking(stream: &TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)
 }
 
-fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
+/// Starts a thread with little stack.
+pub(crate) fn spawn(
+    name: &str,
+    work: impl FnOnce() + Send + 'static,
+) -> io::Result<JoinHandle<()>> {
     let builder = thread::Builder::new().name(name.into());
     builder.stack_size(STACK_BYTES).spawn(work)
 }

@@ -14,6 +14,7 @@ mod token;
 
 pub use handshake::{HandshakeError, client_handshake};
 pub(crate) use handshake::{HandshakeOutcome, server_handshake};
+pub(crate) use listener::spawn;
 pub use listener::{Connection, Listener, ListenerLimits};
 pub use printable::{printable_name, printable_text};
 pub use token::{ParseTokenError, TOKEN_INSTRUCTIONS, Token, TokenError};

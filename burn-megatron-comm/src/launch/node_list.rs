@@ -1,12 +1,10 @@
-//! Slurm's compressed formats: host lists, and numbers of tasks.
+//! Slurm's compressed formats: host lists, of which the first host is needed, and numbers of tasks.
 //!
 //! A host list is `node[01-04,07],gpu3`: names separated by commas, with numbers and ranges of numbers in
 //! brackets. Leading zeros of the first number of a range set the width of its numbers. With several brackets
 //! in a name the last one varies fastest.
 
-/// A host list in compressed form: hosts are expanded lazily.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct NodeList(Vec<Vec<NamePart>>);
+use super::vars::digits;
 
 /// A host list that is not in Slurm's format.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -23,35 +21,11 @@ pub enum NodeListError {
     Range(String),
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum NamePart {
-    Text(String),
-    Numbers(Vec<Range>),
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Range {
-    first: u64,
-    last: u64,
-    width: usize,
-}
-
-impl NodeList {
-    /// Reads the whole list.
-    pub fn parse(text: &str) -> Result<NodeList, NodeListError> {
-        split_outside_brackets(text)?
-            .into_iter()
-            .map(parse_name)
-            .collect::<Result<_, _>>()
-            .map(NodeList)
-    }
-
-    /// The hosts in the order of the list.
-    pub fn hosts(&self) -> impl Iterator<Item = String> {
-        self.0
-            .iter()
-            .flat_map(|parts| (0..count_hosts(parts)).map(|index| name(parts, index)))
-    }
+/// The first host of a list, all of which is checked.
+pub(super) fn first_host(text: &str) -> Result<String, NodeListError> {
+    let names = split_outside_brackets(text)?.into_iter();
+    let hosts: Vec<String> = names.map(first_of_name).collect::<Result<_, _>>()?;
+    Ok(hosts.into_iter().next().unwrap_or_default())
 }
 
 fn split_outside_brackets(text: &str) -> Result<Vec<&str>, NodeListError> {
@@ -76,93 +50,35 @@ fn split_outside_brackets(text: &str) -> Result<Vec<&str>, NodeListError> {
     Ok(names)
 }
 
-/// Parses a name with balanced brackets.
-fn parse_name(text: &str) -> Result<Vec<NamePart>, NodeListError> {
+/// The first host of a name with balanced brackets.
+fn first_of_name(text: &str) -> Result<String, NodeListError> {
     if text.is_empty() {
         return Err(NodeListError::NoName);
     }
-    let (mut parts, mut rest) = (Vec::new(), text);
+    let (mut host, mut rest) = (String::new(), text);
     while let Some((before, after)) = rest.split_once('[') {
         let (inside, after) = after
             .split_once(']')
             .ok_or_else(|| NodeListError::Brackets(text.into()))?;
-        parts.push(NamePart::Text(before.into()));
-        let ranges = inside.split(',').map(parse_range);
-        parts.push(NamePart::Numbers(ranges.collect::<Result<_, _>>()?));
+        let numbers: Vec<&str> = inside
+            .split(',')
+            .map(first_of_range)
+            .collect::<Result<_, _>>()?;
+        host += before;
+        host += numbers[0];
         rest = after;
     }
-    parts.push(NamePart::Text(rest.into()));
-    Ok(parts)
+    Ok(host + rest)
 }
 
-fn parse_range(text: &str) -> Result<Range, NodeListError> {
-    let wrong = || NodeListError::Range(text.into());
-    let number = |digits: &str| {
-        if !digits.bytes().all(|byte| byte.is_ascii_digit()) {
-            return Err(wrong());
-        }
-        digits.parse::<u64>().map_err(|_| wrong())
-    };
+/// The first number of a range, with its leading zeros.
+fn first_of_range(text: &str) -> Result<&str, NodeListError> {
     let (first, last) = text.split_once('-').unwrap_or((text, text));
-    let range = Range {
-        first: number(first)?,
-        last: number(last)?,
-        width: first.len(),
-    };
-    // Limits the digits of a host, and the number of hosts to a u64.
-    if range.first <= range.last && range.last < u64::MAX && range.width <= 20 {
-        Ok(range)
-    } else {
-        Err(wrong())
+    match (digits::<u64>(first), digits(last)) {
+        // Names of hosts are short.
+        (Some(low), Some(high)) if low <= high && high < u64::MAX && first.len() <= 20 => Ok(first),
+        _ => Err(NodeListError::Range(text.into())),
     }
-}
-
-impl Range {
-    fn len(&self) -> u64 {
-        self.last - self.first + 1
-    }
-}
-
-/// The number of hosts that a name expands to.
-fn count_hosts(parts: &[NamePart]) -> u64 {
-    parts
-        .iter()
-        .map(NamePart::count_hosts)
-        .fold(1, u64::saturating_mul)
-}
-
-impl NamePart {
-    fn count_hosts(&self) -> u64 {
-        match self {
-            NamePart::Text(_) => 1,
-            NamePart::Numbers(ranges) => ranges.iter().map(Range::len).fold(0, u64::saturating_add),
-        }
-    }
-
-    fn text(&self, mut index: u64) -> String {
-        let ranges = match self {
-            NamePart::Text(text) => return text.clone(),
-            NamePart::Numbers(ranges) => ranges,
-        };
-        for range in ranges {
-            if index < range.len() {
-                return format!("{:0width$}", range.first + index, width = range.width);
-            }
-            index -= range.len();
-        }
-        String::new()
-    }
-}
-
-/// The host at `index` of those that a name expands to.
-fn name(parts: &[NamePart], mut index: u64) -> String {
-    let mut texts: Vec<String> = Vec::with_capacity(parts.len());
-    for part in parts.iter().rev() {
-        texts.push(part.text(index % part.count_hosts()));
-        index /= part.count_hosts();
-    }
-    texts.reverse();
-    texts.concat()
 }
 
 /// The tasks of a step on each node, from the compressed form `4(x2),3`, which is `4, 4, 3`.
@@ -211,12 +127,8 @@ impl TasksPerNode {
 
 /// `4(x2)` or `4` as tasks and nodes.
 fn parse_count(text: &str) -> Option<(usize, usize)> {
-    let number = |digits: &str| {
-        let is_number = digits.bytes().all(|byte| byte.is_ascii_digit());
-        is_number.then(|| digits.parse::<usize>().ok()).flatten()
-    };
     match text.split_once("(x") {
-        None => Some((number(text)?, 1)),
-        Some((tasks, nodes)) => Some((number(tasks)?, number(nodes.strip_suffix(')')?)?)),
+        None => Some((digits(text)?, 1)),
+        Some((tasks, nodes)) => Some((digits(tasks)?, digits(nodes.strip_suffix(')')?)?)),
     }
 }

@@ -1,7 +1,7 @@
 //! The variables that `srun` sets for a task.
 
 use super::error::LaunchEnvError;
-use super::node_list::{NodeList, TasksPerNode};
+use super::node_list::{self, TasksPerNode};
 use super::rank_info::{RankInfo, check_below, check_equal};
 use super::vars::{Number, Vars};
 
@@ -67,12 +67,11 @@ fn local_world_size(vars: Vars, world_size: &Number) -> Result<Number, LaunchEnv
 /// (`--distribution=arbitrary`; set `MASTER_ADDR` then).
 pub(super) fn first_host(vars: Vars) -> Result<(String, String), LaunchEnvError> {
     let list = vars.needed("SLURM_STEP_ID", &NODE_LISTS, HINT)?;
-    let node_list = |source| LaunchEnvError::NodeList {
+    let wrong = |source| LaunchEnvError::NodeList {
         variable: list.to_string(),
         source,
     };
-    let hosts = NodeList::parse(&list.value).map_err(node_list)?;
-    let first = hosts.hosts().next().unwrap_or_default();
+    let first = node_list::first_host(&list.value).map_err(wrong)?;
     Ok((first, list.to_string()))
 }
 

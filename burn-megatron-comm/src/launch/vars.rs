@@ -1,6 +1,7 @@
 //! Reads environment variables, with their names for errors.
 
 use std::fmt;
+use std::str::FromStr;
 
 use super::error::LaunchEnvError;
 
@@ -37,7 +38,7 @@ impl Variable {
     /// The value as a whole number.
     pub fn number(self) -> Result<Number, LaunchEnvError> {
         let from = self.to_string();
-        match parse(&self.value) {
+        match digits(self.value.trim()) {
             Some(value) => Ok(Number { value, from }),
             None => Err(LaunchEnvError::Value {
                 variable: from,
@@ -83,9 +84,8 @@ impl Vars<'_> {
     }
 }
 
-/// Only digits: `usize` would accept a sign.
-fn parse(text: &str) -> Option<usize> {
-    let text = text.trim();
+/// A number of digits alone: the standard library would accept a sign.
+pub(super) fn digits<T: FromStr>(text: &str) -> Option<T> {
     let is_number = text.bytes().all(|byte| byte.is_ascii_digit());
     is_number.then(|| text.parse().ok()).flatten()
 }

@@ -1,11 +1,11 @@
 //! A rank's connection to the rendezvous.
 
 use std::collections::{HashMap, HashSet};
-use std::io::{self, BufReader};
+use std::io::{self, BufReader, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread;
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -16,7 +16,7 @@ use super::message::{
     self, CallId, CoordinatorMessage, FailureCause, FailureReport, MissingRanks, RankMessage,
     RankStatus,
 };
-use crate::auth::Token;
+use crate::auth::{Token, spawn};
 #[cfg(any(test, feature = "cuda"))]
 use crate::error::CommError;
 #[cfg(any(test, feature = "cuda"))]
@@ -25,7 +25,7 @@ use crate::rank_runs::RankRuns;
 use crate::report::call_log::{RankPosition, describe_rank};
 
 /// The interval at which a rank sends a heartbeat with its position.
-pub(super) const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(250);
+const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(250);
 /// The time for the coordinator to answer a query, of which it waits for the ranks 1 s at most.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(3);
 
@@ -78,8 +78,6 @@ struct ClientState {
     answers: HashMap<CallId, MissingRanks>,
     /// The next heartbeat is due now.
     heartbeat_due: bool,
-    /// The rank whose process has the relay that this rank is connected to.
-    relay: Option<usize>,
     /// Ranks that have returned, and how often their number has changed.
     returned: HashSet<usize>,
     returned_changes: u64,
@@ -100,7 +98,7 @@ impl RendezvousClient {
         provider: Arc<dyn StatusProvider>,
     ) -> Result<Arc<Self>, RendezvousError> {
         let until = Instant::now() + request.join_timeout;
-        let (stream, address) = connect(addresses, &request, false, until)?;
+        let (stream, address) = connect(addresses, &request, until)?;
         // Reads and writes share its file descriptor.
         let from = Arc::new(stream);
         let client = Arc::new(Self {
@@ -131,7 +129,7 @@ impl RendezvousClient {
         self: &Arc<Self>,
         from: Arc<TcpStream>,
         provider: &Arc<dyn StatusProvider>,
-    ) -> io::Result<()> {
+    ) -> io::Result<JoinHandle<()>> {
         let (client, provider) = (Arc::clone(self), Arc::clone(provider));
         spawn("rendezvous", move || {
             let mut from = BufReader::new(&*from);
@@ -143,11 +141,7 @@ impl RendezvousClient {
                 }
             };
             let reason = describe_end(end, client.request.heartbeat_timeout);
-            let relay = client.state.lock().relay;
-            match relay {
-                None => client.coordinator_lost(&reason, &*provider),
-                Some(relay) => client.relay_lost(relay, &reason, &*provider),
-            }
+            client.coordinator_lost(&reason, &*provider);
         })
     }
 
@@ -183,11 +177,6 @@ impl RendezvousClient {
             }
             CoordinatorMessage::AllReturned => state.all_returned = true,
             CoordinatorMessage::Stop => state.stop = true,
-            CoordinatorMessage::Relay { rank } => state.relay = Some(rank),
-            CoordinatorMessage::Lost(reason) => {
-                drop(state);
-                return self.coordinator_lost(&reason, provider);
-            }
         }
         drop(state);
         self.condvar.notify_all();
@@ -195,31 +184,13 @@ impl RendezvousClient {
 
     /// Without the coordinator the world fails, unless it has ended.
     fn coordinator_lost(&self, reason: &str, provider: &dyn StatusProvider) {
-        let message = match self.state.lock().relay {
-            None => format!("the rendezvous at {} {reason}", self.address),
-            Some(_) => format!("the rendezvous {reason}"),
-        };
-        self.connection_lost(0, message, provider);
-    }
-
-    /// Reports that the connection to the relay of this machine is lost, for its ranks, which are not notified
-    /// otherwise.
-    fn relay_lost(&self, rank: usize, reason: &str, provider: &dyn StatusProvider) {
-        let message = format!(
-            "its process, which relays the messages of rank {} to the rendezvous, {reason}",
-            self.request.rank
-        );
-        self.connection_lost(rank, message, provider);
-    }
-
-    fn connection_lost(&self, rank: usize, message: String, provider: &dyn StatusProvider) {
         let mut state = self.state.lock();
         if !state.leaving && state.refused.is_none() && !state.all_returned {
             let own = describe_rank(self.request.rank, &provider.position());
-            state.lost |= state.failure.is_none() && rank == 0;
+            state.lost |= state.failure.is_none();
             state.failure.get_or_insert(FailureReport {
-                rank,
-                message,
+                rank: 0,
+                message: format!("the rendezvous at {} {reason}", self.address),
                 positions: format!("{own}; the positions of the other ranks are unknown"),
             });
         }
@@ -366,12 +337,6 @@ impl RendezvousClient {
         state.leaving || state.refused.is_some()
     }
 
-    /// The rank.
-    #[cfg(test)]
-    pub fn rank(&self) -> usize {
-        self.request.rank
-    }
-
     /// The number of messages sent.
     #[cfg(test)]
     pub fn sent(&self) -> usize {
@@ -380,7 +345,7 @@ impl RendezvousClient {
 
     fn send(&self, message: &RankMessage) -> io::Result<()> {
         self.sent.fetch_add(1, Ordering::Relaxed);
-        message::write(&mut &**self.stream.lock(), message)
+        (&**self.stream.lock()).write_all(&message::line(message))
     }
 
     fn wait_until(
@@ -427,9 +392,4 @@ fn store_error(message: String) -> CommError {
         engine: "rendezvous".into(),
         message,
     }
-}
-
-fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
-    let builder = thread::Builder::new().name(name.into());
-    builder.spawn(work).map(drop)
 }

@@ -1,4 +1,4 @@
-//! The connection of a rank, or of a relay, to the rendezvous.
+//! The connection of a rank to the rendezvous.
 
 use std::io;
 use std::net::{SocketAddr, TcpStream};
@@ -13,22 +13,23 @@ use crate::auth::{HandshakeError, client_handshake};
 
 /// The timeout of one connection attempt to one address.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+/// The timeout of one handshake. The listener closes connections when too many are open.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// The pause between two rounds over the addresses.
 const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Connects to the first of the addresses that answers, of a rank or, with `relay`, of the relay in its process. Reads and
-/// writes of the connection fail after the timeout of heartbeats.
+/// Connects to the first of the addresses that answers, and tries again after any error other than another token. Reads
+/// and writes of the connection fail after the timeout of heartbeats.
 ///
 /// # Errors
 /// [`RendezvousError`] after `until`, and at once for another token.
 pub(super) fn connect(
     addresses: &[SocketAddr],
     request: &JoinRequest,
-    relay: bool,
     until: Instant,
 ) -> Result<(TcpStream, SocketAddr), RendezvousError> {
     loop {
-        match connect_any(addresses, request, relay, until) {
+        match connect_any(addresses, request, until) {
             Err(error @ RendezvousError::Token { .. }) => return Err(error),
             // The port may still be in use by another run, or the coordinator not be started yet.
             Err(_) if Instant::now() < until => thread::sleep(RETRY_INTERVAL),
@@ -40,7 +41,6 @@ pub(super) fn connect(
 fn connect_any(
     addresses: &[SocketAddr],
     request: &JoinRequest,
-    relay: bool,
     until: Instant,
 ) -> Result<(TcpStream, SocketAddr), RendezvousError> {
     let unreachable = |reason: String| RendezvousError::Unreachable {
@@ -54,7 +54,7 @@ fn connect_any(
         let timeout = CONNECT_TIMEOUT.min(left).max(Duration::from_millis(1));
         let connected = TcpStream::connect_timeout(address, timeout)
             .map_err(HandshakeError::from)
-            .and_then(|stream| handshake(stream, request, relay));
+            .and_then(|stream| handshake(stream, request));
         match connected {
             Ok(stream) => return Ok((stream, *address)),
             Err(HandshakeError::Token) => {
@@ -70,11 +70,7 @@ fn connect_any(
     Err(last)
 }
 
-fn handshake(
-    stream: TcpStream,
-    request: &JoinRequest,
-    relay: bool,
-) -> Result<TcpStream, HandshakeError> {
+fn handshake(stream: TcpStream, request: &JoinRequest) -> Result<TcpStream, HandshakeError> {
     stream.set_nodelay(true)?;
     let hello = Hello {
         version: env!("CARGO_PKG_VERSION").into(),
@@ -85,11 +81,11 @@ fn handshake(
         process: process::id(),
         join_timeout: request.join_timeout.as_secs_f64(),
         heartbeat_timeout: request.heartbeat_timeout.as_secs_f64(),
-        relay,
     };
     let hello = serde_json::to_string(&hello).map_err(io::Error::from)?;
     let (token, timeout) = (request.token.as_ref(), request.heartbeat_timeout);
-    client_handshake(&stream, token, PURPOSE, &hello, timeout)?;
+    let handshake_timeout = timeout.min(HANDSHAKE_TIMEOUT);
+    client_handshake(&stream, token, PURPOSE, &hello, handshake_timeout)?;
     // The coordinator sends a heartbeat every second.
     stream.set_read_timeout(Some(timeout))?;
     stream.set_write_timeout(Some(timeout))?;

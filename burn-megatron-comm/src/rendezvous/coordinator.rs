@@ -13,22 +13,18 @@ use super::PURPOSE;
 use super::links::{Link, Links};
 use super::message::{self, CoordinatorMessage, FailureKind, FailureReport, Hello, RankMessage};
 use super::registry::{JoinError, Outgoing, Recipient, Registry, RendezvousTimeouts};
-use super::relay_message::RelayMessage;
-use crate::auth::{Connection, Listener, ListenerLimits, Token};
+use crate::auth::{Connection, Listener, ListenerLimits, Token, spawn};
 use crate::launch;
 
 /// The interval at which the coordinator checks its timeouts.
 const TICK_INTERVAL: Duration = Duration::from_millis(50);
 /// The interval at which the coordinator sends a heartbeat to all ranks.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
-/// The timer thread needs little stack.
-const STACK_BYTES: usize = 256 << 10;
 
 /// The coordinator of one world, hosted by rank 0 or by the launcher.
 ///
-/// Every rank keeps a connection to it, or to the relay of its machine, which has one for all its ranks. It reports when
-/// all ranks have joined, stores small values, checks heartbeats, and sends one failure report to all ranks: which rank
-/// failed, and what each was doing.
+/// Every rank keeps a connection to it. It reports when all ranks have joined, stores small values, checks heartbeats, and
+/// sends one failure report to all ranks: which rank failed, and what each was doing.
 #[derive(Debug)]
 pub struct Coordinator {
     state: Arc<CoordinatorState>,
@@ -97,9 +93,7 @@ impl Coordinator {
         };
         let limits = ListenerLimits::for_ranks(size);
         let listener = Listener::open(addresses, token.cloned(), PURPOSE, limits, serve)?;
-        let builder = thread::Builder::new().name("rendezvous-clock".into());
-        let builder = builder.stack_size(STACK_BYTES);
-        let timer = builder.spawn(move || timer.run_timer())?;
+        let timer = spawn("rendezvous-clock", move || timer.run_timer())?;
         Ok(Self {
             state,
             listener: Some(listener),
@@ -172,10 +166,10 @@ impl Coordinator {
         Some(format!("rank {rank} failed: {message}\n{positions}"))
     }
 
-    /// The number of messages sent, and of connections.
+    /// The number of messages sent.
     #[cfg(test)]
-    pub(super) fn counts(&self) -> (usize, usize) {
-        self.state.links.counts()
+    pub(super) fn sent(&self) -> usize {
+        self.state.links.sent.load(Ordering::Relaxed)
     }
 
     /// Waits at most `timeout` until all ranks that joined have disconnected; returns whether they have.
@@ -211,72 +205,38 @@ impl CoordinatorState {
         self.closing.load(Ordering::Acquire)
     }
 
-    /// Serves one authenticated rank, or relay, until it disconnects.
+    /// Serves one authenticated rank until it disconnects.
     fn serve(&self, hello: &str, stream: TcpStream) {
         let Ok(hello) = Hello::read(hello) else {
             return;
         };
+        let rank = hello.rank;
         // Reads and writes share its file descriptor.
         let stream = Arc::new(stream);
-        let Ok(link) = Link::new(stream.clone(), hello.relay) else {
+        let Ok(link) = Link::new(stream.clone()) else {
             return;
         };
-        let (link, from) = (Arc::new(link), BufReader::new(&*stream));
-        if hello.relay {
-            self.serve_relay(&hello, &link, from);
-        } else {
-            self.serve_rank(hello, link, from);
-        }
-    }
-
-    fn serve_rank(&self, hello: Hello, link: Arc<Link>, mut from: BufReader<&TcpStream>) {
-        let rank = hello.rank;
         let mut registry = self.registry.lock();
-        let joined = registry.join(hello, self.now());
-        if joined.is_ok() {
-            // Under the lock, so that no message misses it.
-            self.links.add(link.clone());
-            self.links.set_route(rank, &link);
-        }
+        let outgoing = match registry.join(hello, self.now()) {
+            Ok(outgoing) => {
+                // Under the lock, so that no message misses it.
+                self.links.set(rank, link);
+                outgoing
+            }
+            Err(error) => {
+                drop(registry);
+                return self.refuse(&link, error);
+            }
+        };
         drop(registry);
-        match joined {
-            Ok(outgoing) => self.send(outgoing),
-            Err(error) => return self.refuse(&link, error),
-        }
+        self.send(outgoing);
+        let mut from = BufReader::new(&*stream);
         while let Ok(Some(message)) = message::read::<RankMessage>(&mut from) {
             let outgoing = self.registry.lock().handle(rank, message, self.now());
             self.send(outgoing);
         }
         let outgoing = self.registry.lock().disconnected(rank, self.now());
-        self.links.remove(&link);
-        self.send(outgoing);
-    }
-
-    fn serve_relay(&self, hello: &Hello, link: &Arc<Link>, mut from: BufReader<&TcpStream>) {
-        let relay = hello.rank;
-        let mut registry = self.registry.lock();
-        let joined = registry.relay_joins(hello, self.now());
-        if joined.is_ok() {
-            self.links.add(link.clone());
-        }
-        drop(registry);
-        if let Err(error) = joined {
-            return self.refuse(link, error);
-        }
-        while let Ok(Some(message)) = message::read::<RelayMessage>(&mut from) {
-            let mut registry = self.registry.lock();
-            let outcome = registry.handle_relay(relay, message, self.now());
-            for rank in outcome.joined {
-                self.links.set_route(rank, link);
-            }
-            drop(registry);
-            for (rank, reason) in outcome.refused {
-                link.send(Some(vec![rank]), &CoordinatorMessage::Refused(reason));
-            }
-            self.send(outcome.outgoing);
-        }
-        let outgoing = self.registry.lock().relay_disconnected(relay, self.now());
-        self.links.remove(link);
+        self.links.remove(rank);
         self.send(outgoing);
     }
 
@@ -285,7 +245,7 @@ impl CoordinatorState {
             JoinError::UnknownClient(reason) => (reason, vec![]),
             JoinError::Incompatible { reason, outgoing } => (reason, outgoing),
         };
-        link.send(None, &CoordinatorMessage::Refused(reason));
+        link.send(&message::line(&CoordinatorMessage::Refused(reason)));
         self.send(outgoing);
     }
 

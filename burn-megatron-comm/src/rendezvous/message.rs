@@ -1,9 +1,10 @@
 //! The messages between ranks and coordinator: one JSON value per line.
 
-use std::io::{self, BufRead, Read, Write};
+use std::io::{self, BufRead, Read};
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use crate::auth::{printable_name, printable_text};
 use crate::rank_runs::RankRuns;
@@ -11,12 +12,6 @@ use crate::report::call_log::RankPosition;
 
 /// The longest line that is accepted.
 const MAX_LINE_BYTES: u64 = 16 << 20;
-
-/// A message whose texts are escaped when it is received.
-pub(super) trait Message: DeserializeOwned {
-    /// The message with its texts made [printable](printable_text).
-    fn printable(self) -> Self;
-}
 
 /// A message of a rank, after its [`Hello`]. Serialized names are those of the protocol.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -68,9 +63,6 @@ pub(super) struct Hello {
     /// After how many seconds without a heartbeat another process counts as lost.
     #[serde(rename = "silence")]
     pub heartbeat_timeout: f64,
-    /// Whether the connection is that of the relay in the process of this rank, not that of the rank.
-    #[serde(default)]
-    pub relay: bool,
 }
 
 /// A collective, by the id of its group and its number.
@@ -149,10 +141,6 @@ pub(super) enum CoordinatorMessage {
     AllReturned,
     /// Stop after the current step.
     Stop,
-    /// Of a relay to a rank that joins: it is in the process of this rank.
-    Relay { rank: usize },
-    /// Of a relay: it has lost the coordinator, for this reason.
-    Lost(String),
 }
 
 /// The ranks that have not joined a call, and the calls of those that have.
@@ -179,111 +167,47 @@ pub(crate) struct FailureReport {
 impl Hello {
     /// Parses the hello of a rank; its names are made [printable](printable_name).
     pub fn read(text: &str) -> Result<Self, serde_json::Error> {
-        serde_json::from_str(text).map(Self::printable)
-    }
-
-    pub(super) fn printable(self) -> Self {
-        Self {
-            version: printable_name(&self.version),
-            host: printable_name(&self.host),
-            ..self
-        }
+        parse(text.as_bytes(), printable_name)
     }
 }
 
-impl Message for RankMessage {
-    fn printable(self) -> Self {
-        match self {
-            Self::Heartbeat(position) => Self::Heartbeat(position.printable()),
-            Self::Status { question, status } => Self::Status {
-                question,
-                status: RankStatus {
-                    position: status.position.printable(),
-                    call: status.call.as_deref().map(printable_text),
-                    ..status
-                },
-            },
-            Self::Failed { cause, position } => Self::Failed {
-                cause: FailureCause {
-                    message: printable_text(&cause.message),
-                    ..cause
-                },
-                position: position.printable(),
-            },
-            Self::Post { .. }
-            | Self::Read { .. }
-            | Self::FindMissing { .. }
-            | Self::FindReturned { .. }
-            | Self::Returned(_) => self,
-        }
-    }
-}
-
-impl Message for CoordinatorMessage {
-    fn printable(self) -> Self {
-        match self {
-            Self::Refused(reason) => Self::Refused(printable_text(&reason)),
-            Self::MissingRanks { call, found } => {
-                let calls = found.calls.into_iter();
-                let calls = calls.map(|(call, ranks)| (printable_text(&call), ranks));
-                let found = MissingRanks {
-                    calls: calls.collect(),
-                    ..found
-                };
-                Self::MissingRanks { call, found }
-            }
-            Self::Lost(reason) => Self::Lost(printable_text(&reason)),
-            Self::Failure(report) => Self::Failure(FailureReport {
-                message: printable_text(&report.message),
-                positions: printable_text(&report.positions),
-                ..report
-            }),
-            Self::AllJoined
-            | Self::Heartbeat
-            | Self::Posted { .. }
-            | Self::QueryStatus { .. }
-            | Self::ReturnedBefore { .. }
-            | Self::Returned(_)
-            | Self::AllReturned
-            | Self::Stop
-            | Self::Relay { .. } => self,
-        }
-    }
-}
-
-impl RankPosition {
-    pub(super) fn printable(self) -> Self {
-        let boxed = |last: Box<Self>| Box::new(last.printable());
-        match self {
-            Self::Waiting(call) => Self::Waiting(printable_text(&call)),
-            Self::Completed(call) => Self::Completed(printable_text(&call)),
-            Self::Started(call) => Self::Started(printable_text(&call)),
-            Self::Failed(last) => Self::Failed(boxed(last)),
-            Self::NoHeartbeat(seconds, last) => Self::NoHeartbeat(seconds, boxed(last)),
-            Self::Exited(last) => Self::Exited(boxed(last)),
-            Self::NoCalls | Self::Returned | Self::NeverJoined => self,
-        }
-    }
-}
-
-/// Writes one line.
-pub(super) fn write(to: &mut impl Write, message: &impl Serialize) -> io::Result<()> {
-    let mut line = serde_json::to_vec(message)?;
+/// The line of a message.
+///
+/// # Panics
+/// Never: the messages have no maps whose keys are not text.
+pub(super) fn line(message: &impl Serialize) -> Vec<u8> {
+    let mut line = serde_json::to_vec(message).expect("a message can be written as JSON");
     line.push(b'\n');
-    to.write_all(&line)
+    line
 }
 
-/// Reads one line; `None` if the connection is closed.
-pub(super) fn read<T: Message>(from: &mut impl BufRead) -> io::Result<Option<T>> {
+/// Reads one line; `None` if the connection is closed. The texts of the message are made [printable](printable_text).
+pub(super) fn read<T: DeserializeOwned>(from: &mut impl BufRead) -> io::Result<Option<T>> {
     let mut line = Vec::new();
     from.by_ref()
         .take(MAX_LINE_BYTES)
         .read_until(b'\n', &mut line)?;
     match line.last() {
         None => Ok(None),
-        Some(b'\n') => Ok(Some(serde_json::from_slice::<T>(&line)?.printable())),
+        Some(b'\n') => Ok(Some(parse(&line, printable_text)?)),
         // Truncated, or longer than the limit.
         Some(_) => Err(io::ErrorKind::UnexpectedEof.into()),
+    }
+}
+
+/// Parses JSON, in which all texts are escaped.
+fn parse<T: DeserializeOwned>(json: &[u8], escape: fn(&str) -> String) -> serde_json::Result<T> {
+    let mut value = serde_json::from_slice(json)?;
+    escape_texts(&mut value, escape);
+    serde_json::from_value(value)
+}
+
+fn escape_texts(value: &mut Value, escape: fn(&str) -> String) {
+    match value {
+        Value::String(text) => *text = escape(text),
+        Value::Array(values) => values.iter_mut().for_each(|v| escape_texts(v, escape)),
+        Value::Object(fields) => fields.values_mut().for_each(|v| escape_texts(v, escape)),
+        Value::Null | Value::Bool(_) | Value::Number(_) => {}
     }
 }
 
@@ -303,8 +227,7 @@ mod tests {
             },
             RankMessage::Returned(vec![(0, 7), (u64::MAX, 1)]),
         ];
-        let mut lines = Vec::new();
-        messages.iter().for_each(|m| write(&mut lines, m).unwrap());
+        let lines: Vec<u8> = messages.iter().flat_map(line).collect();
         let mut from = lines.as_slice();
         for message in &messages {
             assert_eq!(

@@ -4,11 +4,6 @@
 //! engine), collects heartbeats with the position of each rank, and sends one failure report to all ranks.
 //! There is one [`Coordinator`] per world and one TCP connection per rank, which begins with a handshake that
 //! proves that both sides know the [token](crate::auth); then one line of JSON per message.
-//!
-//! The ranks of another machine than that of the coordinator, if there are several, connect to a relay in the process of
-//! the first of them, which has one connection to the coordinator: it sends what its ranks say in one message, and passes
-//! on what is sent to them. So the coordinator has as many connections as there are machines, and ranks on its own, and
-//! sends a message to all ranks as often.
 
 mod client;
 mod connect;
@@ -17,9 +12,6 @@ mod links;
 mod message;
 mod rank_slot;
 mod registry;
-mod registry_relays;
-mod relay;
-mod relay_message;
 mod session;
 mod status_query;
 #[cfg(test)]
@@ -35,7 +27,6 @@ pub use coordinator::Coordinator;
 pub use message::FailureKind;
 pub(crate) use message::{CallId, FailureCause, FailureReport, RankStatus};
 pub(crate) use registry::RendezvousTimeouts;
-pub(crate) use relay::Relay;
 pub use session::read_session;
 
 /// Why a rank could not join the rendezvous.
@@ -50,19 +41,6 @@ pub enum RendezvousError {
     Unreachable {
         /// The addresses.
         addresses: String,
-        /// The seconds waited.
-        waited: u64,
-        /// The message of the operating system.
-        reason: String,
-    },
-    /// No relay answers on this machine.
-    #[error(
-        "cannot reach the relay of this machine at {address} within {waited} s ({reason}): is its first \
-         rank running, and is the port free for it? BURN_MEGATRON_PORT sets another, on all machines"
-    )]
-    Relay {
-        /// The address.
-        address: String,
         /// The seconds waited.
         waited: u64,
         /// The message of the operating system.

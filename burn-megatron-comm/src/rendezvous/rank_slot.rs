@@ -62,27 +62,10 @@ pub(super) fn is_final(position: &RankPosition) -> bool {
     )
 }
 
-/// Why a rank that has the token cannot join this world.
+/// Why a rank that has the token cannot join a world with these slots.
 pub(super) fn incompatibility(hello: &Hello, slots: &[RankSlot]) -> Option<String> {
-    if let Some(reason) = other_settings(hello, slots.len()) {
-        return Some(reason);
-    }
-    let other = &slots[hello.rank].registered()?.hello;
-    Some(duplicate(hello, other))
-}
-
-/// Returns the error for two processes that have the number of one rank.
-pub(super) fn duplicate(hello: &Hello, other: &Hello) -> String {
-    format!(
-        "two processes are started as rank {}: process {} on {} and process {} on {}",
-        hello.rank, other.process, other.host, hello.process, hello.host
-    )
-}
-
-/// Why a client is not one of a world of so many ranks and this version.
-pub(super) fn other_settings(hello: &Hello, world: usize) -> Option<String> {
     let Hello { rank, size, .. } = *hello;
-    let version = env!("CARGO_PKG_VERSION");
+    let (version, world) = (env!("CARGO_PKG_VERSION"), slots.len());
     if hello.version != version {
         return Some(format!(
             "rank {rank} runs version {} of burn-megatron, the rendezvous {version}",
@@ -101,5 +84,9 @@ pub(super) fn other_settings(hello: &Hello, world: usize) -> Option<String> {
             "invalid rank {rank} of {size}: expected 0 to {last}"
         ));
     }
-    None
+    let other = &slots[rank].registered()?.hello;
+    Some(format!(
+        "two processes are started as rank {rank}: process {} on {} and process {} on {}",
+        other.process, other.host, hello.process, hello.host
+    ))
 }

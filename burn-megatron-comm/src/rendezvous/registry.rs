@@ -9,7 +9,6 @@ use super::message::{
     RankMessage,
 };
 use super::rank_slot::{RankSlot, RegisteredRank, incompatibility, is_final};
-use super::registry_relays::RelaySlot;
 use super::status_query::{QueryPurpose, StatusQuery};
 use crate::error::ranks_verb;
 use crate::rank_runs::RankRuns;
@@ -62,8 +61,6 @@ pub(super) struct Registry {
     pub(super) causes: Vec<(usize, FailureCause)>,
     pub(super) failure: Option<FailureReport>,
     pub(super) failure_kind: Option<FailureKind>,
-    /// The relays by the ranks in whose processes they are.
-    pub(super) relays: BTreeMap<usize, RelaySlot>,
     /// The number of connections with another token, and the address of the last one.
     rejected: (usize, Option<IpAddr>),
 }
@@ -87,7 +84,6 @@ impl Registry {
             causes: vec![],
             failure: None,
             failure_kind: None,
-            relays: BTreeMap::new(),
             rejected: (0, None),
         }
     }
@@ -162,7 +158,7 @@ impl Registry {
     }
 
     /// Whether a client is of this run, and there is room for it.
-    pub(super) fn check_world(&self, hello: &Hello) -> Result<(), JoinError> {
+    fn check_world(&self, hello: &Hello) -> Result<(), JoinError> {
         let unknown = |reason: String| Err(JoinError::UnknownClient(reason));
         if hello.world != self.world {
             return unknown(format!(
@@ -253,11 +249,6 @@ impl Registry {
 
     /// The connection of a rank is closed.
     pub fn disconnected(&mut self, rank: usize, now: Duration) -> Outgoing {
-        self.exited(rank, "", now)
-    }
-
-    /// The process of a rank has exited; `further` follows in the report.
-    pub(super) fn exited(&mut self, rank: usize, further: &str, now: Duration) -> Outgoing {
         let Some(registered) = self.slots[rank].registered_mut() else {
             return vec![];
         };
@@ -273,8 +264,7 @@ impl Registry {
         let (host, process) = (registered.hello.host.clone(), registered.hello.process);
         let last = self.position(rank);
         self.set_position(rank, RankPosition::Exited(Box::new(last)));
-        let message =
-            format!("its process {process} on {host} exited without reporting an error{further}");
+        let message = format!("its process {process} on {host} exited without reporting an error");
         self.add_cause(rank, FailureKind::ProcessExited, message, now)
     }
 
@@ -294,7 +284,6 @@ impl Registry {
             let message = CoordinatorMessage::Returned(RankRuns::new(&ranks));
             outgoing.push((Recipient::All, message));
         }
-        outgoing.extend(self.check_relays(self.timeouts.heartbeat, now));
         for rank in 0..self.size {
             let Some(registered) = self.slots[rank].registered() else {
                 continue;

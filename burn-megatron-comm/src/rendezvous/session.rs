@@ -1,17 +1,16 @@
-//! A session of a rank or a relay, from bytes: for the fuzz target `rendezvous`.
+//! A session of a rank, from bytes: for the fuzz target `rendezvous`.
 
 use std::io::{self, Read, Write};
 use std::time::Duration;
 
 use super::PURPOSE;
-use super::message::{self, CoordinatorMessage, Hello, Message, RankMessage};
+use super::message::{self, CoordinatorMessage, Hello, RankMessage};
 use super::registry::{Outgoing, Registry, RendezvousTimeouts};
-use super::relay_message::RelayMessage;
 use crate::auth::{HandshakeOutcome, Token, server_handshake};
 
 /// Parses what a client sends to the rendezvous of a world of two ranks: first as bytes before
-/// authentication, which must be refused; then as the hello and the lines of an authenticated rank or relay. Returns
-/// whether all of that is valid.
+/// authentication, which must be refused; then as the hello and the lines of an authenticated rank. Returns
+/// whether all input is valid.
 ///
 /// # Panics
 /// If the bytes pass authentication, or if a message to a rank contains control characters.
@@ -43,38 +42,19 @@ pub fn read_session(input: &[u8]) -> bool {
         heartbeat: minute,
     };
     let (rank, mut registry) = (hello.rank, Registry::new(2, hello.world, timeouts));
-    let is_valid = if hello.relay {
-        if registry.relay_joins(&hello, Duration::ZERO).is_err() {
-            return false;
+    if registry.join(hello, Duration::ZERO).is_err() {
+        return false;
+    }
+    let is_valid = loop {
+        match message::read::<RankMessage>(&mut lines) {
+            Ok(Some(message)) => check(&registry.handle(rank, message, Duration::ZERO)),
+            Ok(None) => break true,
+            Err(_) => break false,
         }
-        read_all(&mut lines, |message: RelayMessage| {
-            registry
-                .handle_relay(rank, message, Duration::ZERO)
-                .outgoing
-        })
-    } else {
-        if registry.join(hello, Duration::ZERO).is_err() {
-            return false;
-        }
-        read_all(&mut lines, |message: RankMessage| {
-            registry.handle(rank, message, Duration::ZERO)
-        })
     };
-    check(&registry.relay_disconnected(rank, minute));
     check(&registry.disconnected(rank, minute));
     check(&registry.tick(2 * minute));
     is_valid
-}
-
-/// Handles all messages, and checks what is sent for them; returns whether all are valid.
-fn read_all<M: Message>(lines: &mut &[u8], mut handle: impl FnMut(M) -> Outgoing) -> bool {
-    loop {
-        match message::read(lines) {
-            Ok(Some(message)) => check(&handle(message)),
-            Ok(None) => return true,
-            Err(_) => return false,
-        }
-    }
 }
 
 /// A failure report contains no control characters.

@@ -136,7 +136,7 @@ fn texts(texts: &[&str]) -> Vec<Vec<u8>> {
     texts.iter().map(|text| text.as_bytes().to_vec()).collect()
 }
 
-/// The messages of a rank of two at the rendezvous, or of its relay, one per line, after the hello.
+/// The messages of a rank of two at the rendezvous, one per line, after the hello.
 fn sessions() -> Vec<Vec<u8>> {
     let hello = json!({
         "version": env!("CARGO_PKG_VERSION"), "rank": 1, "size": 2, "world": 0,
@@ -165,21 +165,13 @@ fn sessions() -> Vec<Vec<u8>> {
         ],
         vec![json!({ "Alive": { "Silent": [3, { "Gone": stood }] } })],
     ];
-    let mut of_relay = hello.clone();
-    of_relay["relay"] = json!(true);
-    let relayed = vec![
-        json!({ "joined": [hello], "duplicates": [hello], "positions": [[stood, [1]]] }),
-        json!({ "messages": [[{ "Read": { "key": "id" } }, [1, 0]]], "silent": [[1, 2.5]] }),
-        json!({ "disconnected": [1] }),
-    ];
-    let session = |(hello, lines): (&serde_json::Value, Vec<serde_json::Value>)| {
+    let session = |lines: Vec<serde_json::Value>| {
         let all = [hello.clone()].into_iter().chain(lines);
         all.map(|line| line.to_string() + "\n")
             .collect::<String>()
             .into_bytes()
     };
-    let of_rank = runs.into_iter().map(|run| (&hello, run));
-    of_rank.chain([(&of_relay, relayed)]).map(session).collect()
+    runs.into_iter().map(session).collect()
 }
 
 fn schedules() -> Vec<Vec<u8>> {

@@ -68,7 +68,7 @@ pub fn join(
 }
 
 /// Joins all ranks at once, as they wait for each other.
-fn clients(address: SocketAddr, size: usize) -> Vec<Arc<RendezvousClient>> {
+pub fn clients(address: SocketAddr, size: usize) -> Vec<Arc<RendezvousClient>> {
     let join = |rank| thread::spawn(move || join(address, rank, size).unwrap());
     let joining: Vec<_> = (0..size).map(join).collect();
     joining

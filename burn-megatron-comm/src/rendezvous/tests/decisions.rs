@@ -26,7 +26,6 @@ pub fn hello(rank: usize, size: usize) -> Hello {
         process: 100 + rank as u32,
         join_timeout: 60.0,
         heartbeat_timeout: 30.0,
-        relay: false,
     }
 }
 

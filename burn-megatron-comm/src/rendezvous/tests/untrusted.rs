@@ -22,7 +22,6 @@ fn hello(rank: usize, version: &str, host: &str) -> String {
         process: 1,
         join_timeout: 60.0,
         heartbeat_timeout: 60.0,
-        relay: false,
     };
     serde_json::to_string(&hello).unwrap()
 }

@@ -3,6 +3,11 @@
 #[cfg(unix)]
 use std::{thread::sleep, time::Duration};
 
+#[cfg(unix)]
+use nix::sys::signal::{Signal, kill};
+#[cfg(unix)]
+use nix::unistd::Pid;
+
 use super::FaultKind;
 
 /// Whether this system supports it.
@@ -28,18 +33,14 @@ pub(super) fn check(kind: FaultKind) -> Result<(), String> {
 #[cfg(unix)]
 pub(super) fn raise(kind: FaultKind) -> Result<(), String> {
     let signal = match kind {
-        FaultKind::Kill => libc::SIGKILL,
-        FaultKind::Stop => libc::SIGSTOP,
-        FaultKind::Terminate => libc::SIGTERM,
-        FaultKind::Interrupt => libc::SIGINT,
+        FaultKind::Kill => Signal::SIGKILL,
+        FaultKind::Stop => Signal::SIGSTOP,
+        FaultKind::Terminate => Signal::SIGTERM,
+        FaultKind::Interrupt => Signal::SIGINT,
         FaultKind::Segfault => write_to_unmapped_page(),
         other => return Err(format!("{other} is not a signal")),
     };
-    // SAFETY: both calls take and return plain numbers, and the signal is one of those above.
-    let sent = unsafe { libc::kill(libc::getpid(), signal) };
-    if sent != 0 {
-        return Err(std::io::Error::last_os_error().to_string());
-    }
+    kill(Pid::this(), signal).map_err(|error| std::io::Error::from(error).to_string())?;
     // Another thread may handle the signal: the call must not start before.
     sleep(Duration::from_millis(20));
     Ok(())
@@ -47,13 +48,13 @@ pub(super) fn raise(kind: FaultKind) -> Result<(), String> {
 
 /// A real segmentation fault, not a raised signal, so that handlers see what they would see.
 #[cfg(unix)]
-fn write_to_unmapped_page() -> libc::c_int {
+fn write_to_unmapped_page() -> Signal {
     // The first page is never mapped; null itself would be caught before the write.
     const UNMAPPED_ADDRESS: usize = 16;
     // SAFETY: not safe, on purpose: no page is mapped there, so the write ends the process and nothing
     // runs after it. It is volatile, so it is not optimised away or assumed never to happen.
     unsafe { std::ptr::without_provenance_mut::<u8>(UNMAPPED_ADDRESS).write_volatile(1) };
-    libc::SIGSEGV
+    Signal::SIGSEGV
 }
 
 /// Not supported on this system.

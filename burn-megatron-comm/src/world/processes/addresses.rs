@@ -50,27 +50,6 @@ pub(super) fn rendezvous_addresses(
     Ok(addresses)
 }
 
-/// The address of the relay of this machine: of its loopback interface, with the port of the rendezvous. `None` where there is
-/// none: the rendezvous is on this machine, or one rank is.
-pub(super) fn relay_address(addresses: &[SocketAddr], launch: &Launch) -> Option<SocketAddr> {
-    let interfaces = if_addrs::get_if_addrs().unwrap_or_default();
-    let own: Vec<IpAddr> = interfaces.iter().map(if_addrs::Interface::ip).collect();
-    relay_beside(&own, addresses, launch)
-}
-
-/// [`relay_address`] on a machine with the addresses `own`.
-pub(super) fn relay_beside(
-    own: &[IpAddr],
-    addresses: &[SocketAddr],
-    launch: &Launch,
-) -> Option<SocketAddr> {
-    let is_here = |address: &SocketAddr| address.ip().is_loopback() || own.contains(&address.ip());
-    let is_needed = launch.is_multi_node() && launch.local_world_size > 1;
-    let first = addresses.first()?;
-    (is_needed && !addresses.iter().all(is_here))
-        .then(|| (Ipv4Addr::LOCALHOST, first.port()).into())
-}
-
 /// Hosts the rendezvous on the first of the addresses that belongs to this machine.
 pub(super) fn host_rendezvous(
     addresses: &[SocketAddr],

@@ -9,7 +9,6 @@ mod monitor;
 mod tests;
 
 use std::collections::BTreeSet;
-use std::env;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -27,12 +26,11 @@ use crate::launch::{Launch, Launcher};
 use crate::nccl_config::NcclConfig;
 use crate::process::{CallTracker, ProcessCommunicator, ProcessWorld, Transport};
 use crate::rendezvous::{
-    Coordinator, FailureReport, JoinRequest, Relay, RendezvousClient, RendezvousError,
-    RendezvousTimeouts,
+    Coordinator, FailureReport, JoinRequest, RendezvousClient, RendezvousError, RendezvousTimeouts,
 };
 use crate::report::call_log;
 use crate::report::flight_recorder::FlightRecorder;
-use addresses::{host_rendezvous, relay_address, rendezvous_addresses, share_rendezvous};
+use addresses::{host_rendezvous, rendezvous_addresses, share_rendezvous};
 use monitor::FailureMonitor;
 
 /// The time that the host of the rendezvous waits for the other ranks to disconnect.
@@ -51,7 +49,6 @@ where
     E: Into<AnyError>,
 {
     let engine = choose(engine, launch)?;
-    check_retired(engine, &|name| env::var_os(name).is_some())?;
     // Threads may be ranks of a world of processes, each with a device. MPI has one world for a process.
     static JOINED: Mutex<BTreeSet<(Option<String>, usize)>> = Mutex::new(BTreeSet::new());
     let place = match (engine, &launch.rendezvous) {
@@ -93,21 +90,6 @@ fn choose(engine: Option<Engine>, launch: &Launch) -> Result<Engine, WorldError>
     }
 }
 
-/// Checks that no variable of an earlier version is set that would have no effect.
-fn check_retired(engine: Engine, is_set: &dyn Fn(&str) -> bool) -> Result<(), WorldError> {
-    const ID_FOLDER: &str = "BURN_MEGATRON_NCCL_ID_DIR";
-    if engine == Engine::Nccl && is_set(ID_FOLDER) {
-        return Err(WorldError::Engine(CommError::Engine {
-            engine: "nccl".into(),
-            message: format!(
-                "{ID_FOLDER} was removed: the ranks exchange NCCL's ids through the rendezvous, whose address \
-                 is BURN_MEGATRON_RENDEZVOUS, or MASTER_ADDR and MASTER_PORT; unset {ID_FOLDER}"
-            ),
-        }));
-    }
-    Ok(())
-}
-
 /// The rank of this process, once it has joined its world.
 struct ProcessRank {
     rank: usize,
@@ -116,8 +98,6 @@ struct ProcessRank {
     tracker: Arc<CallTracker>,
     /// On rank 0, unless the launcher hosts the rendezvous.
     coordinator: Option<Coordinator>,
-    /// On the first rank of a machine that needs one.
-    relay: Option<Relay>,
     launched: bool,
     close_timeout: Duration,
 }
@@ -139,12 +119,12 @@ impl ProcessRank {
             heartbeat_timeout: timeouts.heartbeat,
         };
         let join = |addresses: &[SocketAddr], world_id, token| {
-            join_over_relay(launch, addresses, request(world_id, token), &tracker)
+            RendezvousClient::join(addresses, request(world_id, token), tracker.clone())
         };
         let launched = launch.launcher == Launcher::BurnMegatron;
         // Over MPI rank 0 broadcasts the address, so it can use a free port.
         let by_mpi = engine == Engine::Mpi && !launched;
-        let (coordinator, (relay, client), transport) = match &launch.rendezvous {
+        let (coordinator, client, transport) = match &launch.rendezvous {
             Some(address) if !by_mpi => {
                 let addresses = rendezvous_addresses(address, launch)?;
                 let is_host = rank == 0 && !launched;
@@ -153,9 +133,9 @@ impl ProcessRank {
                 let coordinator =
                     is_host.then(|| host_rendezvous(&addresses, size, world_id, token, timeouts));
                 let coordinator = coordinator.transpose()?;
-                let joined = join(&addresses, world_id, token.cloned())?;
-                let transport = open(engine, launch, timeouts.join, Some(&joined.1), &world.nccl);
-                (coordinator, joined, transport.map_err(WorldError::Engine)?)
+                let client = join(&addresses, world_id, token.cloned())?;
+                let transport = open(engine, launch, timeouts.join, Some(&client), &world.nccl);
+                (coordinator, client, transport.map_err(WorldError::Engine)?)
             }
             _ if by_mpi => {
                 let transport = open(engine, launch, timeouts.join, None, &world.nccl);
@@ -164,8 +144,8 @@ impl ProcessRank {
                 let token = shared.token.parse().map_err(|error: ParseTokenError| {
                     RendezvousError::System(format!("the token of rank 0: {error}"))
                 })?;
-                let joined = join(&shared.addresses, shared.number, Some(token))?;
-                (coordinator, joined, transport)
+                let client = join(&shared.addresses, shared.number, Some(token))?;
+                (coordinator, client, transport)
             }
             _ => {
                 return Err(WorldError::NoRendezvous {
@@ -179,7 +159,6 @@ impl ProcessRank {
             world: ProcessWorld::new(client, transport, &tracker).map_err(RendezvousError::from)?,
             tracker,
             coordinator,
-            relay,
             launched,
             close_timeout: world.deadlines.later,
         })
@@ -300,37 +279,7 @@ impl ProcessRank {
         if let Some(coordinator) = &self.coordinator {
             coordinator.wait_for_disconnects(DISCONNECT_TIMEOUT);
         }
-        if let Some(relay) = &self.relay {
-            relay.wait_for_disconnects(DISCONNECT_TIMEOUT);
-        }
     }
-}
-
-/// Joins the rendezvous, over the relay of this machine if it has one, which its first rank opens.
-fn join_over_relay(
-    launch: &Launch,
-    addresses: &[SocketAddr],
-    request: JoinRequest,
-    tracker: &Arc<CallTracker>,
-) -> Result<(Option<Relay>, Arc<RendezvousClient>), RendezvousError> {
-    let Some(address) = relay_address(addresses, launch) else {
-        let client = RendezvousClient::join(addresses, request, tracker.clone())?;
-        return Ok((None, client));
-    };
-    let relay = match launch.local_rank {
-        0 => Relay::open(address, launch.local_world_size, addresses, &request)?,
-        _ => None,
-    };
-    let client = RendezvousClient::join(&[address], request, tracker.clone());
-    let client = client.map_err(|error| match error {
-        RendezvousError::Unreachable { waited, reason, .. } => RendezvousError::Relay {
-            address: address.to_string(),
-            waited,
-            reason,
-        },
-        error => error,
-    })?;
-    Ok((relay, client))
 }
 
 /// Name and description of the engine: `mpi, Open MPI v4.1.4 (...)`.

@@ -112,30 +112,6 @@ fn a_name_that_resolves_to_loopback_is_refused() {
 }
 
 #[test]
-fn ranks_on_another_machine_than_the_rendezvous_have_a_relay() {
-    let own: Vec<std::net::IpAddr> = vec!["10.0.0.2".parse().unwrap(), "fd00::2".parse().unwrap()];
-    let relay = |addresses: &[&str], local_world_size| {
-        let addresses: Vec<_> = addresses.iter().map(|text| text.parse().unwrap()).collect();
-        let launch = Launch {
-            local_world_size,
-            ..launch(Launcher::Slurm)
-        };
-        addresses::relay_beside(&own, &addresses, &launch)
-    };
-    let elsewhere = ["10.0.0.1:29500", "10.0.0.2:29500"];
-    assert_eq!(
-        relay(&elsewhere, 2),
-        Some("127.0.0.1:29500".parse().unwrap())
-    );
-    // One rank, one machine, and the machine of the rendezvous.
-    assert_eq!(relay(&elsewhere, 1), None);
-    assert_eq!(relay(&elsewhere, 4), None);
-    for here in [&["127.0.0.1:29500"][..], &["10.0.0.2:7", "[fd00::2]:7"]] {
-        assert_eq!(relay(here, 2), None);
-    }
-}
-
-#[test]
 fn an_address_of_another_machine_is_refused_with_those_of_this_one() {
     // Reserved for documentation, so that no machine has it.
     let address = ["198.51.100.7:0".parse().unwrap()];
@@ -164,23 +140,6 @@ fn the_addresses_in_use_are_those_of_the_mpi_daemon() {
     );
     assert_eq!(addresses::in_use(&own, "7.0;tcp://10.9.0.1:5"), own);
     assert_eq!(addresses::in_use(&own, ""), own);
-}
-
-#[test]
-fn a_retired_variable_is_an_error_that_names_its_successor() {
-    let is_set = |name: &str| name == "BURN_MEGATRON_NCCL_ID_DIR";
-    let error = check_retired(Engine::Nccl, &is_set)
-        .unwrap_err()
-        .to_string();
-    for part in [
-        "BURN_MEGATRON_NCCL_ID_DIR was removed",
-        "through the rendezvous, whose address is BURN_MEGATRON_RENDEZVOUS, or MASTER_ADDR",
-        "unset BURN_MEGATRON_NCCL_ID_DIR",
-    ] {
-        assert!(error.contains(part), "{error}");
-    }
-    assert!(check_retired(Engine::Mpi, &is_set).is_ok());
-    assert!(check_retired(Engine::Nccl, &|_| false).is_ok());
 }
 
 #[test]

@@ -244,9 +244,8 @@ fn pause_after(quiet: Duration) -> Option<Duration> {
 /// Ends the sleeps of this thread when they are over. Linux prolongs a sleep by up to 50 us otherwise, to save power.
 #[cfg(target_os = "linux")]
 fn end_sleeps_in_time() {
-    let nanoseconds: libc::c_ulong = 1;
-    // SAFETY: sets a number of this thread. If it cannot be set, sleeps are longer.
-    unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, nanoseconds) };
+    // If the number of nanoseconds cannot be set, sleeps are longer.
+    let _ = nix::sys::prctl::set_timerslack(1);
 }
 
 #[cfg(not(target_os = "linux"))]
@@ -295,9 +294,8 @@ mod tests {
     fn sleeps_are_not_prolonged() {
         let slack = std::thread::spawn(|| {
             end_sleeps_in_time();
-            // SAFETY: reads a number of this thread.
-            unsafe { libc::prctl(libc::PR_GET_TIMERSLACK) }
+            nix::sys::prctl::get_timerslack()
         });
-        assert_eq!(slack.join().unwrap(), 1);
+        assert_eq!(slack.join().unwrap(), Ok(1));
     }
 }

@@ -3,6 +3,10 @@
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, Stdio};
 
+use nix::sys::signal::{SigHandler, Signal, kill, signal};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd::Pid;
+
 use super::*;
 
 const FAULT: &str = "BURN_MEGATRON_TEST_FAULT";
@@ -26,7 +30,7 @@ fn as_a_child() {
     };
     // A shell starts jobs in the background with this signal ignored, and their children inherit that.
     // SAFETY: the default action has no handler.
-    unsafe { libc::signal(libc::SIGINT, libc::SIG_DFL) };
+    unsafe { signal(Signal::SIGINT, SigHandler::SigDfl) }.unwrap();
     let solo: Arc<dyn Communicator> = Arc::new(crate::SingleRank::new("world"));
     let plan = FaultPlan::new(vec![fault.parse().unwrap()]);
     inject(solo, Arc::new(plan)).barrier().unwrap();
@@ -35,14 +39,14 @@ fn as_a_child() {
 #[test]
 fn a_process_ends_by_its_signal() {
     for (kind, signal) in [
-        ("kill", libc::SIGKILL),
-        ("abort", libc::SIGABRT),
-        ("segfault", libc::SIGSEGV),
-        ("terminate", libc::SIGTERM),
-        ("interrupt", libc::SIGINT),
+        ("kill", Signal::SIGKILL),
+        ("abort", Signal::SIGABRT),
+        ("segfault", Signal::SIGSEGV),
+        ("terminate", Signal::SIGTERM),
+        ("interrupt", Signal::SIGINT),
     ] {
         let status = child(&format!("{kind}@rank=0,call=0")).wait().unwrap();
-        assert_eq!(status.signal(), Some(signal), "{kind}");
+        assert_eq!(status.signal(), Some(signal as i32), "{kind}");
     }
     let status = child("error@rank=0,call=1").wait().unwrap();
     assert!(status.success(), "there is no second call");
@@ -51,15 +55,10 @@ fn a_process_ends_by_its_signal() {
 #[test]
 fn a_process_stops_until_it_is_told_to_go_on() {
     let mut child = child("stop@rank=0,call=0");
-    let pid = libc::pid_t::try_from(child.id()).unwrap();
-    let mut status = 0;
-    // SAFETY: the process is a child that nobody else waits for, and the status is a local number.
-    let stopped = unsafe { libc::waitpid(pid, &mut status, libc::WUNTRACED) };
-    assert_eq!(stopped, pid);
-    assert!(libc::WIFSTOPPED(status));
-    assert_eq!(libc::WSTOPSIG(status), libc::SIGSTOP);
-    // SAFETY: the same process, which has not been waited for to its end.
-    assert_eq!(unsafe { libc::kill(pid, libc::SIGCONT) }, 0);
+    let pid = Pid::from_raw(child.id() as i32);
+    let stopped = waitpid(pid, Some(WaitPidFlag::WUNTRACED));
+    assert_eq!(stopped, Ok(WaitStatus::Stopped(pid, Signal::SIGSTOP)));
+    kill(pid, Signal::SIGCONT).unwrap();
     assert!(child.wait().unwrap().success());
 }
 
@@ -69,5 +68,5 @@ fn a_rank_that_spins_never_returns() {
     std::thread::sleep(Duration::from_millis(300));
     assert!(child.try_wait().unwrap().is_none());
     child.kill().unwrap();
-    assert_eq!(child.wait().unwrap().signal(), Some(libc::SIGKILL));
+    assert_eq!(child.wait().unwrap().signal(), Some(Signal::SIGKILL as i32));
 }
