@@ -2,7 +2,6 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
-use std::str::FromStr;
 
 use clap::{Args, ValueEnum};
 
@@ -47,15 +46,6 @@ pub struct LaunchArgs {
     /// --program, which resumes by itself.
     #[arg(long, value_name = "N", default_value_t = 0, help_heading = "Restart")]
     pub max_restarts: usize,
-    /// The least and the most ranks of an attempt. Each has as many as there are slots for and the layout allows: the size of
-    /// the data axis changes, the global batch stays the same. By default each has --ranks. Not for a run with
-    /// --deterministic.
-    #[arg(long, value_name = "MIN:MAX", help_heading = "Restart")]
-    pub elastic: Option<ElasticRange>,
-    /// A program that prints the slots of this machine as `localhost:SLOTS`, which runs before each attempt (--elastic). By
-    /// default there are --ranks slots.
-    #[arg(long, value_name = "PATH", help_heading = "Restart")]
-    pub host_discovery_script: Option<PathBuf>,
     /// Seconds before the first restart [default: 1]. The time is doubled, up to 60 s, with each restart that follows without
     /// a new checkpoint.
     #[arg(long, value_name = "SECONDS", value_parser = seconds, help_heading = "Restart")]
@@ -71,30 +61,6 @@ pub struct LaunchArgs {
 
 /// The most ranks.
 pub const MAX_RANKS: usize = 1024;
-
-/// The numbers of ranks that are allowed, the sizes in between included.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ElasticRange {
-    /// The least.
-    pub min: usize,
-    /// The most.
-    pub max: usize,
-}
-
-impl FromStr for ElasticRange {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let read = || {
-            let (min, max) = text.split_once(':')?;
-            let (min, max) = (min.parse().ok()?, max.parse().ok()?);
-            (1 <= min && min <= max && max <= MAX_RANKS).then_some(Self { min, max })
-        };
-        read().ok_or_else(|| {
-            format!("expected MIN:MAX with 1 <= MIN <= MAX <= {MAX_RANKS}, as in 2:8")
-        })
-    }
-}
 
 /// The communication engines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -114,20 +80,5 @@ fn seconds(text: &str) -> Result<f64, String> {
             "{number} is out of range: expected 0 to 1000000 seconds"
         )),
         Err(error) => Err(format!("{error}")),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_range_is_two_numbers() {
-        assert_eq!("2:8".parse(), Ok(ElasticRange { min: 2, max: 8 }));
-        assert_eq!("1:1".parse(), Ok(ElasticRange { min: 1, max: 1 }));
-        for text in ["", "4", "0:4", "4:2", "2:1025", "a:b", "1:2:3", "-1:2"] {
-            let error = text.parse::<ElasticRange>().unwrap_err();
-            assert!(error.starts_with("expected MIN:MAX"), "{text}: {error}");
-        }
     }
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use burn_megatron::comm::TokenError;
 
-use super::args::{ElasticRange, MAX_RANKS};
+use super::args::MAX_RANKS;
 use crate::error::Error;
 
 /// The exit code of wrong usage, as with clap.
@@ -68,20 +68,12 @@ pub enum LaunchError {
     Program { program: PathBuf, reason: String },
     #[error("the output folder {} cannot be used: {source}", path.display())]
     OutputFolder { path: PathBuf, source: io::Error },
-    #[error("{flag} applies to a job that is started again; add --max-restarts N, or remove it")]
-    NeedsRestarts { flag: &'static str },
     #[error(
-        "--ranks {ranks} is not in --elastic {}:{}; change one of them",
-        range.min,
-        range.max
+        "--restart-delay applies to a job that is started again; add --max-restarts N, or remove it"
     )]
-    OutsideElastic { ranks: usize, range: ElasticRange },
+    DelayWithoutRestarts,
     #[error("{0}")]
     NoRestart(String),
-    #[error("{0}")]
-    NoSize(String),
-    #[error("{0}")]
-    Discovery(String),
     #[error("{0}")]
     Job(Error),
     #[error("{what}: {source}")]
@@ -104,7 +96,6 @@ impl LaunchError {
         match self {
             Self::Program { .. } | Self::NoMpirun | Self::OtherMpirun { .. } => NOT_STARTED,
             Self::OutputFolder { .. } | Self::System { .. } | Self::Job(_) => 1,
-            Self::NoSize(_) | Self::Discovery(_) => 1,
             _ => USAGE,
         }
     }

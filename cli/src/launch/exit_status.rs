@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use nix::sys::signal::Signal;
+
 use super::error::NOT_STARTED;
 
 /// The end of a rank's process.
@@ -48,28 +50,10 @@ impl fmt::Display for RankExitStatus {
 
 /// The number and the name of a signal: `signal 9 (SIGKILL)`.
 pub fn signal_name(signal: i32) -> String {
-    let name = match signal {
-        libc::SIGHUP => "SIGHUP",
-        libc::SIGINT => "SIGINT",
-        libc::SIGQUIT => "SIGQUIT",
-        libc::SIGILL => "SIGILL",
-        libc::SIGTRAP => "SIGTRAP",
-        libc::SIGABRT => "SIGABRT",
-        libc::SIGBUS => "SIGBUS",
-        libc::SIGFPE => "SIGFPE",
-        libc::SIGKILL => "SIGKILL",
-        libc::SIGUSR1 => "SIGUSR1",
-        libc::SIGSEGV => "SIGSEGV",
-        libc::SIGUSR2 => "SIGUSR2",
-        libc::SIGPIPE => "SIGPIPE",
-        libc::SIGALRM => "SIGALRM",
-        libc::SIGTERM => "SIGTERM",
-        libc::SIGXCPU => "SIGXCPU",
-        libc::SIGXFSZ => "SIGXFSZ",
-        libc::SIGSYS => "SIGSYS",
-        _ => return format!("signal {signal}"),
-    };
-    format!("signal {signal} ({name})")
+    match Signal::try_from(signal) {
+        Ok(known) => format!("signal {signal} ({known})"),
+        Err(_) => format!("signal {signal}"),
+    }
 }
 
 #[cfg(test)]

@@ -7,7 +7,9 @@ use std::io::{self, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 
-use libc::pid_t;
+use nix::unistd::Pid;
+
+use super::sys;
 
 /// Nothing but SIGKILL ends it before its pipe closes. Groups that are gone are no error.
 const SCRIPT: &str = "trap '' HUP INT TERM
@@ -32,12 +34,12 @@ impl Guard {
     }
 
     /// Its process id.
-    pub fn pid(&self) -> pid_t {
-        self.0.id() as pid_t
+    pub fn pid(&self) -> Pid {
+        sys::pid(&self.0)
     }
 
     /// Adds a process group.
-    pub fn add(&mut self, group: pid_t) {
+    pub fn add(&mut self, group: Pid) {
         if let Some(pipe) = &mut self.0.stdin {
             // Writing fails once the guard has been killed, which ends the run.
             let _ = writeln!(pipe, "{group}");

@@ -13,8 +13,6 @@ mod exit_status;
 #[cfg(unix)]
 mod guard;
 #[cfg(unix)]
-mod monitor;
-#[cfg(unix)]
 mod mpirun;
 #[cfg(unix)]
 mod mpirun_messages;

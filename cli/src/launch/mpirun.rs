@@ -12,7 +12,8 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use libc::pid_t;
+use nix::sys::signal::Signal;
+use nix::unistd::geteuid;
 
 use super::error::LaunchError;
 use super::mpirun_messages::MpirunMessages;
@@ -49,25 +50,9 @@ pub fn find(path: Option<&Path>) -> Result<PathBuf, LaunchError> {
     }
 }
 
-/// Splits a line into words as a shell does: at blanks outside of quotes.
+/// Splits a line into words as a shell does.
 pub fn words(line: &str) -> Result<Vec<String>, LaunchError> {
-    let (mut words, mut word, mut quote) = (Vec::new(), None::<String>, None);
-    for c in line.chars() {
-        match (quote, c) {
-            (Some(open), _) if c == open => quote = None,
-            (None, '"' | '\'') => {
-                quote = Some(c);
-                word.get_or_insert_default();
-            }
-            (None, _) if c.is_whitespace() => words.extend(word.take()),
-            _ => word.get_or_insert_default().push(c),
-        }
-    }
-    words.extend(word);
-    match quote {
-        None => Ok(words),
-        Some(_) => Err(LaunchError::Quote(line.to_owned())),
-    }
+    shell_words::split(line).map_err(|_| LaunchError::Quote(line.to_owned()))
 }
 
 /// The mpirun command that starts a slot for each rank.
@@ -87,7 +72,7 @@ pub fn command(
         .env(slot::SOCKET, socket)
         // Aggregated messages can be lost when the failing rank exits at once.
         .env("OMPI_MCA_orte_base_help_aggregate", "0");
-    if sys::is_root() {
+    if geteuid().is_root() {
         command.env("OMPI_ALLOW_RUN_AS_ROOT", "1");
         command.env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
     }
@@ -125,7 +110,7 @@ impl Mpirun {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
-        sys::signal_on_parent_exit(&mut command, libc::SIGTERM);
+        sys::signal_on_parent_exit(&mut command, Signal::SIGTERM);
         let mut child = command
             .spawn()
             .map_err(failed("mpirun cannot be started"))?;
@@ -169,8 +154,8 @@ impl Mpirun {
     }
 
     /// Sends it a signal. On SIGTERM it ends its children, which takes a second or two.
-    pub fn signal(&self, signal: i32) {
-        sys::kill(self.child.id() as pid_t, signal);
+    pub fn signal(&self, signal: Signal) {
+        sys::signal_process(&self.child, signal);
     }
 
     /// Waits until it is gone, which it is unless the system cannot end it.
@@ -191,7 +176,7 @@ fn watch(
     messages: &MpirunMessages,
     events: Sender<SupervisorEvent>,
 ) -> io::Result<()> {
-    let pid = child.id() as pid_t;
+    let pid = sys::pid(child);
     let readers = [
         messages.read_in_thread(child.stdout.take())?,
         messages.read_in_thread(child.stderr.take())?,

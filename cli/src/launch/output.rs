@@ -4,8 +4,7 @@ use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Once};
 
 use burn_megatron::regular_file::open_output;
 use parking_lot::Mutex;
@@ -29,20 +28,9 @@ pub struct JobOutput {
     folder: PathBuf,
     /// The files of each rank that has not started yet.
     files: Mutex<HashMap<usize, [File; 2]>>,
-    terminal_error: ReportOnce,
-    file_error: ReportOnce,
-}
-
-/// An error that is printed once.
-#[derive(Default)]
-struct ReportOnce(AtomicBool);
-
-impl ReportOnce {
-    fn once(&self, text: impl FnOnce() -> String) {
-        if !self.0.swap(true, Ordering::Relaxed) {
-            eprintln!("{}", text());
-        }
-    }
+    /// Each error is printed once.
+    terminal_error: Once,
+    file_error: Once,
 }
 
 impl JobOutput {
@@ -67,8 +55,8 @@ impl JobOutput {
             quiet,
             folder: folder.unwrap_or(Path::new("")).to_owned(),
             files: Mutex::new(files),
-            terminal_error: ReportOnce::default(),
-            file_error: ReportOnce::default(),
+            terminal_error: Once::new(),
+            file_error: Once::new(),
         })
     }
 
@@ -101,8 +89,9 @@ impl JobOutput {
             _ => Err(error),
         });
         if let Err(error) = written {
-            self.terminal_error
-                .once(|| format!("error: the output of the ranks cannot be printed: {error}"));
+            self.terminal_error.call_once(|| {
+                eprintln!("error: the output of the ranks cannot be printed: {error}");
+            });
         }
     }
 }
@@ -133,9 +122,9 @@ impl StreamOutput {
             && let Err(error) = file.write_all(bytes)
         {
             self.file = None;
-            self.output.file_error.once(|| {
+            self.output.file_error.call_once(|| {
                 let folder = self.output.folder.display();
-                format!("error: the output of a rank can no longer be written to {folder}: {error}; the run continues")
+                eprintln!("error: the output of a rank can no longer be written to {folder}: {error}; the run continues");
             });
         }
         if self.shown {
@@ -293,6 +282,6 @@ mod tests {
         err.file = Some(File::options().write(true).open("/dev/full").unwrap());
         err.write(b"a line that goes to the screen\n");
         assert!(err.file.is_none());
-        assert!(output.file_error.0.load(Ordering::Relaxed));
+        assert!(output.file_error.is_completed());
     }
 }

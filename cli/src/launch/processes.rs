@@ -9,7 +9,7 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use libc::pid_t;
+use nix::sys::signal::Signal;
 
 use super::error::LaunchError;
 use super::exit_status::RankExitStatus;
@@ -98,13 +98,13 @@ impl RankProcesses {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
-        sys::signal_on_parent_exit(&mut command, libc::SIGKILL);
+        sys::signal_on_parent_exit(&mut command, Signal::SIGKILL);
         let program = self.command.words[0].to_string_lossy();
         let not_started =
             |error: io::Error| RankExitStatus::NotStarted(format!("{program}: {error}"));
         let spawned = command.spawn().map_err(not_started);
         let started = spawned.and_then(|child| {
-            self.guard.add(child.id() as pid_t);
+            self.guard.add(sys::pid(&child));
             self.watch(rank, child)
                 .map_err(|error| RankExitStatus::Lost(error.to_string()))
         });
@@ -115,7 +115,7 @@ impl RankProcesses {
 
     /// Reads the output of a rank and waits for its exit, in threads.
     fn watch(&mut self, rank: usize, mut child: Child) -> io::Result<()> {
-        let pid = child.id() as pid_t;
+        let pid = sys::pid(&child);
         let pipes = (child.stdout.take(), child.stderr.take());
         self.children.push(child);
         let [out, err] = JobOutput::rank(&self.output, rank);
@@ -146,15 +146,15 @@ impl RankProcesses {
     }
 
     /// Sends a signal to every rank and all processes that it has started.
-    pub fn signal(&self, signal: i32) {
+    pub fn signal(&self, signal: Signal) {
         for child in &self.children {
-            sys::kill(-(child.id() as pid_t), signal);
+            sys::signal_group(child, signal);
         }
     }
 
     /// Kills what the ranks have left running, and prints the rest of their output.
     pub fn end(mut self) {
-        self.signal(libc::SIGKILL);
+        self.signal(Signal::SIGKILL);
         self.guard.end();
         let until = Instant::now() + KILL_TIMEOUT;
         for child in &mut self.children {

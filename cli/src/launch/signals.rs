@@ -38,7 +38,7 @@ impl TerminationSignals {
         let receiver = shared.clone();
         let listen = move || {
             while let Ok(signal) = sys::wait_for_termination_signal() {
-                receiver.receive(signal, grace);
+                receiver.receive(signal as i32, grace);
             }
         };
         let builder = thread::Builder::new().name("signals".into());

@@ -5,8 +5,9 @@
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
+use nix::sys::signal::Signal;
+
 use super::exit_status::RankExitStatus;
-use super::monitor::JobMonitor;
 
 /// Timeout for all ranks to be started.
 const START_TIMEOUT: Duration = Duration::from_secs(120);
@@ -42,7 +43,7 @@ pub enum SupervisorAction {
     /// Ask the ranks to stop after their step.
     RequestStop,
     /// Send a signal to every rank.
-    Signal(i32),
+    Signal(Signal),
     /// Let mpirun exit: no rank runs.
     ReleaseStarter,
     /// End mpirun.
@@ -55,6 +56,12 @@ pub enum SupervisorAction {
 pub trait ActionHandler {
     /// Carries out any action but [`SupervisorAction::RequestStop`].
     fn handle(&mut self, action: SupervisorAction);
+
+    /// Asks every rank to finish its step and stop. Returns whether the ranks have joined the rendezvous.
+    fn request_stop(&mut self) -> bool;
+
+    /// Reports to the rendezvous that the process of a rank has exited, and how.
+    fn process_ended(&mut self, rank: usize, how: &str);
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -161,7 +168,7 @@ impl Supervisor {
             }
             JobPhase::Failed => {
                 self.enter(JobPhase::Terminated, now, Some(TERM_GRACE));
-                Some(SupervisorAction::Signal(libc::SIGTERM))
+                Some(SupervisorAction::Signal(Signal::SIGTERM))
             }
             JobPhase::StopRequested | JobPhase::Terminated => self.kill(now),
             JobPhase::Killed | JobPhase::AllExited if !self.starter_ended => {
@@ -294,7 +301,7 @@ impl Supervisor {
             _ => {
                 self.failure.get_or_insert(JobFailure::Starter(status));
                 self.enter(JobPhase::Killed, now, Some(KILL_GRACE));
-                Some(SupervisorAction::Signal(libc::SIGKILL))
+                Some(SupervisorAction::Signal(Signal::SIGKILL))
             }
         }
     }
@@ -313,7 +320,7 @@ impl Supervisor {
     fn kill(&mut self, now: Instant) -> Option<SupervisorAction> {
         self.killed = self.running();
         self.enter(JobPhase::Killed, now, Some(KILL_GRACE));
-        Some(SupervisorAction::Signal(libc::SIGKILL))
+        Some(SupervisorAction::Signal(Signal::SIGKILL))
     }
 
     fn enter(&mut self, phase: JobPhase, now: Instant, lasts: Option<Duration>) {
@@ -352,7 +359,6 @@ pub fn supervise(
     supervisor: &mut Supervisor,
     events: &Receiver<SupervisorEvent>,
     handler: &mut dyn ActionHandler,
-    monitor: &dyn JobMonitor,
 ) {
     while !supervisor.is_done() {
         let event = match supervisor.deadline() {
@@ -362,7 +368,7 @@ pub fn supervise(
             None => events.recv().map_err(|_| RecvTimeoutError::Disconnected),
         };
         if let Ok(SupervisorEvent::RankExited(rank, status)) = &event {
-            monitor.process_ended(*rank, &status.to_string());
+            handler.process_ended(*rank, &status.to_string());
         }
         let now = Instant::now();
         let action = match event {
@@ -374,9 +380,9 @@ pub fn supervise(
         match action {
             None => {}
             // Ranks that are not registered get SIGTERM.
-            Some(SupervisorAction::RequestStop) if monitor.request_stop() => {}
+            Some(SupervisorAction::RequestStop) if handler.request_stop() => {}
             Some(SupervisorAction::RequestStop) => {
-                handler.handle(SupervisorAction::Signal(libc::SIGTERM))
+                handler.handle(SupervisorAction::Signal(Signal::SIGTERM))
             }
             Some(action) => handler.handle(action),
         }

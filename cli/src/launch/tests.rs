@@ -1,21 +1,19 @@
 //! What the supervisor decides, event by event, and what the launcher says of it.
 
-use std::sync::Mutex;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use burn_megatron::comm::FailureKind;
+use nix::sys::signal::Signal;
 
 use super::exit_status::RankExitStatus;
-use super::monitor::JobMonitor;
 use super::supervise::{
     ActionHandler, JobFailure, Supervisor, SupervisorAction, SupervisorEvent, supervise,
 };
 use super::world::{exit_code, summary};
 
 const GRACE: Duration = Duration::from_secs(30);
-const TERM: SupervisorAction = SupervisorAction::Signal(libc::SIGTERM);
-const KILL: SupervisorAction = SupervisorAction::Signal(libc::SIGKILL);
+const TERM: SupervisorAction = SupervisorAction::Signal(Signal::SIGTERM);
+const KILL: SupervisorAction = SupervisorAction::Signal(Signal::SIGKILL);
 
 /// A supervisor of ranks 0, 1 and 2, started through mpirun, and a clock.
 struct Story {
@@ -306,52 +304,32 @@ fn the_rank_that_is_known_to_have_failed_is_blamed() {
     );
 }
 
-/// Remembers what it was told.
+/// Records the actions, and what the rendezvous is told.
 #[derive(Default)]
-struct Witness {
-    hears: bool,
-    stops: Mutex<usize>,
-    ended: Mutex<Vec<(usize, String)>>,
+struct Recorder {
+    have_joined: bool,
+    actions: Vec<SupervisorAction>,
+    stops: usize,
+    ended: Vec<(usize, String)>,
 }
 
-impl JobMonitor for Witness {
-    fn address(&self) -> String {
-        "10.0.0.1:1234".into()
-    }
-
-    fn request_stop(&self) -> bool {
-        *self.stops.lock().unwrap() += 1;
-        self.hears
-    }
-
-    fn failure_report(&self) -> Option<String> {
-        None
-    }
-
-    fn failed_rank(&self) -> Option<usize> {
-        None
-    }
-
-    fn failure_kind(&self) -> Option<FailureKind> {
-        None
-    }
-
-    fn process_ended(&self, rank: usize, how: &str) {
-        self.ended.lock().unwrap().push((rank, how.to_owned()));
-    }
-}
-
-#[derive(Default)]
-struct Acts(Vec<SupervisorAction>);
-
-impl ActionHandler for Acts {
+impl ActionHandler for Recorder {
     fn handle(&mut self, action: SupervisorAction) {
-        self.0.push(action);
+        self.actions.push(action);
+    }
+
+    fn request_stop(&mut self) -> bool {
+        self.stops += 1;
+        self.have_joined
+    }
+
+    fn process_ended(&mut self, rank: usize, how: &str) {
+        self.ended.push((rank, how.to_owned()));
     }
 }
 
 /// Two ranks that are stopped; the last of them fails.
-fn supervised(monitor: &dyn JobMonitor) -> Vec<SupervisorAction> {
+fn supervised(have_joined: bool) -> Recorder {
     let (tell, events) = mpsc::channel();
     for event in [
         SupervisorEvent::RankReady(0),
@@ -364,31 +342,33 @@ fn supervised(monitor: &dyn JobMonitor) -> Vec<SupervisorAction> {
         tell.send(event).unwrap();
     }
     let mut supervisor = Supervisor::new(2, true, GRACE, Instant::now());
-    let mut acts = Acts::default();
-    supervise(&mut supervisor, &events, &mut acts, monitor);
+    let mut recorder = Recorder {
+        have_joined,
+        ..Recorder::default()
+    };
+    supervise(&mut supervisor, &events, &mut recorder);
     assert!(matches!(
         supervisor.failure,
         Some(JobFailure::Rank { rank: 0, .. })
     ));
-    acts.0
+    recorder
 }
 
 #[test]
-fn ranks_that_listen_are_asked_to_stop_and_others_get_a_signal() {
-    for (hears, acts) in [(true, &[][..]), (false, &[TERM])] {
-        let witness = Witness {
-            hears,
-            ..Witness::default()
-        };
+fn ranks_that_have_joined_are_asked_to_stop_and_others_get_a_signal() {
+    for (have_joined, actions) in [(true, &[][..]), (false, &[TERM])] {
+        let recorder = supervised(have_joined);
         let starts = [0, 1].map(SupervisorAction::Start);
-        let acts = [&starts, acts, &[SupervisorAction::ReleaseStarter]].concat();
-        assert_eq!(supervised(&witness), acts);
-        assert_eq!(*witness.stops.lock().unwrap(), 1);
-        let told = witness.ended.into_inner().unwrap();
+        let actions = [&starts, actions, &[SupervisorAction::ReleaseStarter]].concat();
+        assert_eq!(recorder.actions, actions);
+        assert_eq!(recorder.stops, 1);
         let ended = [
             (1, "ended with exit code 0"),
             (0, "ended by signal 11 (SIGSEGV)"),
         ];
-        assert_eq!(told, ended.map(|(rank, how)| (rank, how.to_owned())));
+        assert_eq!(
+            recorder.ended,
+            ended.map(|(rank, how)| (rank, how.to_owned()))
+        );
     }
 }

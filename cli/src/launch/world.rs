@@ -1,19 +1,19 @@
 //! One world: its ranks, from the start of the first to the end of the last.
 
 use std::io;
-use std::net::{Ipv4Addr, TcpListener};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::process;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use burn_megatron::comm::{FailureKind, Launch, Token};
+use burn_megatron::comm::{Coordinator, FailureKind, Launch, Token};
+use nix::sys::signal::Signal;
 
 use super::args::LaunchArgs;
 use super::error::LaunchError;
 use super::exit_status::{RankExitStatus, signal_name};
-use super::monitor::{JobMonitor, RendezvousMonitor};
 use super::mpirun::Mpirun;
 use super::output::JobOutput;
 use super::plan::{LaunchPlan, Starter};
@@ -28,6 +28,8 @@ use crate::terminal;
 const RENDEZVOUS: &str = "BURN_MEGATRON_RENDEZVOUS";
 /// The variable with the number of restarts before.
 const RESTART_COUNT: &str = "BURN_MEGATRON_RESTART_COUNT";
+/// The ranks bring their own timeouts when they join. A program that is not a rank never joins.
+const NO_TIMEOUT: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// Which attempt at a job a world is: the first, or a restart.
 #[derive(Clone, Debug)]
@@ -91,11 +93,11 @@ pub fn run(
         Starter::Spawn { port } => port,
         Starter::Mpirun { .. } => 0,
     };
-    let monitor = RendezvousMonitor::open(port, plan.ranks, &attempt.job, &plan.token)?;
+    let rendezvous = host_rendezvous(port, plan.ranks, &attempt.job, &plan.token)?;
     let (events, happened) = mpsc::channel();
     signals.attach(&events);
     let command = RankCommand {
-        variables: variables(plan, attempt, &monitor.address())?,
+        variables: variables(plan, attempt, &rendezvous.address().to_string())?,
         words: plan.command.clone(),
         ranks: plan.ranks,
     };
@@ -117,35 +119,51 @@ pub fn run(
     let mut launcher = Launcher {
         ranks,
         mpirun,
+        rendezvous: &rendezvous,
         has_started: false,
     };
     let over = AtomicBool::new(false);
     let reported = thread::scope(|scope| {
-        let reporter = scope.spawn(|| report_failure(&monitor, &over));
-        supervise(&mut supervisor, &happened, &mut launcher, &monitor);
+        let reporter = scope.spawn(|| report_failure(&rendezvous, &over));
+        supervise(&mut supervisor, &happened, &mut launcher);
         over.store(true, Ordering::Release);
         reporter.join().unwrap_or_default()
     });
     signals.detach();
     let has_started = launcher.has_started;
     launcher.end(supervisor.failure.as_ref());
-    if let Some(rank) = monitor.failed_rank() {
+    if let Some(rank) = rendezvous.failed_rank() {
         supervisor.set_first_failure(rank);
     }
     // The report may have been made after the last poll.
-    let report = monitor.failure_report();
+    let report = rendezvous.failure_report();
     let summary = summary(&supervisor);
     for line in report.iter().filter(|_| !reported).chain(&summary) {
         eprintln!("{line}");
     }
     Ok(RunResult {
         interrupted: supervisor.interrupted,
-        kind: monitor.failure_kind(),
+        kind: rendezvous.failure_kind(),
         report: report.and_then(|report| report.lines().next().map(str::to_owned)),
         has_started,
         summary,
         code: exit_code(&supervisor),
         failure: supervisor.failure,
+    })
+}
+
+/// Hosts the rendezvous of the ranks of the world `job` at 127.0.0.1. Port 0 picks a free one.
+fn host_rendezvous(
+    port: u16,
+    ranks: usize,
+    job: &str,
+    token: &Token,
+) -> Result<Coordinator, LaunchError> {
+    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+    let hosted = Coordinator::host(address, ranks, Some(job), token, NO_TIMEOUT, NO_TIMEOUT);
+    hosted.map_err(|source| match port {
+        0 => LaunchError::system("cannot open a port for the rendezvous")(source),
+        port => LaunchError::PortTaken { port, source },
     })
 }
 
@@ -186,9 +204,9 @@ fn free_port() -> io::Result<u16> {
 }
 
 /// Prints the failure report as soon as there is one, while ranks may still be running; returns whether there was one.
-fn report_failure(monitor: &dyn JobMonitor, over: &AtomicBool) -> bool {
+fn report_failure(rendezvous: &Coordinator, over: &AtomicBool) -> bool {
     while !over.load(Ordering::Acquire) {
-        if let Some(report) = monitor.failure_report() {
+        if let Some(report) = rendezvous.failure_report() {
             eprintln!("{report}");
             return true;
         }
@@ -198,14 +216,15 @@ fn report_failure(monitor: &dyn JobMonitor, over: &AtomicBool) -> bool {
 }
 
 /// The running processes. It carries out the supervisor's decisions.
-struct Launcher {
+struct Launcher<'a> {
     ranks: RankProcesses,
     mpirun: Option<Mpirun>,
+    rendezvous: &'a Coordinator,
     /// Whether a rank was started.
     has_started: bool,
 }
 
-impl Launcher {
+impl Launcher<'_> {
     /// Leaves no process, and prints what mpirun said if it is to blame for the failure.
     fn end(self, failure: Option<&JobFailure>) {
         self.ranks.end();
@@ -218,7 +237,7 @@ impl Launcher {
     }
 }
 
-impl ActionHandler for Launcher {
+impl ActionHandler for Launcher<'_> {
     fn handle(&mut self, action: SupervisorAction) {
         match (action, &mut self.mpirun) {
             (SupervisorAction::Start(rank), mpirun) => {
@@ -228,10 +247,18 @@ impl ActionHandler for Launcher {
             }
             (SupervisorAction::Signal(signal), _) => self.ranks.signal(signal),
             (SupervisorAction::ReleaseStarter, Some(mpirun)) => mpirun.release(),
-            (SupervisorAction::TerminateStarter, Some(mpirun)) => mpirun.signal(libc::SIGTERM),
-            (SupervisorAction::KillStarter, Some(mpirun)) => mpirun.signal(libc::SIGKILL),
+            (SupervisorAction::TerminateStarter, Some(mpirun)) => mpirun.signal(Signal::SIGTERM),
+            (SupervisorAction::KillStarter, Some(mpirun)) => mpirun.signal(Signal::SIGKILL),
             (_, _) => {}
         }
+    }
+
+    fn request_stop(&mut self) -> bool {
+        self.rendezvous.request_stop()
+    }
+
+    fn process_ended(&mut self, rank: usize, how: &str) {
+        self.rendezvous.process_ended(rank, how);
     }
 }
 
@@ -287,5 +314,22 @@ pub fn exit_code(supervisor: &Supervisor) -> u8 {
             status.exit_code().max(1)
         }
         (Some(JobFailure::NotStarted(_)), None) => 1,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_rendezvous_is_at_a_port_of_this_machine() {
+        let token = Token::random().unwrap();
+        let here = host_rendezvous(0, 2, "a.0", &token).unwrap();
+        assert!(here.address().ip().is_loopback());
+        // No rank has joined yet.
+        assert!(!here.request_stop());
+        assert_eq!(here.failure_report(), None);
+        let error = host_rendezvous(here.address().port(), 2, "a.0", &token);
+        assert!(matches!(error, Err(LaunchError::PortTaken { .. })));
     }
 }

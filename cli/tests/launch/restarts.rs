@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 
 use super::run::{Run, Way, both_ways, launch, until};
 
@@ -114,47 +113,4 @@ fn ctrl_c_ends_the_job() {
 fn has_no_guard(run: &Run) -> bool {
     let mut processes = run.processes().into_iter();
     !processes.any(|(_, called)| called.starts_with("/bin/sh"))
-}
-
-#[test]
-fn each_start_has_as_many_ranks_as_there_are_slots() {
-    let folder = tempfile::tempdir().unwrap();
-    let (slots, discovery) = (folder.path().join("slots"), folder.path().join("discovery"));
-    fs::write(&slots, "localhost:4").unwrap();
-    fs::write(&discovery, format!("#!/bin/sh\ncat {}\n", slots.display())).unwrap();
-    fs::set_permissions(&discovery, fs::Permissions::from_mode(0o755)).unwrap();
-    let mut flags = restarts("3");
-    let discovery = discovery.display().to_string();
-    flags.extend(["--elastic", "2:4", "--host-discovery-script", &discovery]);
-    // The slots of the next start are set by a rank that then fails.
-    let script = |last: &str| {
-        let next =
-            format!("case $BURN_MEGATRON_RESTART_COUNT in 0) n=2 ;; 1) n=9 ;; *) {last} ;; esac");
-        format!(
-            "echo $BURN_MEGATRON_RESTART_COUNT $WORLD_SIZE\n[ $R = 0 ] || exit 0\n{next}\necho localhost:$n > {}\nkill -9 $$",
-            slots.display()
-        )
-    };
-    let ended = launch(Way::Own, 4, &flags, &script("exit 0")).end();
-    ended.code(0);
-    let sizes = |start: &str| {
-        let lines = ended.out().lines().map(|line| &line["[rank 0] ".len()..]);
-        lines
-            .filter(|line| line.starts_with(start))
-            .map(str::to_owned)
-            .collect::<Vec<_>>()
-    };
-    assert_eq!(sizes("0"), ["0 4"; 4]);
-    assert_eq!(sizes("1"), ["1 2"; 2]);
-    assert_eq!(sizes("2"), ["2 4"; 4]);
-    assert!(
-        ended.err.contains("starting 2 ranks on 2 slots\n"),
-        "{}",
-        ended.err
-    );
-    fs::write(&slots, "localhost:4").unwrap();
-    let ended = launch(Way::Own, 4, &flags, &script("n=1")).end();
-    ended.code(1);
-    let none = "error: no number of ranks of --elastic 2:4 fits: slots for only 1 rank; these numbers of ranks would: 1, 2, 3,";
-    assert!(ended.err.contains(none), "{}", ended.err);
 }

@@ -1,7 +1,6 @@
 //! Runs whose processes are killed, and that `launch --max-restarts` starts again: each sample is used once.
 
 use std::fs::{self, File};
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Child, Command};
 use std::thread::sleep;
@@ -17,8 +16,6 @@ use crate::processes::{Ended, PROGRAM, Stage, end, run};
 const PATIENCE: Duration = Duration::from_secs(120);
 const RANKS: usize = 4;
 const SIGNALS: [i32; 4] = [libc::SIGKILL, libc::SIGABRT, libc::SIGILL, libc::SIGSEGV];
-/// The slots of the attempts at an elastic run; three ranks cannot hold the global batch.
-const SLOTS: [usize; 4] = [2, 4, 1, 3];
 
 /// A run with kills.
 struct Killed {
@@ -26,16 +23,14 @@ struct Killed {
     kills: usize,
     /// The steps from the last kill to the next, at least.
     every: usize,
-    is_elastic: bool,
 }
 
 impl Killed {
-    fn new(name: &str, kills: usize, is_elastic: bool) -> Self {
+    fn new(name: &str, kills: usize) -> Self {
         Self {
             stage: Stage::new(name),
             kills,
             every: 8,
-            is_elastic,
         }
     }
 
@@ -61,14 +56,6 @@ impl Killed {
         let (ranks, kills) = (RANKS.to_string(), self.kills.to_string());
         command.args(["launch", "--ranks", &ranks, "--max-restarts", &kills]);
         command.args(["--restart-delay", "0.1"]);
-        if self.is_elastic {
-            self.set_slots(RANKS);
-            let script = self.stage.path().join("discovery.sh");
-            fs::write(&script, "#!/bin/sh\necho localhost:$(cat slots)\n").unwrap();
-            fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
-            command.args(["--elastic", "1:4", "--host-discovery-script"]);
-            command.arg(script);
-        }
         command.arg("--");
         let command = self.stage.pretrain(&mut command, "run");
         // Nobody reads pipes while the run goes on, and a full one would stop it.
@@ -77,19 +64,12 @@ impl Killed {
         command.args(self.flags()).spawn().unwrap()
     }
 
-    fn set_slots(&self, slots: usize) {
-        fs::write(self.stage.path().join("slots"), slots.to_string()).unwrap();
-    }
-
     /// Runs to the end, with the kills.
     fn run(&self) -> Ended {
         let child = self.start();
         let mut target = self.every;
         for kill in 0..self.kills {
             let reached = self.await_step(target);
-            if self.is_elastic {
-                self.set_slots(SLOTS[kill % SLOTS.len()]);
-            }
             let (process, called) = self.victim(kill);
             self.kill(process, SIGNALS[kill % SIGNALS.len()]);
             println!("kill {kill} after step {reached}: {process} {called:.60}");
@@ -172,23 +152,8 @@ impl Killed {
             "the state, with the samples that were taken"
         );
         assert_eq!(found.0.len(), wanted.0.len());
-        if self.is_elastic {
-            let mut largest = 0.0f64;
-            for (found, wanted) in found.0.iter().zip(&wanted.0) {
-                assert_eq!((found.step, found.tokens), (wanted.step, wanted.tokens));
-                for (a, b) in [
-                    (found.loss, wanted.loss),
-                    (found.gradient_norm, wanted.gradient_norm),
-                ] {
-                    largest = largest.max((a / b - 1.0).abs());
-                }
-            }
-            println!("largest relative difference of loss and gradient norm: {largest:.1e}");
-            assert!(largest < 1e-10, "{largest}");
-        } else {
-            for (found, wanted) in found.0.iter().zip(&wanted.0) {
-                assert_eq!(found, wanted);
-            }
+        for (found, wanted) in found.0.iter().zip(&wanted.0) {
+            assert_eq!(found, wanted);
         }
         let attempts = self.stage.read("run/restarts.jsonl");
         let attempts: Vec<Value> = attempts
@@ -210,12 +175,7 @@ impl Killed {
                 from.is_multiple_of(5) && (from > 0) == (number > 0),
                 "{attempt}"
             );
-            let ranks = match number {
-                _ if !self.is_elastic => RANKS,
-                0 => RANKS,
-                number => [2, 4, 1, 2][(number - 1) % 4],
-            };
-            assert_eq!(attempt["ranks"], ranks, "{attempt}");
+            assert_eq!(attempt["ranks"], RANKS, "{attempt}");
         }
         let restarts = format!("restart {} of {}", self.kills, self.kills);
         assert!(ended.errors.contains(&restarts), "{}", ended.errors);
@@ -232,8 +192,8 @@ fn steps(run: &Path) -> Vec<StepMetrics> {
     steps.collect()
 }
 
-fn expect_every_sample_once(name: &str, kills: usize, is_elastic: bool) {
-    let killed = Killed::new(name, kills, is_elastic);
+fn expect_every_sample_once(name: &str, kills: usize) {
+    let killed = Killed::new(name, kills);
     killed.undisturbed();
     let began = Instant::now();
     let ended = killed.run();
@@ -243,12 +203,7 @@ fn expect_every_sample_once(name: &str, kills: usize, is_elastic: bool) {
 
 #[test]
 fn a_killed_run_has_the_bits_of_one_that_was_not() {
-    expect_every_sample_once("restarts", 2, false);
-}
-
-#[test]
-fn a_killed_run_goes_on_with_other_numbers_of_ranks() {
-    expect_every_sample_once("elastic", 2, true);
+    expect_every_sample_once("restarts", 2);
 }
 
 /// A bit that flips once is found by computing the step again, and is not there after the restart.
@@ -279,13 +234,7 @@ fn a_run_is_started_again_after_a_transient_fault() {
 #[test]
 #[ignore = "minutes: run by hand"]
 fn fifty_kills() {
-    expect_every_sample_once("fifty", 50, false);
-}
-
-#[test]
-#[ignore = "minutes: run by hand"]
-fn fifty_kills_with_other_numbers_of_ranks() {
-    expect_every_sample_once("fifty-elastic", 50, true);
+    expect_every_sample_once("fifty", 50);
 }
 
 /// A rank that is stopped, and one that leaves out a call.

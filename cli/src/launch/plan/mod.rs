@@ -61,7 +61,9 @@ impl LaunchPlan {
         }
         let engine = args.engine.unwrap_or_else(|| default_engine(&args.command));
         check_flags(args, engine)?;
-        check_restart_flags(args)?;
+        if args.max_restarts == 0 && args.restart_delay.is_some() {
+            return Err(LaunchError::DelayWithoutRestarts);
+        }
         let starter = match engine {
             LaunchEngine::Threads => return Err(LaunchError::Threads),
             LaunchEngine::Nccl => spawn_starter(args)?,
@@ -139,34 +141,6 @@ fn check_flags(args: &LaunchArgs, engine: LaunchEngine) -> Result<(), LaunchErro
         }
     }
     Ok(())
-}
-
-fn check_restart_flags(args: &LaunchArgs) -> Result<(), LaunchError> {
-    let restart_flags = [
-        ("--elastic", args.elastic.is_some()),
-        (
-            "--host-discovery-script",
-            args.host_discovery_script.is_some(),
-        ),
-        ("--restart-delay", args.restart_delay.is_some()),
-    ];
-    if args.max_restarts == 0
-        && let Some((flag, _)) = restart_flags.into_iter().find(|(_, is_given)| *is_given)
-    {
-        return Err(LaunchError::NeedsRestarts { flag });
-    }
-    match args.elastic {
-        Some(range) if !(range.min..=range.max).contains(&args.ranks) => {
-            let ranks = args.ranks;
-            Err(LaunchError::OutsideElastic { ranks, range })
-        }
-        None if args.host_discovery_script.is_some() => {
-            let text = "--host-discovery-script says how many ranks there may be, which --elastic MIN:MAX allows to \
-                        change; add it";
-            Err(LaunchError::NoRestart(text.into()))
-        }
-        _ => Ok(()),
-    }
 }
 
 fn spawn_starter(args: &LaunchArgs) -> Result<Starter, LaunchError> {

@@ -1,6 +1,5 @@
 //! The job that is started again: `pretrain`, from the newest checkpoint of its run folder, or another program.
 
-use std::borrow::Cow;
 use std::ffi::OsString;
 use std::fs;
 use std::io::ErrorKind;
@@ -23,28 +22,18 @@ use crate::resume_mode::ResumeMode;
 
 /// Flags with a value that say where the first attempt begins; `--inject` is removed as well.
 const OF_FIRST_ATTEMPT: [&str; 4] = ["--resume", "--load", "--run-dir", "--runs-dir"];
-/// Flags with a value that set the data axis, or what follows from it.
-const OF_DATA_AXIS: [&str; 4] = [
-    "--data-parallel",
-    "--dp",
-    "--micro-batches",
-    "--micro-batch-size",
-];
-/// The keys of these flags, which `--set` sets as well.
-const KEYS_OF_DATA_AXIS: [&str; 2] = ["parallel.data", "train.micro_batch_size"];
 
 /// The job of a launch.
 pub enum Job {
     /// A program that resumes by itself.
     Program,
     /// `pretrain`.
-    Pretrain(Box<PretrainJob>),
+    Pretrain(PretrainJob),
 }
 
 /// A run of `pretrain`.
 pub struct PretrainJob {
     folder: PathBuf,
-    recipe: Recipe,
     /// The checkpoints that `--resume-skip` skips.
     skip: Vec<u64>,
     /// Whether the run starts with adapters, which only their own checkpoint has.
@@ -89,12 +78,7 @@ impl Job {
         if pretrain.data_parallel == Some(DataRanks::Auto) {
             follow_ranks(&mut pretrain, args.ranks, families, default_recipe)?;
         }
-        let job = PretrainJob::new(&pretrain, families, default_recipe)?;
-        if args.elastic.is_some() && job.recipe.train.deterministic {
-            let text = "deterministic keeps the layout of a run, and --elastic may change it: remove one of them";
-            return Err(LaunchError::NoRestart(text.into()));
-        }
-        Ok(Self::Pretrain(Box::new(job)))
+        PretrainJob::new(&pretrain, families, default_recipe).map(Self::Pretrain)
     }
 
     /// The run, if the job is one.
@@ -105,22 +89,12 @@ impl Job {
         }
     }
 
-    /// The words of an attempt: those `given`, with so many ranks if their number may change, and resuming if `restarts`.
-    pub fn command(
-        &self,
-        given: &[OsString],
-        ranks: Option<usize>,
-        restarts: bool,
-    ) -> Vec<OsString> {
+    /// The words of a restart: the words `given`, with the flags to resume.
+    pub fn restart_command(&self, given: &[OsString]) -> Vec<OsString> {
         match self {
             Self::Program => given.to_vec(),
-            Self::Pretrain(job) => job.command(given, ranks, restarts),
+            Self::Pretrain(job) => job.restart_command(given),
         }
-    }
-
-    /// Checks that the job can have so many ranks, at the same global batch.
-    pub fn fits(&self, ranks: usize) -> Result<(), String> {
-        self.pretrain().map_or(Ok(()), |job| job.fits(ranks))
     }
 }
 
@@ -152,7 +126,6 @@ impl PretrainJob {
         Ok(Self {
             folder: folder.to_owned(),
             loads_adapters: recipe.lora.is_some() && recipe.checkpoint.load.is_some() && !resumes,
-            recipe,
             skip: args.saving.resume_skip.clone(),
         })
     }
@@ -162,39 +135,14 @@ impl PretrainJob {
         &self.folder
     }
 
-    fn fits(&self, ranks: usize) -> Result<(), String> {
-        let replica = replica(&self.recipe.parallel);
-        if !ranks.is_multiple_of(replica) {
-            return Err(format!(
-                "no multiple of {replica}, the ranks of tensor x context x pipeline"
-            ));
-        }
-        let mut recipe = self.recipe.clone();
-        recipe.parallel.data = Some(ranks / replica);
-        recipe.plan().map(drop).map_err(|error| error.to_string())
-    }
-
-    fn command(&self, given: &[OsString], ranks: Option<usize>, restarts: bool) -> Vec<OsString> {
-        let resumes = restarts && self.is_begun();
+    fn restart_command(&self, given: &[OsString]) -> Vec<OsString> {
         let mut words = given.to_vec();
-        if restarts {
-            remove(&mut words, &["--inject"]);
-        }
-        if resumes {
+        remove(&mut words, &["--inject"]);
+        if self.is_begun() {
             remove(&mut words, &OF_FIRST_ATTEMPT);
             words.retain(|word| word != "--discard-later");
             words.extend(["--resume", "auto", "--run-dir"].map(OsString::from));
             words.push(self.folder.clone().into_os_string());
-        }
-        if let Some(ranks) = ranks {
-            remove(&mut words, &OF_DATA_AXIS);
-            words = without_keys(words, &KEYS_OF_DATA_AXIS);
-            let data = ranks / replica(&self.recipe.parallel);
-            let samples = self.recipe.train.micro_batch_size;
-            let flags = [("--data-parallel", data), ("--micro-batch-size", samples)];
-            for (flag, value) in flags {
-                words.extend([OsString::from(flag), value.to_string().into()]);
-            }
         }
         words
     }
@@ -258,7 +206,7 @@ fn follow_ranks(
     args.data_parallel = Some(DataRanks::Number(1));
     let one = Recipe::resolve(args, families, default_recipe)?.recipe;
     args.micro_batches = micro_batches;
-    // What is no multiple is refused by the ranks, or by `--elastic`.
+    // The ranks refuse a number that is not a multiple.
     let data = ranks / replica(&one.parallel).max(1);
     args.data_parallel = Some(DataRanks::Number(data.max(1)));
     Ok(())
@@ -278,30 +226,6 @@ fn remove(words: &mut Vec<OsString>, flags: &[&str]) {
     });
 }
 
-/// The words without `--set KEY=VALUE` of these keys, which a flag cannot set again.
-fn without_keys(words: Vec<OsString>, keys: &[&str]) -> Vec<OsString> {
-    let is_one = |setting: &str| {
-        let key = setting.split_once('=').map(|(key, _)| key.trim());
-        key.is_some_and(|key| keys.contains(&key))
-    };
-    let (mut kept, mut words) = (vec![], words.into_iter());
-    while let Some(word) = words.next() {
-        let setting = (word == "--set").then(|| words.next()).flatten();
-        let text = match &setting {
-            Some(setting) => Some(setting.to_string_lossy()),
-            None => word
-                .to_str()
-                .and_then(|word| word.strip_prefix("--set="))
-                .map(Cow::from),
-        };
-        if !text.is_some_and(|text| is_one(&text)) {
-            kept.push(word);
-            kept.extend(setting);
-        }
-    }
-    kept
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -309,11 +233,7 @@ mod tests {
     use crate::recipe::DEFAULT_RECIPE;
 
     fn job(command: &str) -> Result<Job, String> {
-        launched(&format!("--ranks 4 -- {command}"))
-    }
-
-    fn launched(flags: &str) -> Result<Job, String> {
-        let args = parse_text(flags).unwrap();
+        let args = parse_text(&format!("--ranks 4 -- {command}")).unwrap();
         let job = Job::new(&args, &Families::transformers(), DEFAULT_RECIPE);
         job.map_err(|error| error.to_string())
     }
@@ -337,49 +257,17 @@ mod tests {
         );
         let parsed = given.replace(" --load=x", "");
         let job = job(&parsed).unwrap();
-        let command = |ranks, restarts| text(&job.command(&words(&given), ranks, restarts));
-        assert_eq!(command(None, false), given);
+        let command = || text(&job.restart_command(&words(&given)));
         // Before there is a run folder, it starts as the first time.
         let again = given.replace(" --inject kill@rank=1,call=3", "");
-        assert_eq!(command(None, true), again);
+        assert_eq!(command(), again);
         fs::create_dir(&run).unwrap();
         fs::write(run.join("config.toml"), "").unwrap();
         let resumed = format!("--steps 9 --resume auto --run-dir {}", run.display());
         assert_eq!(
-            command(None, true),
+            command(),
             format!("pretrain --dp 2 --pp 1 --micro-batches=4 {resumed}")
         );
-        // 8 samples over 2 ranks and 4 micro-batches.
-        assert_eq!(
-            command(Some(2), true),
-            format!("pretrain --pp 1 {resumed} --data-parallel 1 --micro-batch-size 1")
-        );
-    }
-
-    #[test]
-    fn keys_that_follow_from_the_ranks_are_not_set_twice() {
-        let given = "pretrain --run-dir no/such --pp 1 --set parallel.data=2 --set=train.micro_batch_size=2 --set model.layers=4";
-        let job = job(given).unwrap();
-        let command = text(&job.command(&words(given), Some(8), true));
-        assert_eq!(
-            command,
-            "pretrain --run-dir no/such --pp 1 --set model.layers=4 --data-parallel 4 --micro-batch-size 2"
-        );
-    }
-
-    #[test]
-    fn a_size_that_cannot_hold_the_global_batch_does_not_fit() {
-        let job = job("pretrain --run-dir no/such --pp 1 --micro-batches 2").unwrap();
-        let fitting: Vec<_> = (1..20).filter(|ranks| job.fits(*ranks).is_ok()).collect();
-        // Micro-batches of 2 samples, of 8, with tensor = 2.
-        assert_eq!(fitting, [2, 4, 8]);
-        let odd = job.fits(3).unwrap_err();
-        assert_eq!(
-            odd,
-            "no multiple of 2, the ranks of tensor x context x pipeline"
-        );
-        let error = job.fits(6).unwrap_err();
-        assert!(error.contains("8") && error.contains("data = 3"), "{error}");
     }
 
     #[test]
@@ -395,21 +283,5 @@ mod tests {
             let error = job(command).map(drop).unwrap_err();
             assert!(error.contains(says), "{command}: {error}");
         }
-    }
-
-    #[test]
-    fn a_deterministic_run_is_not_elastic() {
-        let elastic = |flags: &str| {
-            let flags =
-                format!("--ranks 4 --max-restarts 2 --elastic 2:4 -- pretrain --run-dir x {flags}");
-            launched(&flags).map(drop)
-        };
-        assert!(elastic("").is_ok());
-        let error = elastic("--deterministic").unwrap_err();
-        assert!(
-            error.ends_with("--elastic may change it: remove one of them"),
-            "{error}"
-        );
-        assert!(job("pretrain --run-dir x --deterministic").is_ok());
     }
 }

@@ -1,13 +1,11 @@
 //! Starts a job again after a failure that may pass: `--max-restarts`.
 //!
 //! Each attempt is a world of its own, with another token and id, and begins after all processes of the one before have
-//! ended. [`verdict`] says why a world ended, [`policy`] what follows, [`elastic`] how many ranks the next one has.
+//! ended. [`verdict`] says why a world ended, [`policy`] what follows.
 
-mod elastic;
 pub mod job;
 mod policy;
 mod record;
-mod slots;
 mod verdict;
 
 use std::time::{Duration, Instant};
@@ -20,11 +18,9 @@ use super::exit_status::{RankExitStatus, signal_name};
 use super::plan::LaunchPlan;
 use super::signals::TerminationSignals;
 use super::world::{self, Attempt, RunResult};
-use elastic::WorldSize;
 use job::{Job, PretrainJob, Progress};
 use policy::{Decision, Failure, RestartPolicy};
 use record::{AttemptLog, AttemptRecord};
-use slots::HostDiscoveryScript;
 use verdict::Verdict;
 
 /// The time before the first restart, by default.
@@ -37,12 +33,10 @@ pub fn run(
     job: &Job,
     signals: &TerminationSignals,
 ) -> Result<u8, LaunchError> {
-    let script = args.host_discovery_script.as_deref();
     let mut restarts = Restarts {
         args,
         job,
         signals,
-        script: script.map(HostDiscoveryScript::find).transpose()?,
         policy: RestartPolicy::new(
             args.max_restarts,
             args.restart_delay
@@ -61,7 +55,6 @@ struct Restarts<'a> {
     args: &'a LaunchArgs,
     job: &'a Job,
     signals: &'a TerminationSignals,
-    script: Option<HostDiscoveryScript>,
     policy: RestartPolicy,
     log: AttemptLog,
 }
@@ -75,11 +68,10 @@ struct Steps {
 }
 
 impl Restarts<'_> {
-    fn run(&mut self, given: LaunchPlan) -> Result<u8, LaunchError> {
+    fn run(&mut self, mut plan: LaunchPlan) -> Result<u8, LaunchError> {
         let mut attempt = Attempt::first();
-        let mut token = given.token.clone();
+        let given = plan.command.clone();
         loop {
-            let plan = self.plan(&given, &attempt, token)?;
             let steps = self.steps()?;
             let began = Instant::now();
             let result = world::run(self.args, &plan, &attempt, self.signals)?;
@@ -101,39 +93,11 @@ impl Restarts<'_> {
             }
             attempt = attempt.next();
             // What is left of the world before, if anything, cannot join this one.
-            token = Token::random().map_err(LaunchError::system("no token can be generated"))?;
+            plan.token =
+                Token::random().map_err(LaunchError::system("no token can be generated"))?;
+            plan.command.truncate(1);
+            plan.command.extend(self.job.restart_command(&given[1..]));
         }
-    }
-
-    /// The plan of an attempt: with the ranks that there are slots for.
-    fn plan(
-        &self,
-        given: &LaunchPlan,
-        attempt: &Attempt,
-        token: Token,
-    ) -> Result<LaunchPlan, LaunchError> {
-        let mut plan = given.clone();
-        plan.token = token;
-        let restarts = attempt.number > 0;
-        let mut elastic = None;
-        if let Some(range) = self.args.elastic {
-            let slots = self.script.as_ref().map(HostDiscoveryScript::slots);
-            let slots = slots.transpose()?.unwrap_or(given.ranks);
-            let size = elastic::choose(range, slots, &|ranks| self.job.fits(ranks));
-            let WorldSize { ranks, skipped } = size.map_err(LaunchError::NoSize)?;
-            for reason in skipped {
-                eprintln!("skipped {reason}");
-            }
-            if restarts || ranks != given.ranks {
-                eprintln!("starting {ranks} ranks on {slots} slots");
-            }
-            plan.ranks = ranks;
-            elastic = Some(ranks);
-        }
-        let words = self.job.command(&given.command[1..], elastic, restarts);
-        plan.command.truncate(1);
-        plan.command.extend(words);
-        Ok(plan)
     }
 
     /// Where the next attempt begins.
