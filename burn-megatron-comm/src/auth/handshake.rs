@@ -15,6 +15,9 @@ use hmac::Mac;
 use super::listener::Timed;
 use super::token::{Token, random_bytes};
 
+/// The purpose of the connections. A proof for another purpose would not be valid.
+const PURPOSE: &[u8] = b"rendezvous";
+
 /// The longest hello, in bytes.
 pub const MAX_HELLO: usize = 4096;
 
@@ -29,7 +32,6 @@ const BYTES: usize = 32;
 
 /// The data of a handshake that both sides prove to have transcript.
 struct Transcript<'a> {
-    purpose: &'a str,
     nonces: [[u8; BYTES]; 2],
     hello: &'a [u8],
 }
@@ -40,7 +42,7 @@ impl Transcript<'_> {
         let mut code = Token::mac(token);
         code.update(GREETING);
         code.update(&[side]);
-        for part in [self.purpose.as_bytes(), self.hello] {
+        for part in [PURPOSE, self.hello] {
             code.update(&(part.len() as u64).to_le_bytes());
             code.update(part);
         }
@@ -73,23 +75,22 @@ pub(crate) enum HandshakeOutcome {
     WrongToken,
 }
 
-/// The server's side. A proof is valid for one `purpose` only. `keep` is called before the client is accepted;
-/// if it returns false, the connection is dropped.
+/// The server's side. `keep` is called before the client is accepted; if it returns false, the connection is dropped.
 ///
 /// # Errors
 /// An error or a timeout of the connection; a hello that is too long or not UTF-8.
 pub(crate) fn server_handshake(
-    mut stream: impl Read + Write,
+    mut from: impl Read,
+    mut to: impl Write,
     token: Option<&Token>,
-    purpose: &str,
     keep: impl FnOnce() -> bool,
 ) -> io::Result<HandshakeOutcome> {
     let own = random_bytes()?;
-    stream.write_all(&[&GREETING[..], &own].concat())?;
+    to.write_all(&[&GREETING[..], &own].concat())?;
     let (mut nonce, mut proof, mut length) = ([0; BYTES], [0; BYTES], [0; 2]);
-    stream.read_exact(&mut nonce)?;
-    stream.read_exact(&mut proof)?;
-    stream.read_exact(&mut length)?;
+    from.read_exact(&mut nonce)?;
+    from.read_exact(&mut proof)?;
+    from.read_exact(&mut length)?;
     let length = usize::from(u16::from_le_bytes(length));
     if length > MAX_HELLO {
         return Err(io::Error::new(
@@ -98,15 +99,14 @@ pub(crate) fn server_handshake(
         ));
     }
     let mut hello = vec![0; length];
-    stream.read_exact(&mut hello)?;
+    from.read_exact(&mut hello)?;
     let transcript = Transcript {
-        purpose,
         nonces: [own, nonce],
         hello: &hello,
     };
     // Compares in constant time.
     if transcript.code(token, CLIENT).verify_slice(&proof).is_err() {
-        stream.write_all(&[REJECTED])?;
+        to.write_all(&[REJECTED])?;
         return Ok(HandshakeOutcome::WrongToken);
     }
     let own = transcript.code(token, SERVER).finalize().into_bytes();
@@ -114,24 +114,23 @@ pub(crate) fn server_handshake(
     if !keep() {
         return Err(io::ErrorKind::ConnectionAborted.into());
     }
-    stream.write_all(&[&[ACCEPTED][..], &own].concat())?;
+    to.write_all(&[&[ACCEPTED][..], &own].concat())?;
     Ok(HandshakeOutcome::Authenticated(hello))
 }
 
-/// The client's side: authenticates to the listener for `purpose` and sends `hello`, within `timeout`. Resets
-/// the timeouts of the stream.
+/// The client's side: authenticates to the listener and sends `hello`, within `timeout`. Resets the timeouts of the
+/// stream.
 ///
 /// # Errors
 /// [`HandshakeError`].
 pub fn client_handshake(
     stream: &TcpStream,
     token: Option<&Token>,
-    purpose: &str,
     hello: &str,
     timeout: Duration,
 ) -> Result<(), HandshakeError> {
     let until = Instant::now() + timeout;
-    client_handshake_over(Timed { stream, until }, token, purpose, hello)?;
+    client_handshake_over(Timed { stream, until }, token, hello)?;
     stream.set_read_timeout(None)?;
     Ok(stream.set_write_timeout(None)?)
 }
@@ -140,7 +139,6 @@ pub fn client_handshake(
 pub(crate) fn client_handshake_over(
     mut stream: impl Read + Write,
     token: Option<&Token>,
-    purpose: &str,
     hello: &str,
 ) -> Result<(), HandshakeError> {
     let hello = hello.as_bytes();
@@ -157,7 +155,6 @@ pub(crate) fn client_handshake_over(
     stream.read_exact(&mut nonce)?;
     let own = random_bytes()?;
     let transcript = Transcript {
-        purpose,
         nonces: [nonce, own],
         hello,
     };

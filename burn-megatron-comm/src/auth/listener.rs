@@ -66,7 +66,7 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens on `addresses` for clients that have `token` and the same `purpose`; port 0 picks a free one.
+    /// Listens on `addresses` for clients that have `token`; port 0 picks a free one.
     /// Without a token only loopback addresses are accepted.
     ///
     /// # Errors
@@ -74,7 +74,6 @@ impl Listener {
     pub fn open(
         addresses: &[SocketAddr],
         token: Option<Token>,
-        purpose: &'static str,
         limits: ListenerLimits,
         on_connection: impl Fn(Connection) + Send + Sync + 'static,
     ) -> io::Result<Self> {
@@ -96,7 +95,6 @@ impl Listener {
         let closing = Arc::new(AtomicBool::new(false));
         let state = Arc::new(ListenerState {
             token,
-            purpose,
             limits,
             closing: Arc::clone(&closing),
             pending: Mutex::default(),
@@ -128,7 +126,6 @@ impl Drop for Listener {
 
 struct ListenerState {
     token: Option<Token>,
-    purpose: &'static str,
     limits: ListenerLimits,
     closing: Arc<AtomicBool>,
     /// Connections that are not authenticated yet, the oldest first.
@@ -187,9 +184,7 @@ impl ListenerState {
                 stream: &stream,
                 until,
             };
-            server_handshake(timed, self.token.as_ref(), self.purpose, || {
-                self.forget(&stream)
-            })
+            server_handshake(timed, timed, self.token.as_ref(), || self.forget(&stream))
         });
         self.forget(&stream);
         // Another reference means that it is being closed.
@@ -241,7 +236,7 @@ pub(crate) fn spawn(
 }
 
 /// A connection with one deadline for all reads and writes.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Timed<'a> {
     pub stream: &'a TcpStream,
     pub until: Instant,

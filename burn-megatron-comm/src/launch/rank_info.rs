@@ -26,21 +26,15 @@ const OPEN_MPI: [&str; 4] = [
 impl RankInfo {
     /// From the variables of torchrun and of our own launcher.
     pub fn of_launcher(vars: Vars) -> Result<RankInfo, LaunchEnvError> {
-        RankInfo::from_names(
-            vars,
-            NAMES,
-            "the launcher sets all four of RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE; pass all \
-             of them on",
-        )
+        let hint = "the launcher sets all four of RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE; pass all \
+                    of them on";
+        RankInfo::from_names(vars, NAMES, hint)
     }
 
     /// From OpenMPI's own variables.
     pub fn of_open_mpi(vars: Vars) -> Result<RankInfo, LaunchEnvError> {
-        RankInfo::from_names(
-            vars,
-            OPEN_MPI,
-            "mpirun sets both; pass all of OMPI_COMM_WORLD_* on",
-        )
+        let hint = "mpirun sets both; pass all of OMPI_COMM_WORLD_* on";
+        RankInfo::from_names(vars, OPEN_MPI, hint)
     }
 
     /// From `RANK` and `WORLD_SIZE`. If the rendezvous is on a loopback address, or not set, all ranks are on
@@ -102,19 +96,13 @@ impl RankInfo {
 
     /// Checks that variables set by hand have the same values.
     pub fn check_by_hand(&self, vars: Vars) -> Result<(), LaunchEnvError> {
-        let own = [
-            &self.rank,
-            &self.world_size,
-            &self.local_rank,
-            &self.local_world_size,
+        let expected = [
+            ("rank", &self.rank),
+            ("number of ranks", &self.world_size),
+            ("local rank", &self.local_rank),
+            ("number of local ranks", &self.local_world_size),
         ];
-        let what = [
-            "rank",
-            "number of ranks",
-            "local rank",
-            "number of local ranks",
-        ];
-        for ((name, own), what) in NAMES.into_iter().zip(own).zip(what) {
+        for (name, (what, own)) in NAMES.into_iter().zip(expected) {
             if let Some(number) = vars.number(name)? {
                 check_equal(what, &number, own)?;
             }

@@ -59,10 +59,22 @@ pub fn nccl() -> Result<NcclLibrary, String> {
 /// # Errors
 /// If it is not found, does not start, or does not answer within 10 s.
 pub fn mpirun() -> Result<MpirunProgram, String> {
-    let folders = env::var_os("PATH").unwrap_or_default();
-    let path = find(&folders, "mpirun").ok_or("mpirun not found in PATH")?;
-    let version = version_of(&path, VERSION_TIMEOUT)?;
+    let path = program_on_path("mpirun").ok_or("mpirun not found in PATH")?;
+    let version = program_version(&path)?;
     Ok(MpirunProgram { path, version })
+}
+
+/// Returns the first executable file of this name in the folders of `PATH`.
+pub fn program_on_path(name: impl AsRef<Path>) -> Option<PathBuf> {
+    find(&env::var_os("PATH")?, name)
+}
+
+/// Returns the first line that a program prints for `--version`.
+///
+/// # Errors
+/// If the program does not start, prints nothing, or does not answer within 10 s.
+pub fn program_version(program: &Path) -> Result<String, String> {
+    version_of(program, VERSION_TIMEOUT)
 }
 
 /// The version of the MPI library that this program was built with; `None` without the feature `mpi`.
@@ -132,20 +144,22 @@ fn mapped_file(address: usize) -> Option<PathBuf> {
 }
 
 /// The first executable of this name in the folders of a `PATH`.
-fn find(folders: &OsStr, name: &str) -> Option<PathBuf> {
-    let programs = env::split_paths(folders).map(|folder| folder.join(name));
-    programs.into_iter().find(|program| is_program(program))
+fn find(folders: &OsStr, name: impl AsRef<Path>) -> Option<PathBuf> {
+    let mut programs = env::split_paths(folders).map(|folder| folder.join(&name));
+    programs.find(|program| is_program(program))
 }
 
+/// Whether a path is an executable file.
 #[cfg(unix)]
-fn is_program(path: &Path) -> bool {
+pub fn is_program(path: &Path) -> bool {
     use std::os::unix::fs::PermissionsExt;
 
     fs::metadata(path).is_ok_and(|file| file.is_file() && file.permissions().mode() & 0o111 != 0)
 }
 
+/// Whether a path is a file.
 #[cfg(not(unix))]
-fn is_program(path: &Path) -> bool {
+pub fn is_program(path: &Path) -> bool {
     path.is_file()
 }
 

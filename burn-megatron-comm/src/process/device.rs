@@ -17,17 +17,17 @@ use crate::error::CommError;
 
 impl DeviceCommunicator for ProcessCommunicator {
     fn takes(&self, device: &Device) -> bool {
-        let transport = self.world.transport().device();
+        let transport = self.world.transport.device();
         transport.is_some_and(|transport| transport.takes(device))
     }
 
     fn allows_early_receives(&self) -> bool {
-        let transport = self.world.transport().device();
+        let transport = self.world.transport.device();
         transport.is_none_or(|transport| transport.allows_early_receives())
     }
 
     fn start(&self, calls: Vec<(Call, Tensor<1>)>) -> Result<Vec<DevicePending>, CommError> {
-        let engine = self.world.transport();
+        let engine = &self.world.transport;
         let failed = |message: String| CommError::Engine {
             engine: engine.name().into(),
             message,
@@ -98,9 +98,7 @@ impl ProcessCommunicator {
             InFlightDeviceCall,
             (ProcessCall, Arc<ResultSlot>),
         )| {
-            self.world
-                .deadline_watcher()
-                .watch(in_flight.clone(), passed);
+            self.world.deadline_watcher.watch(in_flight.clone(), passed);
             DevicePending::new(move || {
                 in_flight.wait_passed(&launch.launched)?;
                 (launch.result)()

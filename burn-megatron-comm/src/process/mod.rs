@@ -80,7 +80,7 @@ impl ProcessCommunicator {
     ) -> Arc<dyn Communicator> {
         Arc::new(Self {
             world: Arc::clone(world),
-            next: world.tracker().counter(id, &group),
+            next: world.tracker.counter(id, &group),
             group,
             id,
             messages: Mutex::default(),
@@ -107,7 +107,7 @@ impl ProcessCommunicator {
     }
 
     fn record(&self, sequence: u64, signature: &Arc<Signature>) -> ProcessCall {
-        let recorder = self.world.tracker().recorder();
+        let recorder = self.world.tracker.recorder();
         ProcessCall {
             world: Arc::clone(&self.world),
             group: Arc::clone(&self.group),
@@ -124,7 +124,7 @@ impl ProcessCommunicator {
         let count = messages
             .sent
             .entry(to)
-            .or_insert_with(|| self.world.tracker().counter(pair, &self.group));
+            .or_insert_with(|| self.world.tracker.counter(pair, &self.group));
         count.fetch_add(1, Ordering::AcqRel)
     }
 
@@ -206,7 +206,7 @@ impl Communicator for ProcessCommunicator {
             handles.push(Pending::new(move || in_flight.finish(&slot)));
         }
         if !jobs.is_empty() {
-            self.world.transport().start(jobs);
+            self.world.transport.start(jobs);
         }
         Ok(handles)
     }
@@ -228,7 +228,7 @@ impl Communicator for ProcessCommunicator {
             _ => {
                 let slot = Arc::new(ResultSlot::default());
                 let job = in_flight.job(Buffer::empty(DType::U8), &slot);
-                self.world.transport().split(job, part.clone(), id);
+                self.world.transport.split(job, part.clone(), id);
                 in_flight.finish(&slot)?
             }
         };
@@ -236,17 +236,17 @@ impl Communicator for ProcessCommunicator {
     }
 
     fn begin_step(&self, step: u64) {
-        self.world.tracker().recorder().begin_step(step);
-        self.world.rendezvous().send_heartbeat_now();
+        self.world.tracker.recorder().begin_step(step);
+        self.world.rendezvous.send_heartbeat_now();
     }
 
     fn pool(&self) -> Option<&Arc<BufferPool>> {
-        Some(self.world.transport().pool())
+        Some(self.world.transport.pool())
     }
 
     fn on_device(&self) -> Option<&dyn DeviceCommunicator> {
         self.world
-            .transport()
+            .transport
             .device()
             .map(|_| self as &dyn DeviceCommunicator)
     }
@@ -254,7 +254,7 @@ impl Communicator for ProcessCommunicator {
 
 impl fmt::Debug for ProcessCommunicator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (engine, index) = (self.world.transport().name(), self.group.index());
+        let (engine, index) = (self.world.transport.name(), self.group.index());
         write!(
             f,
             "ProcessCommunicator({engine}, {}, index {index})",

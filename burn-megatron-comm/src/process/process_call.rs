@@ -65,7 +65,7 @@ impl ProcessCall {
 
     /// Records that the call has completed.
     pub fn complete(&self) {
-        self.world.tracker().recorder().complete(self.key);
+        self.world.tracker.recorder().complete(self.key);
     }
 
     /// The wait of a call that needs no other rank.
@@ -85,7 +85,7 @@ impl ProcessCall {
             dtype = self.signature.dtype.name(),
         )
         .entered();
-        let recorder = self.world.tracker().recorder();
+        let recorder = self.world.tracker.recorder();
         recorder.mark_waiting(self.key);
         let result = self
             .wait(slot)
@@ -99,7 +99,7 @@ impl ProcessCall {
 
     fn wait(&self, slot: &ResultSlot) -> Result<Buffer, CommError> {
         let began = Instant::now();
-        let timeout = self.world.tracker().recorder().deadline(self.sequence);
+        let timeout = self.world.tracker.recorder().deadline(self.sequence);
         loop {
             let waited = began.elapsed();
             let left = timeout.saturating_sub(waited);
@@ -150,7 +150,7 @@ impl ProcessCall {
         };
         // This rank has not returned.
         let call = self.call_by(first);
-        let returned = self.world.rendezvous().first_returned(others, call);
+        let returned = self.world.rendezvous.first_returned(others, call);
         match returned {
             None => Ok(()),
             Some(rank) => Err(CommError::PeerFinished {
@@ -184,7 +184,7 @@ impl ProcessCall {
             Operation::Call(Call::Send { to }) => (vec![ranks[to]], vec![own]),
             _ => {
                 let asked = self.call_by(self.group.index());
-                let found = self.world.rendezvous().missing_ranks(asked, ranks);
+                let found = self.world.rendezvous.missing_ranks(asked, ranks);
                 let calls = found.calls.iter();
                 let others = calls.flat_map(|(call, ranks)| ranks.iter().map(move |r| (r, call)));
                 let other = others
@@ -209,7 +209,7 @@ impl ProcessCall {
         if missing.is_empty() {
             let not_received = self.not_received();
             return CommError::Engine {
-                engine: self.world.transport().name().into(),
+                engine: self.world.transport.name().into(),
                 message: format!(
                     "all ranks have joined call {} {call} over {}, but it has not completed after \
                      {:.1} s{not_received}: is a network link down?",
@@ -231,7 +231,7 @@ impl ProcessCall {
 
     /// The ranks whose data has not arrived, if the transport knows.
     fn not_received(&self) -> String {
-        let transport = self.world.transport();
+        let transport = &self.world.transport;
         let missing = transport.missing(self.group_id, self.sequence);
         let rank = |index: usize| self.group.ranks()[index].to_string();
         let ranks: Vec<_> = missing.unwrap_or_default().into_iter().map(rank).collect();

@@ -14,23 +14,27 @@ use crate::rendezvous::{FailureCause, FailureKind, RendezvousClient};
 /// The rank's connections to the others: the transport and the rendezvous.
 #[derive(Debug)]
 pub(crate) struct ProcessWorld {
-    client: Arc<RendezvousClient>,
-    transport: Arc<dyn Transport>,
-    tracker: Arc<CallTracker>,
+    /// The connection to the rendezvous.
+    pub rendezvous: Arc<RendezvousClient>,
+    /// The transport of all calls.
+    pub transport: Arc<dyn Transport>,
+    /// The tracker of the rank's calls.
+    pub tracker: Arc<CallTracker>,
     /// The last call that failed on this rank.
     failed_call: Mutex<Option<CommError>>,
-    deadline_watcher: DeadlineWatcher,
+    /// Checks the deadlines of calls on the device.
+    pub deadline_watcher: DeadlineWatcher,
 }
 
 impl ProcessWorld {
     /// The world of a rank that has joined it.
     pub fn new(
-        client: Arc<RendezvousClient>,
+        rendezvous: Arc<RendezvousClient>,
         transport: Arc<dyn Transport>,
         tracker: &Arc<CallTracker>,
     ) -> io::Result<Arc<Self>> {
         Ok(Arc::new(Self {
-            client,
+            rendezvous,
             transport,
             tracker: Arc::clone(tracker),
             failed_call: Mutex::default(),
@@ -38,37 +42,19 @@ impl ProcessWorld {
         }))
     }
 
-    /// Checks the deadlines of calls on the device.
-    pub fn deadline_watcher(&self) -> &DeadlineWatcher {
-        &self.deadline_watcher
-    }
-
     /// Reports the failure of a call on which the rank does not wait, which ends the world.
     pub fn fail_with(&self, error: &CommError) {
         self.record_failed_call(error);
         if let Some(cause) = self.cause_of(error.to_string()) {
-            let _ = self.client.fail(cause, self.tracker.recorder().position());
+            let _ = self
+                .rendezvous
+                .fail(cause, self.tracker.recorder().position());
         }
-    }
-
-    /// The connection to the rendezvous.
-    pub fn rendezvous(&self) -> &Arc<RendezvousClient> {
-        &self.client
-    }
-
-    /// The transport of all calls.
-    pub fn transport(&self) -> &Arc<dyn Transport> {
-        &self.transport
-    }
-
-    /// The tracker of the rank's calls.
-    pub fn tracker(&self) -> &Arc<CallTracker> {
-        &self.tracker
     }
 
     /// Fails once any rank of the world has failed.
     pub fn check(&self) -> Result<(), CommError> {
-        match self.client.failure() {
+        match self.rendezvous.failure() {
             None => Ok(()),
             Some(failure) => Err(CommError::PeerFailed {
                 rank: failure.rank,

@@ -6,9 +6,9 @@ use std::process;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::RendezvousError;
 use super::client::JoinRequest;
 use super::message::Hello;
-use super::{PURPOSE, RendezvousError};
 use crate::auth::{HandshakeError, client_handshake};
 
 /// The timeout of one connection attempt to one address.
@@ -85,7 +85,7 @@ fn handshake(stream: TcpStream, request: &JoinRequest) -> Result<TcpStream, Hand
     let hello = serde_json::to_string(&hello).map_err(io::Error::from)?;
     let (token, timeout) = (request.token.as_ref(), request.heartbeat_timeout);
     let handshake_timeout = timeout.min(HANDSHAKE_TIMEOUT);
-    client_handshake(&stream, token, PURPOSE, &hello, handshake_timeout)?;
+    client_handshake(&stream, token, &hello, handshake_timeout)?;
     // The coordinator sends a heartbeat every second.
     stream.set_read_timeout(Some(timeout))?;
     stream.set_write_timeout(Some(timeout))?;

@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use super::PURPOSE;
 use super::links::{Link, Links};
 use super::message::{self, CoordinatorMessage, FailureKind, FailureReport, Hello, RankMessage};
 use super::registry::{JoinError, Outgoing, Recipient, Registry, RendezvousTimeouts};
@@ -92,7 +91,7 @@ impl Coordinator {
             Connection::WrongToken(from) => server.registry.lock().wrong_token(from.ip()),
         };
         let limits = ListenerLimits::for_ranks(size);
-        let listener = Listener::open(addresses, token.cloned(), PURPOSE, limits, serve)?;
+        let listener = Listener::open(addresses, token.cloned(), limits, serve)?;
         let timer = spawn("rendezvous-clock", move || timer.run_timer())?;
         Ok(Self {
             state,
@@ -143,27 +142,22 @@ impl Coordinator {
 
     /// The kind of the failure, once a rank has failed.
     pub fn failure_kind(&self) -> Option<FailureKind> {
-        self.state.registry.lock().failure_kind()
-    }
-
-    fn failure_of_joined_ranks(&self) -> Option<FailureReport> {
         let registry = self.state.registry.lock();
-        registry
-            .failure()
-            .filter(|_| registry.has_registered_ranks())
-            .cloned()
+        registry.failure.as_ref().map(|(kind, _)| *kind)
     }
 
     /// Two lines for the user, once a rank has failed: which one and why, and what each rank was doing. `None`
     /// if no rank ever joined, as with a program that does not use this library.
     pub fn failure_report(&self) -> Option<String> {
         let failure = self.failure_of_joined_ranks()?;
-        let FailureReport {
-            rank,
-            message,
-            positions,
-        } = failure;
+        let (rank, message, positions) = (failure.rank, failure.message, failure.positions);
         Some(format!("rank {rank} failed: {message}\n{positions}"))
+    }
+
+    fn failure_of_joined_ranks(&self) -> Option<FailureReport> {
+        let registry = self.state.registry.lock();
+        let failure = registry.failure.as_ref().map(|(_, report)| report);
+        failure.filter(|_| registry.has_registered_ranks()).cloned()
     }
 
     /// The number of messages sent.

@@ -119,9 +119,6 @@ fn list(addresses: &[SocketAddr]) -> String {
     texts.join(", ")
 }
 
-/// The purpose of these connections: see [`client_handshake`](crate::auth::client_handshake).
-const PURPOSE: &str = "rendezvous";
-
 /// The name of this machine, for messages.
 fn host_name() -> String {
     let name = gethostname::gethostname();

@@ -59,8 +59,8 @@ pub(super) struct Registry {
     /// Recent answers by call: the members of a group that waits in vain all ask at about the same time.
     pub(super) answers: BTreeMap<CallId, (Duration, MissingRanks)>,
     pub(super) causes: Vec<(usize, FailureCause)>,
-    pub(super) failure: Option<FailureReport>,
-    pub(super) failure_kind: Option<FailureKind>,
+    /// The failure of the world with its kind, once it is decided.
+    pub(super) failure: Option<(FailureKind, FailureReport)>,
     /// The number of connections with another token, and the address of the last one.
     rejected: (usize, Option<IpAddr>),
 }
@@ -83,19 +83,8 @@ impl Registry {
             answers: BTreeMap::new(),
             causes: vec![],
             failure: None,
-            failure_kind: None,
             rejected: (0, None),
         }
-    }
-
-    /// The failure of the world, once it is decided.
-    pub fn failure(&self) -> Option<&FailureReport> {
-        self.failure.as_ref()
-    }
-
-    /// Its kind.
-    pub fn failure_kind(&self) -> Option<FailureKind> {
-        self.failure_kind
     }
 
     /// Whether every rank has joined.

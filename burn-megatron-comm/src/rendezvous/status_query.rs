@@ -190,8 +190,7 @@ impl Registry {
             // Cut here, before it is sent to all ranks.
             positions: printable_text(&describe_ranks(&positions)),
         };
-        self.failure_kind = Some(cause.kind);
-        self.failure = Some(report.clone());
+        self.failure = Some((cause.kind, report.clone()));
         report
     }
 

@@ -97,7 +97,7 @@ pub enum WorldError {
     Rendezvous(#[from] RendezvousError),
     /// The engine could not be started.
     #[error(transparent)]
-    Engine(CommError),
+    Engine(#[from] CommError),
     /// The process has already been this rank of the world: over NCCL of that at the address of the rendezvous, over MPI
     /// of any.
     #[error("this process has already been this rank of the world: a world of processes runs once")]

@@ -12,6 +12,7 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use burn_megatron::comm::probe;
 use nix::sys::signal::Signal;
 use nix::unistd::geteuid;
 
@@ -28,25 +29,11 @@ const SLOT_COMMAND: &str = "launch-slot";
 pub fn find(path: Option<&Path>) -> Result<PathBuf, LaunchError> {
     let path = match path {
         Some(path) => program::find(path)?,
-        None => program::on_path(Path::new("mpirun")).ok_or(LaunchError::NoMpirun)?,
+        None => probe::program_on_path("mpirun").ok_or(LaunchError::NoMpirun)?,
     };
-    let said = Command::new(&path)
-        .arg("--version")
-        .stdin(Stdio::null())
-        .output()
-        .map_err(|error| LaunchError::Program {
-            program: path.clone(),
-            reason: error.to_string(),
-        })?;
-    let said = String::from_utf8_lossy(&said.stdout);
-    let first = said.lines().next().unwrap_or("--version prints nothing");
-    if first.contains("Open MPI") {
-        Ok(path)
-    } else {
-        Err(LaunchError::OtherMpirun {
-            path,
-            said: first.to_owned(),
-        })
+    match probe::program_version(&path) {
+        Ok(version) if version.contains("Open MPI") => Ok(path),
+        Ok(said) | Err(said) => Err(LaunchError::OtherMpirun { path, said }),
     }
 }
 

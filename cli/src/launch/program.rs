@@ -1,8 +1,8 @@
 //! Finds programs as a shell does.
 
-use std::env;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+
+use burn_megatron::comm::probe;
 
 use super::error::LaunchError;
 
@@ -13,27 +13,14 @@ pub fn find(program: &Path) -> Result<PathBuf, LaunchError> {
         reason: reason.to_owned(),
     };
     if program.components().count() == 1 && !program.to_string_lossy().contains('/') {
-        return on_path(program).ok_or_else(|| failed("it is not on PATH"));
+        return probe::program_on_path(program).ok_or_else(|| failed("it is not on PATH"));
     }
     match (program.is_file(), program.is_dir()) {
-        (true, _) if is_executable(program) => Ok(program.to_owned()),
+        (true, _) if probe::is_program(program) => Ok(program.to_owned()),
         (true, _) => Err(failed("it is not executable; chmod +x makes it so")),
         (_, true) => Err(failed("it is a folder")),
         (false, false) => Err(failed("there is no such file")),
     }
-}
-
-/// The first program of that name on PATH.
-pub fn on_path(name: &Path) -> Option<PathBuf> {
-    let folders = env::var_os("PATH")?;
-    let mut candidates = env::split_paths(&folders).map(|folder| folder.join(name));
-    candidates.find(|candidate| candidate.is_file() && is_executable(candidate))
-}
-
-fn is_executable(program: &Path) -> bool {
-    program
-        .metadata()
-        .is_ok_and(|found| found.permissions().mode() & 0o111 != 0)
 }
 
 #[cfg(test)]

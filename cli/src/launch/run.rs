@@ -7,7 +7,7 @@ use super::args::LaunchArgs;
 use super::error::LaunchError;
 use super::plan::{LaunchPlan, Starter};
 use super::restart;
-use super::restart::job::Job;
+use super::restart::job::PretrainJob;
 use super::signals::TerminationSignals;
 use super::sys;
 use super::world::{self, Attempt};
@@ -62,6 +62,6 @@ fn launch(
         let end = world::run(args, &plan, &Attempt::first(), &signals)?;
         return Ok(end.code);
     }
-    let job = Job::new(args, families, default_recipe)?;
-    restart::run(args, plan, &job, &signals)
+    let job = PretrainJob::of(args, families, default_recipe)?;
+    restart::run(args, plan, job.as_ref(), &signals)
 }

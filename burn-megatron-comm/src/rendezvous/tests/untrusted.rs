@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::connections::{FixedStatus, anywhere, coordinator, join, request, token};
 use crate::auth::{HandshakeError, Token, client_handshake};
 use crate::rendezvous::message::{self, CoordinatorMessage, Hello};
-use crate::rendezvous::{Coordinator, JoinRequest, PURPOSE, RendezvousClient, RendezvousError};
+use crate::rendezvous::{Coordinator, JoinRequest, RendezvousClient, RendezvousError};
 use crate::testing::TIMEOUT;
 
 fn hello(rank: usize, version: &str, host: &str) -> String {
@@ -111,7 +111,7 @@ fn sixty_slow_connections_do_not_block_the_ranks() {
 /// An authenticated connection with any hello.
 fn authenticated(server: &Coordinator, hello: &str) -> TcpStream {
     let stream = TcpStream::connect(server.address()).unwrap();
-    client_handshake(&stream, Some(&token()), PURPOSE, hello, TIMEOUT).unwrap();
+    client_handshake(&stream, Some(&token()), hello, TIMEOUT).unwrap();
     stream
 }
 
@@ -162,7 +162,7 @@ fn another_version_is_reported_only_to_clients_with_the_token() {
     let other = Token::random().unwrap();
     let stream = TcpStream::connect(server.address()).unwrap();
     let other_version = hello(0, "0.0.1", "node");
-    let refused = client_handshake(&stream, Some(&other), PURPOSE, &other_version, TIMEOUT);
+    let refused = client_handshake(&stream, Some(&other), &other_version, TIMEOUT);
     assert!(matches!(refused, Err(HandshakeError::Token)));
     assert_eq!(server.failure_report(), None);
     let _first = authenticated(&server, &hello(1, env!("CARGO_PKG_VERSION"), "node"));

@@ -130,8 +130,7 @@ pub(super) fn share_rendezvous(
         own = Some(serde_json::to_vec(&shared).map_err(|error| system(error.to_string()))?);
         coordinator = Some(host);
     }
-    let received = transport.share(own.as_deref(), timeouts.join);
-    let received = received.map_err(WorldError::Engine)?;
+    let received = transport.share(own.as_deref(), timeouts.join)?;
     let shared = serde_json::from_slice(&received);
     let shared = shared.map_err(|_| system("invalid rendezvous data from rank 0".into()))?;
     Ok((coordinator, shared))

@@ -110,48 +110,42 @@ impl ProcessRank {
             heartbeat: world.heartbeat_timeout,
         };
         let tracker = CallTracker::new(FlightRecorder::new(Instant::now(), world.deadlines));
-        let request = |world_id, token| JoinRequest {
-            rank,
-            size,
-            world: world_id,
-            token,
-            join_timeout: timeouts.join,
-            heartbeat_timeout: timeouts.heartbeat,
-        };
         let join = |addresses: &[SocketAddr], world_id, token| {
-            RendezvousClient::join(addresses, request(world_id, token), tracker.clone())
+            let request = JoinRequest {
+                rank,
+                size,
+                world: world_id,
+                token,
+                join_timeout: timeouts.join,
+                heartbeat_timeout: timeouts.heartbeat,
+            };
+            RendezvousClient::join(addresses, request, tracker.clone())
         };
+        let open = |client: Option<&_>| open(engine, launch, timeouts.join, client, &world.nccl);
         let launched = launch.launcher == Launcher::BurnMegatron;
-        // Over MPI rank 0 broadcasts the address, so it can use a free port.
-        let by_mpi = engine == Engine::Mpi && !launched;
-        let (coordinator, client, transport) = match &launch.rendezvous {
-            Some(address) if !by_mpi => {
-                let addresses = rendezvous_addresses(address, launch)?;
-                let is_host = rank == 0 && !launched;
-                let world_id = launch.world_id();
-                let token = launch.token.as_ref();
-                let coordinator =
-                    is_host.then(|| host_rendezvous(&addresses, size, world_id, token, timeouts));
-                let coordinator = coordinator.transpose()?;
-                let client = join(&addresses, world_id, token.cloned())?;
-                let transport = open(engine, launch, timeouts.join, Some(&client), &world.nccl);
-                (coordinator, client, transport.map_err(WorldError::Engine)?)
-            }
-            _ if by_mpi => {
-                let transport = open(engine, launch, timeouts.join, None, &world.nccl);
-                let transport = transport.map_err(WorldError::Engine)?;
-                let (coordinator, shared) = share_rendezvous(&*transport, launch, timeouts)?;
-                let token = shared.token.parse().map_err(|error: ParseTokenError| {
-                    RendezvousError::System(format!("the token of rank 0: {error}"))
-                })?;
-                let client = join(&shared.addresses, shared.number, Some(token))?;
-                (coordinator, client, transport)
-            }
-            _ => {
-                return Err(WorldError::NoRendezvous {
-                    launcher: launch.launcher,
-                });
-            }
+        let (coordinator, client, transport) = if engine == Engine::Mpi && !launched {
+            // Over MPI rank 0 broadcasts the address, so it can use a free port.
+            let transport = open(None)?;
+            let (coordinator, shared) = share_rendezvous(&*transport, launch, timeouts)?;
+            let token = shared.token.parse().map_err(|error: ParseTokenError| {
+                RendezvousError::System(format!("the token of rank 0: {error}"))
+            })?;
+            let client = join(&shared.addresses, shared.number, Some(token))?;
+            (coordinator, client, transport)
+        } else {
+            let Some(address) = &launch.rendezvous else {
+                let launcher = launch.launcher;
+                return Err(WorldError::NoRendezvous { launcher });
+            };
+            let addresses = rendezvous_addresses(address, launch)?;
+            let (id, token) = (launch.world_id(), launch.token.as_ref());
+            let coordinator = match rank == 0 && !launched {
+                true => Some(host_rendezvous(&addresses, size, id, token, timeouts)?),
+                false => None,
+            };
+            let client = join(&addresses, id, token.cloned())?;
+            let transport = open(Some(&client))?;
+            (coordinator, client, transport)
         };
         Ok(Self {
             rank,
@@ -177,8 +171,8 @@ impl ProcessRank {
         T: Send,
         E: Into<AnyError>,
     {
-        let client = self.world.rendezvous().clone();
-        let transport = self.world.transport().clone();
+        let client = self.world.rendezvous.clone();
+        let transport = self.world.transport.clone();
         let rank = Rank {
             rank: self.rank,
             compute_threads: world.compute_threads,
@@ -224,7 +218,7 @@ impl ProcessRank {
             message: message.clone(),
             positions: call_log::describe_rank(self.rank, &position),
         };
-        let client = self.world.rendezvous();
+        let client = &self.world.rendezvous;
         let known = match self.world.cause_of(message) {
             Some(cause) => client.fail(cause, position),
             // This rank failed because of another one.
@@ -234,13 +228,14 @@ impl ProcessRank {
     }
 
     fn finish<T>(self, value: T, monitor: &FailureMonitor) -> Result<T, WorldError> {
-        let client = self.world.rendezvous().clone();
+        let client = self.world.rendezvous.clone();
         if let Err(failure) = client.return_with_all(self.tracker.calls()) {
             return Err(self.fail(failure, None, monitor));
         }
-        let closed = self.world.transport().close(self.close_timeout);
+        let closed = self.world.transport.close(self.close_timeout);
         self.leave();
-        closed.map_err(WorldError::Engine).map(|()| value)
+        closed?;
+        Ok(value)
     }
 
     /// Leaves the world and returns its error.
@@ -275,7 +270,7 @@ impl ProcessRank {
     }
 
     fn leave(&self) {
-        self.world.rendezvous().leave();
+        self.world.rendezvous.leave();
         if let Some(coordinator) = &self.coordinator {
             coordinator.wait_for_disconnects(DISCONNECT_TIMEOUT);
         }

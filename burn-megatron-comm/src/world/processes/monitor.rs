@@ -40,12 +40,12 @@ impl FailureMonitor {
         let (call_log_dir, ended) = (call_log_dir.clone(), monitor.ended.clone());
         let (rank, size, launched) = (rank.rank, rank.size, rank.launched);
         let work = move || {
-            let Some(failure) = world.rendezvous().await_end() else {
+            let Some(failure) = world.rendezvous.await_end() else {
                 return;
             };
-            world.transport().abort();
+            world.transport.abort();
             let call_log = write_log(&failure, size, rank, &tracker, &call_log_dir);
-            if is_reporter(rank, launched, world.rendezvous().is_lost()) {
+            if is_reporter(rank, launched, world.rendezvous.is_lost()) {
                 print_failure(&failure, &call_log);
             }
             // There is no receiver if the rank has already ended.

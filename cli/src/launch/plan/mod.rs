@@ -61,9 +61,6 @@ impl LaunchPlan {
         }
         let engine = args.engine.unwrap_or_else(|| default_engine(&args.command));
         check_flags(args, engine)?;
-        if args.max_restarts == 0 && args.restart_delay.is_some() {
-            return Err(LaunchError::DelayWithoutRestarts);
-        }
         let starter = match engine {
             LaunchEngine::Threads => return Err(LaunchError::Threads),
             LaunchEngine::Nccl => spawn_starter(args)?,
@@ -113,34 +110,33 @@ fn default_engine(command: &[OsString]) -> LaunchEngine {
 }
 
 fn check_flags(args: &LaunchArgs, engine: LaunchEngine) -> Result<(), LaunchError> {
-    let mpi = engine == LaunchEngine::Mpi;
-    let (own, other) = if mpi {
-        ("mpi", "nccl")
-    } else {
-        ("nccl", "mpi")
-    };
-    // A flag, whether it is given, and whether it belongs to the engine mpi.
-    let flags = [
-        ("--master-port", args.master_port.is_some(), false),
-        ("--mpirun", args.mpirun.is_some(), true),
-        ("--mpirun-args", args.mpirun_args.is_some(), true),
-    ];
     match args.ranks {
         _ if engine == LaunchEngine::Threads => return Err(LaunchError::Threads),
         0 => return Err(LaunchError::NoRanks),
         ranks if ranks > MAX_RANKS => return Err(LaunchError::TooManyRanks(ranks)),
         _ => {}
     }
-    for (flag, is_given, is_mpi) in flags {
-        if is_given && is_mpi != mpi {
-            return Err(LaunchError::WrongEngine {
-                flag,
-                engine: other,
-                chosen: own,
-            });
-        }
+    if args.max_restarts == 0 && args.restart_delay.is_some() {
+        return Err(LaunchError::DelayWithoutRestarts);
     }
-    Ok(())
+    let of_nccl = [("--master-port", args.master_port.is_some())];
+    let of_mpi = [
+        ("--mpirun", args.mpirun.is_some()),
+        ("--mpirun-args", args.mpirun_args.is_some()),
+    ];
+    // The flags of the other engine.
+    let (flags, engine, chosen) = match engine {
+        LaunchEngine::Mpi => (&of_nccl[..], "nccl", "mpi"),
+        _ => (&of_mpi[..], "mpi", "nccl"),
+    };
+    match flags.iter().find(|(_, is_given)| *is_given) {
+        None => Ok(()),
+        Some((flag, _)) => Err(LaunchError::WrongEngine {
+            flag,
+            engine,
+            chosen,
+        }),
+    }
 }
 
 fn spawn_starter(args: &LaunchArgs) -> Result<Starter, LaunchError> {

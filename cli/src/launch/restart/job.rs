@@ -23,14 +23,6 @@ use crate::resume_mode::ResumeMode;
 /// Flags with a value that say where the first attempt begins; `--inject` is removed as well.
 const OF_FIRST_ATTEMPT: [&str; 4] = ["--resume", "--load", "--run-dir", "--runs-dir"];
 
-/// The job of a launch.
-pub enum Job {
-    /// A program that resumes by itself.
-    Program,
-    /// `pretrain`.
-    Pretrain(PretrainJob),
-}
-
 /// A run of `pretrain`.
 pub struct PretrainJob {
     folder: PathBuf,
@@ -40,27 +32,27 @@ pub struct PretrainJob {
     loads_adapters: bool,
 }
 
-/// The progress of a run, from its folder.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// The progress of a run before an attempt, from its folder.
+#[derive(Clone, Copy)]
 pub struct Progress {
-    /// The steps that were made.
-    pub steps: u64,
+    /// The step of the newest checkpoint, 0 for none.
+    pub saved: u64,
     /// The length of the metrics file, which grows with each attempt that reaches its first step.
-    pub metrics_bytes: u64,
+    metrics_bytes: u64,
 }
 
-impl Job {
-    /// The job of these arguments.
+impl PretrainJob {
+    /// The job of these arguments; `None` for a program that resumes by itself.
     ///
     /// # Errors
     /// A command that cannot be started again, and why; what `pretrain` itself refuses.
-    pub fn new(
+    pub fn of(
         args: &LaunchArgs,
         families: &Families,
         default_recipe: &str,
-    ) -> Result<Self, LaunchError> {
+    ) -> Result<Option<Self>, LaunchError> {
         if args.program.is_some() {
-            return Ok(Self::Program);
+            return Ok(None);
         }
         let words = std::iter::once(OsString::from("burn-megatron"));
         let words = words.chain(args.command.iter().cloned());
@@ -78,27 +70,9 @@ impl Job {
         if pretrain.data_parallel == Some(DataRanks::Auto) {
             follow_ranks(&mut pretrain, args.ranks, families, default_recipe)?;
         }
-        PretrainJob::new(&pretrain, families, default_recipe).map(Self::Pretrain)
+        Self::new(&pretrain, families, default_recipe).map(Some)
     }
 
-    /// The run, if the job is one.
-    pub fn pretrain(&self) -> Option<&PretrainJob> {
-        match self {
-            Self::Program => None,
-            Self::Pretrain(job) => Some(job),
-        }
-    }
-
-    /// The words of a restart: the words `given`, with the flags to resume.
-    pub fn restart_command(&self, given: &[OsString]) -> Vec<OsString> {
-        match self {
-            Self::Program => given.to_vec(),
-            Self::Pretrain(job) => job.restart_command(given),
-        }
-    }
-}
-
-impl PretrainJob {
     fn new(
         args: &PretrainArgs,
         families: &Families,
@@ -135,7 +109,8 @@ impl PretrainJob {
         &self.folder
     }
 
-    fn restart_command(&self, given: &[OsString]) -> Vec<OsString> {
+    /// The words of a restart: the words `given`, with the flags to resume.
+    pub fn restart_command(&self, given: &[OsString]) -> Vec<OsString> {
         let mut words = given.to_vec();
         remove(&mut words, &["--inject"]);
         if self.is_begun() {
@@ -177,21 +152,37 @@ impl PretrainJob {
         Ok(newest.map(|newest| newest.metadata().step))
     }
 
-    /// Returns the progress of the run.
-    pub fn progress(&self) -> Progress {
-        let Ok(folder) = RunFolder::open(&self.folder) else {
-            return Progress::default();
-        };
-        let records = read_metrics(&folder.metrics()).unwrap_or_default();
+    /// Returns the progress of the run, from which the next attempt begins.
+    ///
+    /// # Errors
+    /// As [`saved`](Self::saved).
+    pub fn progress(&self) -> Result<Progress, Error> {
+        let saved = self.saved()?.unwrap_or(0);
+        let (_, metrics_bytes) = self.metrics().unwrap_or_default();
+        Ok(Progress {
+            saved,
+            metrics_bytes,
+        })
+    }
+
+    /// The step after which an attempt ended that began at `before`: the step of its checkpoint, if it made none.
+    pub fn last_step(&self, before: Progress) -> u64 {
+        match self.metrics() {
+            Some((steps, bytes)) if bytes != before.metrics_bytes => steps.max(before.saved),
+            _ => before.saved,
+        }
+    }
+
+    /// The steps in the metrics file, and its length; `None` if there is no run.
+    fn metrics(&self) -> Option<(u64, u64)> {
+        let path = RunFolder::open(&self.folder).ok()?.metrics();
+        let records = read_metrics(&path).unwrap_or_default();
         let steps = records.iter().filter_map(|record| match record {
             MetricsRecord::Step(metrics) => Some(metrics.step as u64),
             _ => None,
         });
-        let metrics = fs::metadata(folder.metrics());
-        Progress {
-            steps: steps.max().unwrap_or(0),
-            metrics_bytes: metrics.map_or(0, |metrics| metrics.len()),
-        }
+        let bytes = fs::metadata(path).map_or(0, |metrics| metrics.len());
+        Some((steps.max().unwrap_or(0), bytes))
     }
 }
 
@@ -232,10 +223,10 @@ mod tests {
     use crate::flags::parse_text;
     use crate::recipe::DEFAULT_RECIPE;
 
-    fn job(command: &str) -> Result<Job, String> {
+    fn job(command: &str) -> Result<PretrainJob, String> {
         let args = parse_text(&format!("--ranks 4 -- {command}")).unwrap();
-        let job = Job::new(&args, &Families::transformers(), DEFAULT_RECIPE);
-        job.map_err(|error| error.to_string())
+        let job = PretrainJob::of(&args, &Families::transformers(), DEFAULT_RECIPE);
+        job.map(Option::unwrap).map_err(|error| error.to_string())
     }
 
     fn words(text: &str) -> Vec<OsString> {

@@ -99,7 +99,7 @@ fn tensors_and_buffers_share_one_order() {
         let parts = start_reduce_scatter_coalesced(vec![x(1), x(2)], &*comm);
         let parts: Vec<_> = parts.into_iter().map(|part| part.wait().unwrap()).collect();
         let whole = start_all_gather(parts[1].clone(), &*comm).wait().unwrap();
-        let records = world.tracker().recorder().records();
+        let records = world.tracker.recorder().records();
         let calls: Vec<_> = records.iter().map(|record| record.operation).collect();
         let all = [
             "all_reduce",
@@ -128,9 +128,9 @@ fn a_rank_that_stays_away_is_found_though_nobody_waits() {
         if comm.rank() == 0 {
             let x = Tensor::<1>::ones([4], &Device::flex());
             let _pending = start_all_reduce(x, &*comm);
-            return world.rendezvous().await_failure(TIMEOUT);
+            return world.rendezvous.await_failure(TIMEOUT);
         }
-        world.rendezvous().await_failure(TIMEOUT)
+        world.rendezvous.await_failure(TIMEOUT)
     });
     for failure in failures {
         let message = failure.expect("the deadline is watched").message;
