@@ -45,7 +45,7 @@ mod subgroups;
 pub mod testing;
 mod world;
 
-pub use auth::{ParseTokenError, Token, TokenError};
+pub use auth::{Token, TokenError};
 pub use buffer::{Buffer, BufferError, DType, Element};
 pub use bytes::{all_gather_bytes, broadcast_bytes, broadcast_when_ready};
 pub use call::{Call, ReduceOp};

@@ -17,4 +17,4 @@ pub(crate) use handshake::{HandshakeOutcome, server_handshake};
 pub(crate) use listener::spawn;
 pub use listener::{Connection, Listener, ListenerLimits};
 pub use printable::{printable_name, printable_text};
-pub use token::{ParseTokenError, TOKEN_INSTRUCTIONS, Token, TokenError};
+pub use token::{TOKEN_INSTRUCTIONS, Token, TokenError};

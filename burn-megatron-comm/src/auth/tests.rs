@@ -60,7 +60,7 @@ fn clients_with_the_token_are_accepted_and_no_others() {
         received.recv_timeout(TIMEOUT).unwrap().as_deref(),
         Some("rank 1")
     );
-    let zeros: Token = "0".repeat(64).parse().unwrap();
+    let zeros = Token::parse(&"0".repeat(64), "zeros").unwrap();
     for other in [None, Some(&zeros), Some(&Token::random().unwrap())] {
         let error = say(&listener, other, "rank 1").unwrap_err();
         assert!(matches!(error, HandshakeError::Token), "{error}");
@@ -71,7 +71,7 @@ fn clients_with_the_token_are_accepted_and_no_others() {
 #[test]
 fn no_token_differs_from_a_token_of_zeros() {
     let (listener, received) = listener(None, ListenerLimits::for_ranks(1));
-    let zeros: Token = "0".repeat(64).parse().unwrap();
+    let zeros = Token::parse(&"0".repeat(64), "zeros").unwrap();
     let error = say(&listener, Some(&zeros), "x").unwrap_err();
     assert!(matches!(error, HandshakeError::Token), "{error}");
     say(&listener, None, "y").unwrap();

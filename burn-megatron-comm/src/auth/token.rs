@@ -4,7 +4,6 @@ use std::fmt;
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 
 use hmac::{Hmac, Mac};
 use sha2::Sha256;
@@ -89,7 +88,8 @@ impl Token {
     /// [`TokenError::Format`].
     pub fn parse(text: &str, from: &str) -> Result<Self, TokenError> {
         let text = text.trim();
-        text.parse().map_err(|ParseTokenError| TokenError::Format {
+        let token = from_hexadecimal(text).map(Self);
+        token.ok_or_else(|| TokenError::Format {
             from: from.into(),
             given: text.chars().count(),
         })
@@ -176,26 +176,16 @@ pub(super) fn random_bytes() -> io::Result<[u8; BYTES]> {
     Ok(bytes)
 }
 
-/// A text that is not a token.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("expected 64 hexadecimal digits")]
-pub struct ParseTokenError;
-
-impl FromStr for Token {
-    type Err = ParseTokenError;
-
-    fn from_str(text: &str) -> Result<Self, ParseTokenError> {
-        let digits = text.as_bytes();
-        if digits.len() != 2 * BYTES {
-            return Err(ParseTokenError);
-        }
-        let mut bytes = [0; BYTES];
-        for (byte, pair) in bytes.iter_mut().zip(digits.chunks(2)) {
-            let digit = |digit: u8| char::from(digit).to_digit(16).ok_or(ParseTokenError);
-            *byte = (digit(pair[0])? << 4 | digit(pair[1])?) as u8;
-        }
-        Ok(Self(bytes))
+fn from_hexadecimal(text: &str) -> Option<[u8; BYTES]> {
+    if text.len() != 2 * BYTES {
+        return None;
     }
+    let mut bytes = [0; BYTES];
+    for (byte, pair) in bytes.iter_mut().zip(text.as_bytes().chunks(2)) {
+        let digit = |digit: u8| char::from(digit).to_digit(16);
+        *byte = (digit(pair[0])? << 4 | digit(pair[1])?) as u8;
+    }
+    Some(bytes)
 }
 
 impl fmt::Debug for Token {

@@ -90,7 +90,7 @@ impl ProcessCommunicator {
         for ((_, input), signature) in calls.into_iter().zip(signatures) {
             let in_flight = self.begin(&signature);
             let passed = Arc::new(ResultSlot::default());
-            jobs.push(in_flight.device_job(input, &passed));
+            jobs.push(in_flight.job(input, &passed));
             watched.push((in_flight, passed));
         }
         let launches = transport.start_on_device(jobs)?.into_iter();

@@ -6,30 +6,12 @@ use std::sync::Arc;
 use burn::tensor::{Device, Tensor};
 
 use super::result_slot::ResultSlot;
-use super::transport::GroupId;
+use super::transport::Job;
 use crate::buffer::DType;
-use crate::call::Signature;
-use crate::communicator::Group;
 use crate::error::CommError;
 
-/// A call on a tensor, for the transport.
-#[derive(Debug)]
-#[allow(dead_code, reason = "only the engine nccl reads them, and not all")]
-pub(crate) struct DeviceJob {
-    /// The group, from the view of this rank.
-    pub group: Arc<Group>,
-    /// The number of the group.
-    pub group_id: GroupId,
-    /// The number of the call, as in a [`Job`](super::transport::Job).
-    pub sequence: u64,
-    /// The operation with its type and length, already checked.
-    pub signature: Arc<Signature>,
-    /// This rank's input, a plain tensor `[n]`; for a receive an empty one on the device.
-    pub input: Tensor<1>,
-    /// Set to an empty buffer once the device has completed the call, or to its error: for the flight
-    /// recorder and the deadline.
-    pub passed: Arc<ResultSlot>,
-}
+/// A call on a plain tensor `[n]`, for the transport.
+pub(crate) type DeviceJob = Job<Tensor<1>>;
 
 /// A call on a tensor that was submitted.
 pub(crate) struct InFlightDeviceCall {

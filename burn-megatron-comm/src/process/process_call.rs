@@ -4,10 +4,8 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use burn::tensor::Tensor;
 use tracing::trace_span;
 
-use super::on_device::DeviceJob;
 use super::result_slot::ResultSlot;
 use super::transport::{GroupId, Job};
 use super::world::ProcessWorld;
@@ -34,7 +32,7 @@ pub(crate) struct ProcessCall {
 
 impl ProcessCall {
     /// The job for the transport.
-    pub fn job(&self, input: Buffer, slot: &Arc<ResultSlot>) -> Job {
+    pub fn job<Input>(&self, input: Input, slot: &Arc<ResultSlot>) -> Job<Input> {
         Job {
             group: Arc::clone(&self.group),
             group_id: self.group_id,
@@ -42,18 +40,6 @@ impl ProcessCall {
             signature: Arc::clone(&self.signature),
             input,
             slot: Arc::clone(slot),
-        }
-    }
-
-    /// The job for the transport, of a call on a device tensor.
-    pub fn device_job(&self, input: Tensor<1>, passed: &Arc<ResultSlot>) -> DeviceJob {
-        DeviceJob {
-            group: Arc::clone(&self.group),
-            group_id: self.group_id,
-            sequence: self.sequence,
-            signature: Arc::clone(&self.signature),
-            input,
-            passed: Arc::clone(passed),
         }
     }
 

@@ -48,10 +48,10 @@ impl GroupId {
     }
 }
 
-/// A call of this rank, for the transport.
+/// A call of this rank on a host buffer or on a tensor, for the transport.
 #[derive(Debug)]
 #[allow(dead_code, reason = "each engine reads what it needs")]
-pub(crate) struct Job {
+pub(crate) struct Job<Input = Buffer> {
     /// The group, from the view of this rank.
     pub group: Arc<Group>,
     /// The id of the group.
@@ -61,10 +61,10 @@ pub(crate) struct Job {
     pub sequence: u64,
     /// The operation with its type and length; checked by [`Call::check`](crate::Call::check).
     pub signature: Arc<Signature>,
-    /// This rank's input; it returns to the pool when the call is done with it.
-    pub input: Buffer,
+    /// This rank's input. A buffer returns to the pool when the call is done with it. A receive on a tensor has an empty one.
+    pub input: Input,
     /// Receives the result or the error. If this is the last reference, the result is discarded, but the call
-    /// runs all the same.
+    /// runs all the same. A call on a tensor sets it to an empty buffer once the device has completed the call.
     pub slot: Arc<ResultSlot>,
 }
 

@@ -190,7 +190,7 @@ impl NcclTransport {
             group_id,
             signature,
             input,
-            passed,
+            slot: passed,
             ..
         } = job;
         if let Some(failure) = self.state.first_error() {

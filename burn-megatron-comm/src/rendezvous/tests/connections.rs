@@ -35,7 +35,7 @@ impl StatusProvider for FixedStatus {
 }
 
 pub fn token() -> Token {
-    TOKEN.parse().unwrap()
+    Token::parse(TOKEN, "a constant").unwrap()
 }
 
 pub fn anywhere() -> SocketAddr {

@@ -20,7 +20,7 @@ use tracing::Dispatch;
 
 use super::rank::{AnyError, CallLogDir, EngineDescription, Rank, StopSignal, start_error};
 use super::{Engine, World, WorldError};
-use crate::auth::ParseTokenError;
+use crate::auth::Token;
 use crate::error::{CommError, with_causes};
 use crate::launch::{Launch, Launcher};
 use crate::nccl_config::NcclConfig;
@@ -127,9 +127,8 @@ impl ProcessRank {
             // Over MPI rank 0 broadcasts the address, so it can use a free port.
             let transport = open(None)?;
             let (coordinator, shared) = share_rendezvous(&*transport, launch, timeouts)?;
-            let token = shared.token.parse().map_err(|error: ParseTokenError| {
-                RendezvousError::System(format!("the token of rank 0: {error}"))
-            })?;
+            let token = Token::parse(&shared.token, "the rendezvous of rank 0");
+            let token = token.map_err(|error| RendezvousError::System(error.to_string()))?;
             let client = join(&shared.addresses, shared.number, Some(token))?;
             (coordinator, client, transport)
         } else {

@@ -1,7 +1,6 @@
 //! Tests without other processes; the rest is tested with real ones.
 
 use super::*;
-use crate::auth::Token;
 use crate::launch::Address;
 
 fn launch(launcher: Launcher) -> Launch {

@@ -288,7 +288,7 @@ impl DeviceCommunicator for TestComm {
                 sequence: self.number(&call),
                 signature: Arc::new(Signature::sized(call, dtype, len)),
                 input,
-                passed: passed.clone(),
+                slot: passed.clone(),
             })
         };
         let jobs: Result<Vec<_>, CommError> = calls.into_iter().zip(&passed).map(job).collect();
