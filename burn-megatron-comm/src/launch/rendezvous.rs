@@ -1,6 +1,6 @@
 //! The address of the rendezvous and the id of the run, from the environment variables.
 
-use super::address::{Address, check_host, parse_port};
+use super::address::{Address, AddressError, check_host, parse_port};
 use super::error::LaunchEnvError;
 use super::rank_info::RankInfo;
 use super::slurm;
@@ -40,11 +40,7 @@ pub(super) fn rendezvous(
 }
 
 fn full_address(vars: Vars, full: Variable) -> Result<Sourced<Address>, LaunchEnvError> {
-    let wrong = |source| LaunchEnvError::Address {
-        variable: full.to_string(),
-        source,
-    };
-    let address: Address = full.value.parse().map_err(wrong)?;
+    let address: Address = full.value.parse().map_err(invalid(&full))?;
     match own_port(vars)? {
         Some((port, from)) if port != address.port => Err(LaunchEnvError::Conflict {
             what: "port of the rendezvous",
@@ -56,11 +52,7 @@ fn full_address(vars: Vars, full: Variable) -> Result<Sourced<Address>, LaunchEn
 }
 
 fn given_host(given: &Variable) -> Result<Sourced<String>, LaunchEnvError> {
-    let wrong = |source| LaunchEnvError::Address {
-        variable: given.to_string(),
-        source,
-    };
-    let host = check_host(&given.value).map_err(wrong)?;
+    let host = check_host(&given.value).map_err(invalid(given))?;
     Ok((host, given.to_string()))
 }
 
@@ -73,11 +65,8 @@ fn launcher_host(
     match launcher {
         Launcher::Slurm | Launcher::Pmix => {
             let (host, from) = slurm::first_host(vars)?;
-            let wrong = |source| LaunchEnvError::Address {
-                variable: from.clone(),
-                source,
-            };
-            Ok(Some((check_host(&host).map_err(wrong)?, from)))
+            let host = check_host(&host).map_err(invalid(&from))?;
+            Ok(Some((host, from)))
         }
         Launcher::OpenMpi if all_here => {
             let from = format!("{} (all on one machine)", info.local_world_size.from);
@@ -85,6 +74,12 @@ fn launcher_host(
         }
         _ => Ok(None),
     }
+}
+
+/// The error of an address that was read from this variable.
+fn invalid(variable: &impl ToString) -> impl FnOnce(AddressError) -> LaunchEnvError {
+    let variable = variable.to_string();
+    move |source| LaunchEnvError::Address { variable, source }
 }
 
 /// A port without a host is an error.
@@ -142,11 +137,7 @@ fn given_port(
 }
 
 fn read_port(given: &Variable) -> Result<Sourced<u16>, LaunchEnvError> {
-    let wrong = |source| LaunchEnvError::Address {
-        variable: given.to_string(),
-        source,
-    };
-    let port = parse_port(given.value.trim()).map_err(wrong)?;
+    let port = parse_port(given.value.trim()).map_err(invalid(given))?;
     Ok((port, given.to_string()))
 }
 

@@ -11,6 +11,7 @@ use parking_lot::Mutex;
 
 use super::links::{Link, Links};
 use super::message::{self, CoordinatorMessage, FailureKind, FailureReport, Hello, RankMessage};
+use super::open_files;
 use super::registry::{JoinError, Outgoing, Recipient, Registry, RendezvousTimeouts};
 use crate::auth::{Connection, Listener, ListenerLimits, Token, spawn};
 use crate::launch;
@@ -41,7 +42,8 @@ struct CoordinatorState {
 }
 
 impl Coordinator {
-    /// Listens on `address` for `ranks` ranks that have `token`, for a launcher; port 0 picks a free one. The
+    /// Listens on `address` for `ranks` ranks that have `token`, for a launcher; port 0 picks a free one. Raises the
+    /// limit of open files of this process up to 65,536, as each rank has a connection. The
     /// ranks get the token from the environment variable [`Token::VARIABLE`], and `job`, the id of this world, from
     /// [`Launch::JOB_ID`](crate::Launch::JOB_ID): ranks with another id are refused.
     ///
@@ -79,6 +81,7 @@ impl Coordinator {
         token: Option<&Token>,
         timeouts: RendezvousTimeouts,
     ) -> io::Result<Self> {
+        open_files::raise_limit();
         let state = Arc::new(CoordinatorState {
             began: Instant::now(),
             registry: Mutex::new(Registry::new(size, world, timeouts)),

@@ -10,6 +10,7 @@ mod connect;
 mod coordinator;
 mod links;
 mod message;
+mod open_files;
 mod rank_slot;
 mod registry;
 mod session;

@@ -9,7 +9,6 @@ use super::plan::{LaunchPlan, Starter};
 use super::restart;
 use super::restart::job::PretrainJob;
 use super::signals::TerminationSignals;
-use super::sys;
 use super::world::{self, Attempt};
 use crate::error::Error;
 use crate::family::Families;
@@ -55,7 +54,6 @@ fn launch(
     families: &Families,
     default_recipe: &str,
 ) -> Result<u8, LaunchError> {
-    sys::raise_open_files();
     // Before any other thread, as threads inherit the signal mask.
     let signals = TerminationSignals::listen(args.grace)?;
     if args.max_restarts == 0 {

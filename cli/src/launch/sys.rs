@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 
 #[cfg(target_os = "linux")]
 use nix::sys::prctl::set_pdeathsig;
-use nix::sys::resource::{Resource, getrlimit, rlim_t, setrlimit};
 use nix::sys::signal::{SigSet, Signal, kill, killpg};
 use nix::unistd::Pid;
 
@@ -117,38 +116,5 @@ pub fn wait_for_group(child: &mut Child, until: Instant) {
             return;
         }
         thread::sleep(Duration::from_millis(1));
-    }
-}
-
-/// Raises the limit of open files as far as this process may: each rank needs up to three. If the limit cannot be raised,
-/// opening files fails with an error.
-pub fn raise_open_files() {
-    if let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE)
-        && let Some(raised) = raised(soft, hard)
-    {
-        let _ = setrlimit(Resource::RLIMIT_NOFILE, raised, hard);
-    }
-}
-
-/// The value that a limit is raised to; `None` if it is high enough.
-fn raised(soft: rlim_t, hard: rlim_t) -> Option<rlim_t> {
-    let wanted = hard.min(1 << 16);
-    (soft < wanted).then_some(wanted)
-}
-
-#[cfg(test)]
-mod tests {
-    use nix::sys::resource::RLIM_INFINITY;
-
-    use super::*;
-
-    #[test]
-    fn a_limit_is_raised_and_never_lowered() {
-        assert_eq!(raised(1024, 4096), Some(4096));
-        assert_eq!(raised(1024, RLIM_INFINITY), Some(1 << 16));
-        assert_eq!(raised(4096, 4096), None);
-        assert_eq!(raised(1 << 20, 1 << 20), None);
-        assert_eq!(raised(1 << 20, RLIM_INFINITY), None);
-        assert_eq!(raised(RLIM_INFINITY, RLIM_INFINITY), None);
     }
 }

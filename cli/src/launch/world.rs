@@ -88,12 +88,13 @@ pub fn run(
     attempt: &Attempt,
     signals: &TerminationSignals,
 ) -> Result<RunResult, LaunchError> {
-    let output = JobOutput::new(plan.ranks, args.quiet_ranks, args.output_dir.as_deref())?;
     let port = match plan.starter {
         Starter::Spawn { port } => port,
         Starter::Mpirun { .. } => 0,
     };
     let rendezvous = host_rendezvous(port, plan.ranks, &attempt.job, &plan.token)?;
+    // After the rendezvous, which raises the limit of open files: each rank needs up to five.
+    let output = JobOutput::new(plan.ranks, args.quiet_ranks, args.output_dir.as_deref())?;
     let (events, happened) = mpsc::channel();
     signals.attach(&events);
     let command = RankCommand {

@@ -106,7 +106,7 @@ fn messages_grow_no_faster_than_n_log_n() {
     check(&[8, 32, 128]);
 }
 
-/// Needs two file descriptors for each rank, and more: `ulimit -n 20000`.
+/// Needs two file descriptors for each rank, and more. A hard limit of 4096 (`ulimit -H -n`) is enough.
 #[test]
 #[ignore = "slow: run by hand"]
 fn messages_grow_no_faster_than_n_log_n_up_to_1024_ranks() {
