@@ -1,25 +1,9 @@
 use std::fs;
 use std::process::Command;
 
+use tempfile::{TempDir, tempdir};
+
 use super::*;
-
-/// A folder that is removed on drop.
-struct TempFolder(PathBuf);
-
-impl TempFolder {
-    fn new(name: &str) -> TempFolder {
-        let id = std::process::id();
-        let folder = env::temp_dir().join(format!("burn-megatron-probe-{name}-{id}"));
-        fs::create_dir_all(&folder).unwrap();
-        TempFolder(folder)
-    }
-}
-
-impl Drop for TempFolder {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
 
 #[test]
 fn versions_of_nccl_are_read_old_and_new() {
@@ -54,8 +38,8 @@ mod linux {
     use super::*;
     use std::os::unix::fs::symlink;
 
-    fn library(folder: &TempFolder, name: &str, source: &str) -> String {
-        let (code, library) = (folder.0.join("fake.c"), folder.0.join(name));
+    fn library(folder: &TempDir, name: &str, source: &str) -> String {
+        let (code, library) = (folder.path().join("fake.c"), folder.path().join(name));
         fs::write(&code, source).unwrap();
         let built = Command::new("cc")
             .args(["-shared", "-fPIC", "-o"])
@@ -67,7 +51,7 @@ mod linux {
 
     #[test]
     fn the_first_library_that_answers_counts() {
-        let folder = TempFolder::new("nccl");
+        let folder = tempdir().unwrap();
         let good = "int ncclGetVersion(int *v) { *v = 22303; return 0; }";
         let good = library(&folder, "libgood.so", good);
         let failing = library(
@@ -77,7 +61,7 @@ mod linux {
         );
         let other = library(&folder, "libother.so", "int f(void) { return 0; }");
         // The path is that of the file, not the link that was opened.
-        let link = folder.0.join("liblink.so");
+        let link = folder.path().join("liblink.so");
         symlink(&good, &link).unwrap();
         let names = [
             "libnot-there.so.2",
@@ -97,8 +81,8 @@ mod linux {
 
     /// Another process writes the program: while this one had it open, a child that some other test
     /// starts could inherit it, and a program that is open for writing does not start.
-    fn script(folder: &TempFolder, name: &str, text: &str) -> PathBuf {
-        let path = folder.0.join(name);
+    fn script(folder: &TempDir, name: &str, text: &str) -> PathBuf {
+        let path = folder.path().join(name);
         let written = Command::new("sh")
             .args(["-c", "printf %s \"$2\" >\"$1\" && chmod +x \"$1\"", "sh"])
             .args([path.as_os_str(), OsStr::new(text)])
@@ -109,10 +93,10 @@ mod linux {
 
     #[test]
     fn programs_are_looked_for_in_order() {
-        let (first, second) = (TempFolder::new("first"), TempFolder::new("second"));
-        fs::write(first.0.join("mpirun"), "no program").unwrap();
+        let (first, second) = (tempdir().unwrap(), tempdir().unwrap());
+        fs::write(first.path().join("mpirun"), "no program").unwrap();
         let program = script(&second, "mpirun", "#!/bin/sh\n");
-        let folders = env::join_paths([&first.0, &second.0]).unwrap();
+        let folders = env::join_paths([first.path(), second.path()]).unwrap();
         assert_eq!(find(&folders, "mpirun"), Some(program));
         assert_eq!(find(&folders, "mpiexec"), None);
         assert_eq!(find(OsStr::new(""), "mpirun"), None);
@@ -120,7 +104,7 @@ mod linux {
 
     #[test]
     fn a_version_is_the_first_line() {
-        let folder = TempFolder::new("version");
+        let folder = tempdir().unwrap();
         let text = "#!/bin/sh\n[ \"$1\" = --version ] && printf '\\nmpirun (Open MPI) 4.1.4\\n\\nmore\\n'\n";
         let output = version_of(&script(&folder, "good", text), VERSION_TIMEOUT);
         assert_eq!(output.unwrap(), "mpirun (Open MPI) 4.1.4");
@@ -142,7 +126,7 @@ mod linux {
 
     #[test]
     fn a_program_that_does_not_answer_is_ended() {
-        let folder = TempFolder::new("hang");
+        let folder = tempdir().unwrap();
         let hang = script(&folder, "hang", "#!/bin/sh\nexec sleep 100000\n");
         let reason = version_of(&hang, Duration::from_millis(200)).unwrap_err();
         assert!(

@@ -17,7 +17,7 @@ use tracing::{Dispatch, dispatcher};
 use super::RankPanic;
 use crate::communicator::Communicator;
 use crate::error::CommError;
-use crate::report::call_log::CallRecord;
+use crate::report::call_log::{self, CallLogHeader, CallRecord};
 use crate::report::flight_recorder::FlightRecorder;
 
 /// The usual stack of a main thread; memory is reserved, not used.
@@ -35,12 +35,23 @@ impl CallLogDir {
         Arc::new(Self(Mutex::new(folder)))
     }
 
-    pub fn path(&self) -> PathBuf {
-        self.0.lock().clone()
-    }
-
     fn set(&self, folder: PathBuf) {
         *self.0.lock() = folder;
+    }
+
+    /// Writes the call log: of one rank, or of all.
+    ///
+    /// # Errors
+    /// Why the file could not be written.
+    pub fn write(
+        &self,
+        rank: Option<usize>,
+        header: &CallLogHeader,
+        records: impl Iterator<Item = CallRecord>,
+    ) -> Result<PathBuf, String> {
+        let folder = self.0.lock().clone();
+        let written = call_log::write(&folder, rank, header, records);
+        written.map_err(|error| format!("{}: {error}", folder.display()))
     }
 }
 
@@ -52,8 +63,10 @@ pub struct Rank {
     pub(super) communicator: Arc<dyn Communicator>,
     pub(super) recorder: Arc<FlightRecorder>,
     pub(super) call_log_dir: Arc<CallLogDir>,
-    pub(super) stop: StopSignal,
-    pub(super) engine: EngineDescription,
+    /// Returns whether to stop.
+    pub(super) stop: Arc<dyn Fn() -> bool + Send + Sync>,
+    /// Describes the engine as it is now.
+    pub(super) engine: Arc<dyn Fn() -> String + Send + Sync>,
 }
 
 impl Rank {
@@ -75,7 +88,7 @@ impl Rank {
     /// The engine as text: its name, the version of its library, and what it uses; with NCCL also what it has copied to and
     /// from registered buffers until now.
     pub fn engine(&self) -> String {
-        self.engine.0()
+        (self.engine)()
     }
 
     /// The compute threads of this rank.
@@ -101,7 +114,7 @@ impl Rank {
     /// Whether the launcher requests this rank to stop after the current step. May differ between ranks at one
     /// moment: agree by a collective.
     pub fn stop_requested(&self) -> bool {
-        (self.stop.0)()
+        (self.stop)()
     }
 
     #[cfg(test)]
@@ -141,14 +154,6 @@ impl Rank {
         })
     }
 }
-
-/// Returns whether to stop.
-#[derive(Clone)]
-pub(super) struct StopSignal(pub Arc<dyn Fn() -> bool + Send + Sync>);
-
-/// Describes the engine as it is now.
-#[derive(Clone)]
-pub(super) struct EngineDescription(pub Arc<dyn Fn() -> String + Send + Sync>);
 
 pub(super) fn start_error(error: &dyn Error) -> AnyError {
     format!("cannot start the threads of the rank: {error}").into()

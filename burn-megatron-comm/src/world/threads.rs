@@ -6,13 +6,11 @@ use std::thread::{self, ScopedJoinHandle};
 
 use tracing::Dispatch;
 
-use super::rank::{
-    AnyError, CallLogDir, EngineDescription, Rank, StopSignal, from_panic, start_error,
-};
+use super::rank::{AnyError, CallLogDir, Rank, from_panic, start_error};
 use super::watchdog::{self, RankEnded};
 use super::{World, WorldError};
 use crate::engines::threads::{RankFailure, ThreadCommunicator, WorldState};
-use crate::report::call_log::{self, CallLogHeader};
+use crate::report::call_log::CallLogHeader;
 
 /// See [`World::run`].
 pub(super) fn run<T, E>(
@@ -88,8 +86,8 @@ fn ranks(
         communicator,
         recorder: Arc::clone(state.recorder(rank)),
         call_log_dir: Arc::clone(call_log_dir),
-        stop: StopSignal(Arc::new(|| false)),
-        engine: EngineDescription(Arc::new(|| "threads".into())),
+        stop: Arc::new(|| false),
+        engine: Arc::new(|| "threads".into()),
     };
     communicators.map(rank).collect()
 }
@@ -114,9 +112,7 @@ pub(super) fn rank_failed(
         positions: &positions,
     };
     let records = (0..size).flat_map(|rank| state.recorder(rank).records());
-    let folder = call_log_dir.path();
-    let call_log = call_log::write(&folder, None, &header, records)
-        .map_err(|error| format!("{}: {error}", folder.display()));
+    let call_log = call_log_dir.write(None, &header, records);
     WorldError::RankFailed {
         rank,
         message,

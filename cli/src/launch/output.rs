@@ -255,9 +255,9 @@ mod tests {
 
     #[test]
     fn files_get_the_bytes_as_they_are() {
-        let folder =
-            std::env::temp_dir().join(format!("burn-megatron-output-{}", std::process::id()));
-        let output = Arc::new(JobOutput::new(11, true, Some(&folder)).unwrap());
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path();
+        let output = Arc::new(JobOutput::new(11, true, Some(folder)).unwrap());
         let [mut out, mut err] = JobOutput::rank(&output, 3);
         assert_eq!(out.lines.prefix, "[rank  3] ");
         out.write(b"a\rb");
@@ -267,11 +267,10 @@ mod tests {
         assert_eq!(fs::read(folder.join("rank-3.out")).unwrap(), b"a\rbc\xff");
         assert_eq!(fs::read(folder.join("rank-3.err")).unwrap(), b"");
         // Those of the next run follow.
-        let output = Arc::new(JobOutput::new(11, true, Some(&folder)).unwrap());
+        let output = Arc::new(JobOutput::new(11, true, Some(folder)).unwrap());
         let [mut out, _] = JobOutput::rank(&output, 3);
         out.write(b"d");
         assert_eq!(fs::read(folder.join("rank-3.out")).unwrap(), b"a\rbc\xffd");
-        fs::remove_dir_all(&folder).unwrap();
     }
 
     #[cfg(target_os = "linux")]

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use tracing::Dispatch;
 
-use super::rank::{AnyError, CallLogDir, EngineDescription, Rank, StopSignal, start_error};
+use super::rank::{AnyError, CallLogDir, Rank, start_error};
 use super::{Engine, World, WorldError};
 use crate::auth::Token;
 use crate::error::{CommError, with_causes};
@@ -178,8 +178,8 @@ impl ProcessRank {
             communicator: ProcessCommunicator::world(&self.world, self.rank, self.size),
             recorder: self.tracker.recorder().clone(),
             call_log_dir: call_log_dir.clone(),
-            stop: StopSignal(Arc::new(move || client.stop_requested())),
-            engine: EngineDescription(Arc::new(move || engine_of(&*transport))),
+            stop: Arc::new(move || client.stop_requested()),
+            engine: Arc::new(move || engine_of(&*transport)),
         };
         let ended = Mutex::new(None);
         let report_end = |end: Result<(), AnyError>| {

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use super::{DISCONNECT_TIMEOUT, ProcessRank};
 use crate::process::CallTracker;
 use crate::rendezvous::FailureReport;
-use crate::report::call_log::{self, CallLogHeader};
+use crate::report::call_log::CallLogHeader;
 use crate::world::WorldError;
 use crate::world::error::log_line;
 use crate::world::rank::CallLogDir;
@@ -110,7 +110,6 @@ fn write_log(
         message: &failure.message,
         positions: &failure.positions,
     };
-    let (folder, records) = (folder.path(), tracker.recorder().records());
-    call_log::write(&folder, Some(rank), &header, records.into_iter())
-        .map_err(|error| format!("{}: {error}", folder.display()))
+    let records = tracker.recorder().records();
+    folder.write(Some(rank), &header, records.into_iter())
 }
