@@ -115,9 +115,9 @@ pub struct StreamOutput {
     output: Arc<JobOutput>,
 }
 
-impl StreamOutput {
-    /// Writes bytes of the rank's output.
-    pub fn write(&mut self, bytes: &[u8]) {
+/// Never fails: an error of the terminal or of the file is printed once.
+impl Write for StreamOutput {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         if let Some(file) = &mut self.file
             && let Err(error) = file.write_all(bytes)
         {
@@ -130,8 +130,15 @@ impl StreamOutput {
         if self.shown {
             self.output.show(self.stream, &self.lines.take(bytes));
         }
+        Ok(bytes.len())
     }
 
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl StreamOutput {
     /// Prints what is left without a line end.
     pub fn finish(&mut self) {
         self.output.show(self.stream, &self.lines.rest());
@@ -260,8 +267,8 @@ mod tests {
         let output = Arc::new(JobOutput::new(11, true, Some(folder)).unwrap());
         let [mut out, mut err] = JobOutput::rank(&output, 3);
         assert_eq!(out.lines.prefix, "[rank  3] ");
-        out.write(b"a\rb");
-        out.write(b"c\xff");
+        out.write_all(b"a\rb").unwrap();
+        out.write_all(b"c\xff").unwrap();
         out.finish();
         err.finish();
         assert_eq!(fs::read(folder.join("rank-3.out")).unwrap(), b"a\rbc\xff");
@@ -269,7 +276,7 @@ mod tests {
         // Those of the next run follow.
         let output = Arc::new(JobOutput::new(11, true, Some(folder)).unwrap());
         let [mut out, _] = JobOutput::rank(&output, 3);
-        out.write(b"d");
+        out.write_all(b"d").unwrap();
         assert_eq!(fs::read(folder.join("rank-3.out")).unwrap(), b"a\rbc\xffd");
     }
 
@@ -279,7 +286,7 @@ mod tests {
         let output = Arc::new(JobOutput::new(1, true, None).unwrap());
         let [_, mut err] = JobOutput::rank(&output, 0);
         err.file = Some(File::options().write(true).open("/dev/full").unwrap());
-        err.write(b"a line that goes to the screen\n");
+        err.write_all(b"a line that goes to the screen\n").unwrap();
         assert!(err.file.is_none());
         assert!(output.file_error.is_completed());
     }

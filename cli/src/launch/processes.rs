@@ -22,8 +22,6 @@ use super::sys;
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 /// The time that the system may take to end the remaining processes of a rank.
 const KILL_TIMEOUT: Duration = Duration::from_secs(2);
-/// The bytes that are read at once.
-const READ_BYTES: usize = 1 << 16;
 
 /// The command of every rank.
 pub struct RankCommand {
@@ -134,13 +132,15 @@ impl RankProcesses {
     fn read(
         &self,
         from: Option<impl Read + Send + 'static>,
-        to: StreamOutput,
+        mut to: StreamOutput,
         open: Sender<()>,
     ) -> io::Result<()> {
-        let Some(from) = from else { return Ok(()) };
+        let Some(mut from) = from else { return Ok(()) };
         let open = (open, self.readers.0.clone());
         spawn_thread(move || {
-            forward(from, to);
+            // A pipe that cannot be read has ended.
+            let _ = io::copy(&mut from, &mut to);
+            to.finish();
             drop(open);
         })
     }
@@ -163,19 +163,6 @@ impl RankProcesses {
         drop(self.readers.0);
         let _ = self.readers.1.recv_timeout(DRAIN_TIMEOUT);
     }
-}
-
-fn forward(mut from: impl Read, mut to: StreamOutput) {
-    let mut bytes = vec![0; READ_BYTES];
-    loop {
-        match from.read(&mut bytes) {
-            Ok(0) => break,
-            Ok(len) => to.write(&bytes[..len]),
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(_) => break,
-        }
-    }
-    to.finish();
 }
 
 /// The thread of a pipe needs little stack.

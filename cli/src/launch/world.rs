@@ -269,21 +269,20 @@ pub fn summary(supervisor: &Supervisor) -> Vec<String> {
         JobFailure::Rank {
             rank,
             status,
-            after: Some(after),
+            after,
         } => {
-            let after = after.as_secs_f64();
+            let seconds = after.unwrap_or_default().as_secs_f64();
             match status {
-                RankExitStatus::Lost(why) => {
-                    format!("rank {rank} was lost after {after:.1} s: {why}")
+                RankExitStatus::Lost(why) if after.is_some() => {
+                    format!("rank {rank} was lost after {seconds:.1} s: {why}")
+                }
+                RankExitStatus::Code(_) | RankExitStatus::Signal(_) if after.is_some() => {
+                    format!("rank {rank} {status} after {seconds:.1} s")
                 }
                 // It never ran.
-                RankExitStatus::NotStarted(_) => format!("rank {rank} {status}"),
-                RankExitStatus::Code(_) | RankExitStatus::Signal(_) => {
-                    format!("rank {rank} {status} after {after:.1} s")
-                }
+                _ => format!("rank {rank} {status}"),
             }
         }
-        JobFailure::Rank { rank, status, .. } => format!("rank {rank} {status}"),
         JobFailure::Starter(status) => format!("mpirun {status} before its ranks did"),
         JobFailure::Guard(status) => format!("the guard process {status} before the ranks did"),
         JobFailure::NotStarted(ranks) => format!("{} did not start in time", list(ranks)),
