@@ -1,7 +1,7 @@
 //! A test that the examples share.
 
-use burn_megatron::choice::KernelChoices;
 use burn_megatron::data_parallel::{DataParallelConfig, Precision};
+use burn_megatron::kernel_selection::KernelChoices;
 use burn_megatron::kernels::record::ShapeSettings;
 use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::model::ModelConfig;

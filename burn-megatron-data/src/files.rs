@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::{DataError, TextDocuments};
-use burn_megatron::bounded;
+use burn_megatron::regular_file;
 
 /// Folders of generated files.
 const SKIPPED_FOLDERS: [&str; 3] = ["target", "node_modules", "runs"];
@@ -78,7 +78,7 @@ fn find_files(
 /// The content of one file.
 pub(super) fn read_file(path: &Path) -> Result<Vec<u8>, DataError> {
     // The whole text is held in memory, so its size has no other limit.
-    bounded::read(path, u64::MAX).map_err(|source| DataError::Unreadable {
+    regular_file::read(path, u64::MAX).map_err(|source| DataError::Unreadable {
         path: path.to_path_buf(),
         source,
     })

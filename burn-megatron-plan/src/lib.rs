@@ -19,8 +19,8 @@ pub mod memory;
 mod mesh_links;
 mod model_profile;
 pub mod profile;
+pub mod recorded_step;
 pub mod search;
-pub mod tape;
 pub mod time;
 
 pub use axis_bytes::AxisBytes;

@@ -5,7 +5,7 @@ mod schedule_chart;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use burn_megatron::partial::replace_file;
+use burn_megatron::atomic_file::replace_file;
 use plotters::prelude::*;
 
 pub use schedule_chart::schedule_chart;

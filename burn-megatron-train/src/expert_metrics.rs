@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::json_float;
 use burn_megatron::nn::moe::RouterLossKind;
-use burn_megatron::table::Table;
+use burn_megatron::text_table::Table;
 
 /// The reports of the routers of all pipeline stages about a training step.
 #[derive(Debug, Clone, PartialEq)]

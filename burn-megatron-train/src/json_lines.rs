@@ -8,7 +8,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::metrics::MetricsError;
-use burn_megatron::{bounded, regular_file};
+use burn_megatron::regular_file;
 
 /// The maximum size of a file that is read, in bytes.
 const MAX_BYTES: u64 = 8 << 30;
@@ -62,7 +62,7 @@ pub(super) fn lines<'a, T: DeserializeOwned + 'a>(
 
 /// Reads the bytes of a file. One of its lines may not be UTF-8.
 pub(super) fn read(path: &Path) -> Result<Vec<u8>, MetricsError> {
-    bounded::read(path, MAX_BYTES).map_err(|source| io_error("read", path, source))
+    regular_file::read(path, MAX_BYTES).map_err(|source| io_error("read", path, source))
 }
 
 fn io_error(action: &'static str, path: &Path, source: io::Error) -> MetricsError {

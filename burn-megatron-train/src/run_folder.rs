@@ -8,9 +8,9 @@ use std::time::{Duration, SystemTime};
 use serde::Serialize;
 
 use super::metrics::{MetricsRecord, read_metrics};
-use burn_megatron::bounded;
+use burn_megatron::atomic_file::replace_file;
 use burn_megatron::checkpoint::LOCK;
-use burn_megatron::partial::replace_file;
+use burn_megatron::regular_file;
 use burn_megatron::regular_file::is_there;
 
 /// Why a run folder cannot be used.
@@ -128,7 +128,7 @@ impl RunFolder {
     pub fn replace_config(&self, config: &impl Serialize) -> Result<(), RunFolderError> {
         let (path, text) = (self.config(), self.text_of(config)?);
         let failed = |source| io_error("replace", &path, source);
-        let before = bounded::read(&path, MAX_CONFIG_BYTES).map_err(failed)?;
+        let before = regular_file::read(&path, MAX_CONFIG_BYTES).map_err(failed)?;
         if before == text.as_bytes() {
             return Ok(());
         }

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::{Comparison, Difference, Layout, Rounding, VerifyOptions};
-use burn_megatron::table::Table;
+use burn_megatron::text_table::Table;
 
 /// The columns of the table.
 const COLUMNS: usize = 10;

@@ -6,8 +6,8 @@ use burn::tensor::{DType, Device};
 use burn_megatron_kernels::philox::Stream;
 
 use super::{Layout, Rounding, Subject};
-use burn_megatron::choice::KernelChoices;
 use burn_megatron::comm::ParallelContext;
+use burn_megatron::kernel_selection::KernelChoices;
 use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::model::{ModelConfig, RoundingSizes};
 use burn_megatron::nn::fp8::Fp8Config;

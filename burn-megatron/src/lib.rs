@@ -14,18 +14,17 @@
 //! | [`collective`] | differentiable collectives on tensors |
 //! | [`fingerprint`] | 64-bit fingerprints of what a step computes, to compare two runs of it |
 //! | [`host_link`] | what is transferred between a device and its host, and a simulation of its times |
-//! | [`choice`] | selection of fused kernels |
+//! | [`kernel_selection`] | selection of fused kernels |
 //! | [`nn`] | parallel layers, and the parameter table |
 //! | [`pipeline`] | pipeline schedules, and the engine that runs them |
 //! | [`data_parallel`] | data parallelism and full sharding of any Burn module |
 //! | [`optim`] | sharded AdamW, gradient norm and clipping |
 //! | [`checkpoint`] | checkpoints that load in any layout |
 //! | [`model`] | what a model implements, and the pipeline stages of its configuration |
-//! | [`regular_file`] | opens files, with an error for a pipe, a device or a folder |
-//! | [`bounded`] | reading of whole files, up to a size |
-//! | [`partial`] | files and folders that are being written, and their clean-up after a crash |
+//! | [`regular_file`] | opens and reads files, with an error for a pipe, a device or a folder |
+//! | [`atomic_file`] | files and folders that are being written, and their clean-up after a crash |
 //! | [`device`] | devices by name, checked before Burn is called |
-//! | [`table`] | tables of text that fit a terminal |
+//! | [`text_table`] | tables of text that fit a terminal |
 //!
 //! # Feature flags
 //!
@@ -55,24 +54,23 @@ pub use burn_megatron_comm as comm;
 pub use burn_megatron_comm::mesh;
 pub use burn_megatron_kernels as kernels;
 
-pub mod bounded;
+pub mod atomic_file;
 pub mod checkpoint;
-pub mod choice;
 pub mod collective;
 pub mod data_parallel;
 pub mod device;
 pub mod fingerprint;
 mod glob;
 pub mod host_link;
+pub mod kernel_selection;
 pub mod model;
 pub mod nn;
 pub mod optim;
-pub mod partial;
 pub mod pipeline;
 pub mod regular_file;
-pub mod table;
 #[cfg(test)]
 mod testing;
+pub mod text_table;
 
 /// The items that most programs need; that of `burn-megatron-train` has these and the trainer.
 pub mod prelude {

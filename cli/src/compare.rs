@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use burn_megatron::bounded;
+use burn_megatron::regular_file;
 use burn_megatron_train::metrics::{MetricsRecord, oldest_version, read_metrics};
 use burn_megatron_train::plot::{LossComparison, LossCurve};
 use burn_megatron_train::run_folder::RunFolder;
@@ -85,7 +85,7 @@ impl ComparedRun {
 /// The terms that a run minimised beside the cross-entropy, as its configuration has them.
 fn terms(folder: &RunFolder) -> Result<Vec<String>, Error> {
     let path = folder.config();
-    let text = bounded::read_text(&path, recipe::MAX_BYTES)
+    let text = regular_file::read_text(&path, recipe::MAX_BYTES)
         .map_err(|error| format!("cannot read '{}': {error}", path.display()))?;
     // Not read as a recipe: that of an older version may have other keys.
     let config: toml::Table = toml::from_str(&text)

@@ -2,8 +2,8 @@
 
 use std::env;
 
-use burn_megatron::choice::EpilogueFusion;
 use burn_megatron::comm::Engine;
+use burn_megatron::kernel_selection::EpilogueFusion;
 use burn_megatron::kernels::gemm::CpuGemm;
 use clap::Args;
 

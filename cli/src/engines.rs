@@ -1,8 +1,8 @@
 //! The engines that compute on a GPU, for headers and reports.
 
 use burn::tensor::Device;
-use burn_megatron::choice::KernelSelection;
 use burn_megatron::device::{DeviceKind, UNCHECKED, is_unchecked};
+use burn_megatron::kernel_selection::KernelSelection;
 use burn_megatron::kernels::gemm::{engine_of, slow_reason};
 
 use crate::error::Error;

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use burn::tensor::{DType, Device, Tensor};
-use burn_megatron::choice::{EpilogueFusion, EpilogueShape};
 use burn_megatron::comm::{Communicator, ParallelContext, broadcast_bytes};
+use burn_megatron::kernel_selection::{EpilogueFusion, EpilogueShape};
 use burn_megatron::kernels::Function;
 use burn_megatron::kernels::activation::{Activation, ActivationFunction};
 use burn_megatron::kernels::device_memory::return_freed_memory;

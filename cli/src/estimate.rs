@@ -1,11 +1,11 @@
 //! The memory that the ranks of a run need, estimated before anything is allocated.
 
 use burn::tensor::{DType, Device};
-use burn_megatron::choice::{KernelSelection, Operation};
 use burn_megatron::comm::ParallelContext;
 use burn_megatron::data_parallel::host_memory::{HostMemory, MemoryLimit, RequiredMemory};
 use burn_megatron::data_parallel::{ShardingEstimate, freeze};
 use burn_megatron::device::DeviceKind;
+use burn_megatron::kernel_selection::{KernelSelection, Operation};
 use burn_megatron::mesh::{Axis, Mesh};
 use burn_megatron::nn::{LogitsShape, ModelBuilder};
 

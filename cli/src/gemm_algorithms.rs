@@ -3,11 +3,11 @@
 use std::path::Path;
 
 use burn::tensor::Device;
-use burn_megatron::bounded;
 use burn_megatron::comm::{Communicator, broadcast_bytes};
 use burn_megatron::kernels::gemm::algorithms::{
     GemmAlgorithms, GemmLibrary, gemm_library, use_algorithms,
 };
+use burn_megatron::regular_file;
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
@@ -101,7 +101,8 @@ fn read(path: &Path) -> Result<GemmAlgorithms, String> {
             path.display()
         )
     };
-    let text = bounded::read_text(path, MAX_BYTES).map_err(|error| failed(error.to_string()))?;
+    let text =
+        regular_file::read_text(path, MAX_BYTES).map_err(|error| failed(error.to_string()))?;
     serde_json::from_str(&text).map_err(|error| failed(error.to_string()))
 }
 

@@ -1,9 +1,9 @@
 //! The settings that save memory: the flags, and the checks.
 
 use burn::tensor::{DType, Device};
-use burn_megatron::choice::{KernelChoice, Operation};
 use burn_megatron::comm::ParallelContext;
 use burn_megatron::data_parallel::OffloadConfig;
+use burn_megatron::kernel_selection::{KernelChoice, Operation};
 use burn_megatron::nn::{
     ActivationOffload, BuildError, ModelBuilder, RecomputeConfig, RecomputeGranularity,
     RecomputeLayers, RecomputeMethod, RecomputeModule,

@@ -8,7 +8,7 @@ use burn_megatron::data_parallel::{ZeroStage, format_bytes};
 use burn_megatron::device::DeviceKind;
 use burn_megatron::kernels::record::ShapeSettings;
 use burn_megatron::mesh::{ContextSplit, Mesh};
-use burn_megatron::table::Table;
+use burn_megatron::text_table::Table;
 use burn_megatron_plan::Recompute;
 use burn_megatron_plan::memory::{MemoryByKind, MemoryReport, MemoryRequest, RankProfiles};
 

@@ -2,13 +2,13 @@
 
 use std::path::Path;
 
-use burn_megatron::bounded;
-use burn_megatron::choice::KernelChoices;
 use burn_megatron::comm::NcclConfig;
 use burn_megatron::data_parallel::DataParallelConfig;
+use burn_megatron::kernel_selection::KernelChoices;
 use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::nn::fp8::Fp8Config;
 use burn_megatron::nn::lora::LoraConfig;
+use burn_megatron::regular_file;
 use burn_megatron_generate::GenerateConfig;
 use burn_megatron_train::TrainConfig;
 use serde::{Deserialize, Deserializer, Serialize};
@@ -122,7 +122,7 @@ pub const MAX_BYTES: u64 = 1 << 20;
 /// # Errors
 /// A file that cannot be read or is no text.
 pub fn read_text(path: &Path) -> Result<String, Error> {
-    bounded::read_text_stream(path, MAX_BYTES).map_err(|error| unreadable(path, &error))
+    regular_file::read_text_stream(path, MAX_BYTES).map_err(|error| unreadable(path, &error))
 }
 
 fn unreadable(path: &Path, error: &std::io::Error) -> Error {
@@ -188,7 +188,7 @@ impl RecipeOf<Table> {
 impl Recipe {
     /// Reads the recipe of a run folder, which an earlier version may have written: retired keys are translated.
     pub fn read_of_run(path: &Path, families: &Families) -> Result<Self, Error> {
-        let text = bounded::read_text(path, MAX_BYTES);
+        let text = regular_file::read_text(path, MAX_BYTES);
         let text = text.map_err(|error| unreadable(path, &error))?;
         if text.parse::<Table>().is_ok_and(|table| table.is_empty()) {
             let (path, run) = (path.display(), path.parent().unwrap_or(path).display());

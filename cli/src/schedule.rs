@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use burn_megatron::atomic_file::replace_file;
 use burn_megatron::mesh::{ParallelConfig, ScheduleSource};
-use burn_megatron::partial::replace_file;
 use burn_megatron::pipeline::schedule::{ScheduleKind, StageTimes, simulate, validate};
 use burn_megatron::pipeline::schedule_of;
 use clap::Args;

@@ -4,12 +4,12 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
+use burn_megatron::atomic_file::is_staged;
 use burn_megatron::checkpoint::state::RunState;
 use burn_megatron::checkpoint::{
     Checkpoint, CheckpointError, CheckpointFolder, LOCK, NewestCheckpoint, SkippedCheckpoint,
     TensorSource, UnusableReason, check_output,
 };
-use burn_megatron::partial::is_staged;
 use burn_megatron::regular_file::is_there;
 use burn_megatron_data::Dataset;
 use burn_megatron_models::hf::is_hf_folder;

@@ -2,8 +2,8 @@
 
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
+use burn_megatron::atomic_file::replace_file;
 use burn_megatron::comm::{Rank, all_gather_bytes};
-use burn_megatron::partial::replace_file;
 use burn_megatron::pipeline::engine::ActionEvent;
 use burn_megatron::pipeline::trace::{TraceEvent, TraceKind, trace_bubble, write_chrome_trace};
 use burn_megatron_train::run_folder::RunFolder;

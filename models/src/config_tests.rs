@@ -1,6 +1,6 @@
 use super::*;
 use burn::tensor::{DType, Device};
-use burn_megatron::choice::{KernelChoice, KernelChoices, Operation};
+use burn_megatron::kernel_selection::{KernelChoice, KernelChoices, Operation};
 use burn_megatron::model::ModelConfig;
 
 fn error(change: impl FnOnce(&mut TransformerConfig), tensor: usize) -> String {

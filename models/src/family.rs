@@ -1,7 +1,9 @@
 //! The transformer as a model family.
 
 use burn::tensor::{DType, Device};
-use burn_megatron::choice::{KernelChoiceError, KernelChoices, KernelSelection, Operation};
+use burn_megatron::kernel_selection::{
+    KernelChoiceError, KernelChoices, KernelSelection, Operation,
+};
 use burn_megatron::kernels::attention::Heads;
 use burn_megatron::kernels::rope::RopeConfig;
 use burn_megatron::mesh::{ContextExchange, ParallelConfig};

@@ -2,8 +2,8 @@
 
 use burn::module::Module;
 use burn::tensor::{Int, Tensor};
-use burn_megatron::choice::Operation;
 use burn_megatron::collective::{self, Comm};
+use burn_megatron::kernel_selection::Operation;
 use burn_megatron::kernels::record;
 use burn_megatron::kernels::rope::{RopeConfig, RopeTable};
 use burn_megatron::kernels::soft_cap::soft_cap;

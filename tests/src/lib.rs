@@ -20,7 +20,7 @@ pub use text::Text;
 pub use words::words;
 
 use burn::tensor::DType;
-use burn_megatron::choice::KernelChoices;
+use burn_megatron::kernel_selection::KernelChoices;
 use burn_megatron::nn::fp8::Fp8Config;
 use burn_megatron::nn::moe::ScoreFunction;
 use burn_megatron::nn::{Activation, NormKind, QkNorm};

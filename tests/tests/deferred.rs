@@ -3,9 +3,9 @@
 use std::sync::{Arc, Mutex};
 
 use burn::tensor::Device;
-use burn_megatron::choice::{KernelChoice, KernelChoices};
 use burn_megatron::comm::ParallelContext;
 use burn_megatron::data_parallel::Precision;
+use burn_megatron::kernel_selection::{KernelChoice, KernelChoices};
 use burn_megatron::model::ModelConfig;
 use burn_megatron::nn::ModelBuilder;
 use burn_megatron::nn::fp8::Fp8Config;

@@ -1,6 +1,6 @@
 //! The layers of OLMoE, gpt-oss and Gemma: every layout computes what one rank computes.
 
-use burn_megatron::choice::{KernelChoice, KernelChoices};
+use burn_megatron::kernel_selection::{KernelChoice, KernelChoices};
 use burn_megatron_tests::TransformerSubject;
 use burn_megatron_tests::{small_gemma, small_gpt_oss, small_olmoe};
 use burn_megatron_verify::{Layout, VerifyOptions, verify};

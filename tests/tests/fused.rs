@@ -1,9 +1,9 @@
 //! A model computes the same with and without fused kernels.
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
-use burn_megatron::choice::{KernelChoice, KernelChoices, Operation};
 use burn_megatron::comm::ParallelContext;
 use burn_megatron::data_parallel::DistributedDataParallel;
+use burn_megatron::kernel_selection::{KernelChoice, KernelChoices, Operation};
 use burn_megatron::model::{LanguageModel, ModelConfig};
 use burn_megatron::nn::ModelBuilder;
 use burn_megatron::optim::{AdamWConfig, ParallelAdamW, global_norm};

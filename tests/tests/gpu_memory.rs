@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{DType, Device, Tensor};
-use burn_megatron::choice::KernelChoices;
 use burn_megatron::comm::{ParallelContext, World};
 use burn_megatron::data_parallel::DataParallelConfig;
+use burn_megatron::kernel_selection::KernelChoices;
 use burn_megatron::kernels::record::ShapeSettings;
 use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::model::ModelConfig;

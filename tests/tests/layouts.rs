@@ -1,6 +1,6 @@
 //! Every layout computes what one rank computes.
 
-use burn_megatron::choice::{KernelChoice, KernelChoices};
+use burn_megatron::kernel_selection::{KernelChoice, KernelChoices};
 use burn_megatron::nn::QkNorm;
 use burn_megatron_tests::TransformerSubject;
 use burn_megatron_tests::{small_gpt, small_llama, without_dropout};

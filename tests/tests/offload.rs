@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use burn::tensor::{Device, Tensor};
 use burn_megatron::checkpoint::{Checkpoint, CheckpointFolder, LoadTolerance};
-use burn_megatron::choice::{KernelChoice, KernelChoices};
+use burn_megatron::kernel_selection::{KernelChoice, KernelChoices};
 
 use burn_megatron::data_parallel::{MemoryPlan, Moments, OffloadConfig, OffloadPlan, Precision};
 use burn_megatron::host_link::HostTraffic;

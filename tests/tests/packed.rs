@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
-use burn_megatron::choice::{KernelChoice, KernelChoices};
 use burn_megatron::comm::ParallelContext;
 use burn_megatron::data_parallel::DistributedDataParallel;
+use burn_megatron::kernel_selection::{KernelChoice, KernelChoices};
 use burn_megatron::model::{LanguageModel, ModelConfig, Tokens};
 use burn_megatron::nn::{ModelBuilder, QkNorm};
 use burn_megatron::pipeline::split::LayerSplit;

@@ -4,9 +4,9 @@ use std::fs;
 use std::path::PathBuf;
 
 use burn::tensor::{DType, Device};
-use burn_megatron::choice::KernelChoices;
 use burn_megatron::comm::{ParallelContext, World};
 use burn_megatron::data_parallel::{DataParallelConfig, DistributedDataParallel, Precision};
+use burn_megatron::kernel_selection::KernelChoices;
 use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::model::ModelConfig;
 use burn_megatron::nn::ModelBuilder;

@@ -2,11 +2,11 @@
 //! bit-equal.
 
 use burn::tensor::{DType, Device, Tensor};
-use burn_megatron::choice::{KernelChoice, KernelChoices};
 use burn_megatron::comm::{ParallelContext, World};
 use burn_megatron::data_parallel::{
     DataParallelConfig, DistributedDataParallel, MemoryPlan, Moments, Precision, ZeroStage,
 };
+use burn_megatron::kernel_selection::{KernelChoice, KernelChoices};
 use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::model::{LanguageModel, ModelConfig};
 use burn_megatron::nn::ModelBuilder;

@@ -4,9 +4,9 @@
 use std::sync::{Arc, Mutex};
 
 use burn::tensor::{DType, Device};
-use burn_megatron::choice::{KernelChoice, KernelChoices};
 use burn_megatron::comm::{ParallelContext, World};
 use burn_megatron::data_parallel::ZeroStage;
+use burn_megatron::kernel_selection::{KernelChoice, KernelChoices};
 use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::model::ModelConfig;
 use burn_megatron::nn::ModelBuilder;

@@ -1,11 +1,11 @@
 //! Sharding over the data axis is bit-equal in every ZeRO stage.
 
 use burn::tensor::{DType, Device, Tensor};
-use burn_megatron::choice::{KernelChoice, KernelChoices};
 use burn_megatron::comm::{ParallelContext, World};
 use burn_megatron::data_parallel::{
     DataParallelConfig, DistributedDataParallel, MemoryPlan, ZeroStage,
 };
+use burn_megatron::kernel_selection::{KernelChoice, KernelChoices};
 use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::model::{LanguageModel, ModelConfig};
 use burn_megatron::nn::ModelBuilder;

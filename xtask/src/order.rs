@@ -28,15 +28,14 @@ pub const CRATES: [(&str, &str); 12] = [
 ];
 
 /// The modules of the core crate, lowest first.
-const MODULES: [&str; 16] = [
+const MODULES: [&str; 15] = [
     "regular_file",
-    "partial",
-    "bounded",
+    "atomic_file",
     "glob",
-    "table",
+    "text_table",
     "device",
     "host_link",
-    "choice",
+    "kernel_selection",
     "fingerprint",
     "collective",
     "nn",

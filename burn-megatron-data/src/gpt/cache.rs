@@ -13,8 +13,8 @@ use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
 
 use super::{CacheError, NpyArray, NpyType};
 use crate::DataError;
-use burn_megatron::bounded;
-use burn_megatron::partial::replace_file;
+use burn_megatron::atomic_file::replace_file;
+use burn_megatron::regular_file;
 
 /// The default time to wait for another process.
 const DEFAULT_WAIT: Duration = Duration::from_secs(600);
@@ -148,7 +148,7 @@ impl CacheEntry<'_> {
 
     /// An error with a reason is about the content of the cache.
     fn try_open(&self) -> Result<Vec<NpyArray>, (ErrorKind, Option<String>)> {
-        let text = bounded::read(&self.path(".json"), MAX_MANIFEST_BYTES)
+        let text = regular_file::read(&self.path(".json"), MAX_MANIFEST_BYTES)
             .map_err(|error| (error.kind(), None))?;
         let corrupt = |reason: String| (ErrorKind::InvalidData, Some(reason));
         let manifest: CacheManifest =
@@ -193,7 +193,7 @@ impl CacheEntry<'_> {
             }
             let waited = started.elapsed();
             if waited >= self.cache.wait {
-                let holder = bounded::read_text(&path, MAX_HOLDER_BYTES).unwrap_or_default();
+                let holder = regular_file::read_text(&path, MAX_HOLDER_BYTES).unwrap_or_default();
                 return Err(CacheError::LockTimeout {
                     lock: path,
                     holder,

@@ -6,7 +6,7 @@ use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
 use super::{bin_path, idx_path, with_ending};
-use burn_megatron::partial::{StagedPath, sync_folder_of};
+use burn_megatron::atomic_file::{StagedPath, sync_folder_of};
 
 /// Suffix of an old file until the replacement is complete.
 const REPLACED_SUFFIX: &str = ".replaced";

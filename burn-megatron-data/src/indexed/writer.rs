@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use super::header::{MAGIC, VERSION};
 use super::replacement::{FileReplacement, restore};
 use super::{IndexedDataset, IndexedDatasetError, TokenType, bin_path, idx_path};
-use burn_megatron::partial::StagedPath;
+use burn_megatron::atomic_file::StagedPath;
 
 /// Writes an indexed dataset. Tokens are streamed to disk; 4 bytes per sequence and 8 per document stay in
 /// memory.

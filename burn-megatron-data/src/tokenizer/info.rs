@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::Tokenizer;
-use burn_megatron::bounded;
-use burn_megatron::partial::replace_file;
+use burn_megatron::atomic_file::replace_file;
+use burn_megatron::regular_file;
 
 /// The largest sidecar that is read; the list of inputs is its longest part.
 const MAX_BYTES: u64 = 64 << 20;
@@ -106,7 +106,7 @@ impl TokenFileInfo {
     /// [`TokenFileInfoError`].
     pub fn read(prefix: &Path) -> Result<Option<Self>, TokenFileInfoError> {
         let path = Self::path(prefix);
-        match bounded::read(&path, MAX_BYTES) {
+        match regular_file::read(&path, MAX_BYTES) {
             Ok(content) => match Self::parse(&content) {
                 Ok(info) => Ok(Some(info)),
                 Err(source) => Err(TokenFileInfoError::Invalid { path, source }),

@@ -36,7 +36,7 @@ use std::path::{Path, PathBuf};
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use burn_megatron::bounded;
+use burn_megatron::regular_file;
 use burn_megatron::regular_file::is_there;
 pub use error::TokenizerError;
 pub use info::{TokenFileInfo, TokenFileInfoError};
@@ -114,7 +114,7 @@ impl Tokenizer {
     /// `tokenizers` [`TokenizerError::NotBuilt`].
     pub fn open(path: &Path) -> Result<Self, TokenizerError> {
         let file = file_of(path)?;
-        let content = bounded::read(&file, MAX_FILE_BYTES)
+        let content = regular_file::read(&file, MAX_FILE_BYTES)
             .map_err(|source| TokenizerError::unreadable(&file, source))?;
         let beside = special::beside(file.parent().unwrap_or(Path::new(".")))?;
         Self::parse(path, &file, &content, &beside)

@@ -7,7 +7,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use super::{MAX_FILE_BYTES, TokenizerError};
-use burn_megatron::bounded;
+use burn_megatron::regular_file;
 
 /// The special tokens, as far as they are known.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -36,7 +36,7 @@ pub(super) fn beside(folder: &Path) -> Result<BTreeMap<String, Vec<u8>>, Tokeniz
     let mut found = BTreeMap::new();
     for file in TOKEN_FILES.into_iter().chain(TOKEN_ID_FILES) {
         let path = folder.join(file);
-        match bounded::read(&path, MAX_FILE_BYTES) {
+        match regular_file::read(&path, MAX_FILE_BYTES) {
             Ok(content) => drop(found.insert(file.into(), content)),
             Err(error) if error.kind() == ErrorKind::NotFound => {}
             Err(source) => return Err(TokenizerError::unreadable(&path, source)),

@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::MemoryReport;
 use burn_megatron::data_parallel::format_bytes;
-use burn_megatron::table::Table;
+use burn_megatron::text_table::Table;
 
 impl fmt::Display for MemoryReport {
     /// One row per pipeline rank, with its kinds at its peak, the total, what is on the host if anything is, and the

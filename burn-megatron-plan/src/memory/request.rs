@@ -7,12 +7,14 @@ use burn_megatron_kernels::record::ShapeSettings;
 use parking_lot::Mutex;
 
 use super::MemoryReport;
-use crate::tape::{ProfileError, ProfileRequest, RankProfile, goes_by_place, profile_rank};
-use burn_megatron::choice::KernelChoices;
+use crate::recorded_step::{
+    ProfileError, ProfileRequest, RankProfile, goes_by_place, profile_rank,
+};
 use burn_megatron::comm::{CommError, ParallelContext};
 use burn_megatron::data_parallel::{
     DataParallelConfig, DataParallelError, MemoryPlan, ShardingEstimate,
 };
+use burn_megatron::kernel_selection::KernelChoices;
 use burn_megatron::mesh::stages::{LayerSplit, StageLayout};
 use burn_megatron::mesh::{Mesh, MeshError, ParallelConfig, ZeroStage};
 use burn_megatron::model::ModelConfig;

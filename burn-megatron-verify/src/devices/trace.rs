@@ -16,7 +16,7 @@ use super::place::place;
 use super::report::{FirstDifference, ReplayMode};
 use super::step::{caught, floats};
 use super::types::Types;
-use burn_megatron_plan::tape::operation_name;
+use burn_megatron_plan::recorded_step::operation_name;
 
 mod judge;
 

@@ -15,7 +15,7 @@ use burn::tensor::{Device, Tensor};
 
 use crate::devices::Batch;
 use crate::devices::observed::{output_bytes, place_for_training};
-use burn_megatron::table::Table;
+use burn_megatron::text_table::Table;
 
 pub use growth::MemoryGrowth;
 pub use heap::HeapCounter;

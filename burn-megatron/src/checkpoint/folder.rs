@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 
 use super::disk::{self, Disk, DiskFile};
 use super::{Checkpoint, CheckpointError, PendingCheckpoint, Retention};
-use crate::bounded;
+use crate::regular_file;
 
 /// The file that names the newest checkpoint.
 pub(super) const LATEST: &str = "latest";
@@ -207,7 +207,7 @@ impl CheckpointFolder {
     /// The content of `latest`.
     fn pointer(&self) -> Result<Option<String>, CheckpointError> {
         let path = self.path.join(LATEST);
-        let text = match bounded::read(&path, MAX_POINTER_BYTES) {
+        let text = match regular_file::read(&path, MAX_POINTER_BYTES) {
             Ok(text) => text,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(CheckpointError::io("read", path, error)),

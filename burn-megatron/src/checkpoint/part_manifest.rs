@@ -12,7 +12,7 @@ use super::{
     CheckpointError, Checksum, FileEntry, ObjectEntry, ShardEntry, TensorEntry, TensorMeta,
     TensorSlice, checksummed,
 };
-use crate::bounded;
+use crate::regular_file;
 
 /// The maximum size of a part manifest that is read, in bytes.
 const MAX_MANIFEST_BYTES: u64 = 4 << 30;
@@ -135,7 +135,7 @@ pub fn write(
 impl PartManifest {
     /// Reads a part manifest.
     pub fn read(path: &Path) -> Result<Self, CheckpointError> {
-        let bytes = bounded::read(path, MAX_MANIFEST_BYTES)
+        let bytes = regular_file::read(path, MAX_MANIFEST_BYTES)
             .map_err(|error| CheckpointError::io("read", path, error))?;
         let corrupt = |what: String| CheckpointError::corrupt(path, what);
         checksummed::check(&bytes).map_err(corrupt)?;

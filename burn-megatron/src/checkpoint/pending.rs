@@ -14,7 +14,7 @@ use super::{
     Checkpoint, CheckpointError, CheckpointFolder, CheckpointMetadata, Manifest, Retention,
     TensorEntry, TensorShard, validate,
 };
-use crate::bounded;
+use crate::regular_file;
 
 /// The maximum size of the failure reason of a rank that is read, in bytes.
 const MAX_REASON_BYTES: u64 = 1 << 20;
@@ -164,7 +164,7 @@ impl PendingCheckpoint {
             let has = |name: String| names.binary_search(&name).is_ok();
             if let Some(rank) = (0..ranks).find(|rank| has(part_manifest::failed_name(*rank))) {
                 let reason = path.join(part_manifest::failed_name(rank));
-                let reason = bounded::read(&reason, MAX_REASON_BYTES).unwrap_or_default();
+                let reason = regular_file::read(&reason, MAX_REASON_BYTES).unwrap_or_default();
                 return Err(CheckpointError::RankFailed {
                     rank,
                     reason: String::from_utf8_lossy(&reason).into_owned(),

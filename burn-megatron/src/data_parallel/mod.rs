@@ -37,9 +37,9 @@ use std::sync::Arc;
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 
-use crate::choice::KernelSelection;
 use crate::collective::to_f64;
 use crate::comm::ParallelContext;
+use crate::kernel_selection::KernelSelection;
 use crate::mesh::Grid;
 use crate::nn::fp8::Fp8;
 use crate::nn::hook::{DeferringSink, detach_hooks, with_anchor};

@@ -8,8 +8,8 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use super::{LanguageModel, StageBuilder};
-use crate::choice::{KernelChoiceError, KernelChoices, KernelSelection};
 use crate::comm::ParallelContext;
+use crate::kernel_selection::{KernelChoiceError, KernelChoices, KernelSelection};
 use crate::mesh::{ContextExchange, ParallelConfig};
 use crate::nn::{BuildError, ModelBuilder, ParallelModule};
 use crate::pipeline::split::StageLayout;

@@ -20,7 +20,7 @@ use super::{
     Placement, QkNormConfig, RecomputeModule, RecomputeRegion, Residual, RowParallelLinear,
     RowParallelLinearConfig, anchored_value,
 };
-use crate::choice::Operation;
+use crate::kernel_selection::Operation;
 use crate::mesh::{Axis, split_evenly};
 
 /// Configuration of a [`ParallelAttention`].

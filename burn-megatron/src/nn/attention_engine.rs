@@ -8,9 +8,9 @@ use burn_megatron_kernels::attention::{
 };
 
 use super::BuildError;
-use crate::choice::{KernelChoiceError, KernelSelection};
 use crate::collective::Comm;
 use crate::comm::{Communicator, ReduceOp};
+use crate::kernel_selection::{KernelChoiceError, KernelSelection};
 
 /// The engines selected so far, one for each kind of heads in the model.
 #[derive(Debug, Default)]

@@ -2,8 +2,8 @@
 
 use super::fp8::Fp8Error;
 use super::{RecomputeError, TableError};
-use crate::choice::KernelChoiceError;
 use crate::comm::CommError;
+use crate::kernel_selection::KernelChoiceError;
 use crate::mesh::MeshError;
 
 /// An error of building a model.

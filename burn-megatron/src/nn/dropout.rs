@@ -9,7 +9,7 @@ use super::dropout_rows::{RowRun, row_runs};
 use super::forward_context::is_training;
 use super::residual::Branch;
 use super::{AxisRank, Bias, BuildError, DropoutPosition, ModelBuilder, Residual};
-use crate::choice::Operation;
+use crate::kernel_selection::Operation;
 
 /// Sets elements to zero with probability `p` while training, and scales the others by `1/(1-p)`.
 ///

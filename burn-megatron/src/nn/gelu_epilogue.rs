@@ -13,7 +13,7 @@ use burn_megatron_kernels::gemm::gelu::{
 use burn_megatron_kernels::gradient::{self, Destination, Parameter};
 use burn_megatron_kernels::{Function, MultiFunction, apply, apply_multi, flat};
 
-use crate::choice::EpilogueShape;
+use crate::kernel_selection::EpilogueShape;
 
 use super::arithmetic::{FloatArithmetic, LinearKernels, SavedTensors};
 use super::hook::{Pass, fused_parameter};

@@ -4,7 +4,7 @@ use burn::config::Config;
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 
-use crate::choice::Operation;
+use crate::kernel_selection::Operation;
 
 use super::gelu_epilogue::has_epilogues;
 use super::lora::LoraTarget;
@@ -60,7 +60,7 @@ impl ParallelMlpConfig {
     /// # Errors
     ///
     /// [`BuildError::Mesh`] if the width cannot be split over the tensor axis; [`BuildError::Config`] for
-    /// [epilogues](crate::choice::KernelChoices::epilogue_fusion) that it cannot have.
+    /// [epilogues](crate::kernel_selection::KernelChoices::epilogue_fusion) that it cannot have.
     pub fn init(&self, builder: &ModelBuilder) -> Result<ParallelMlp, BuildError> {
         let region = builder.recompute_region(Some(RecomputeModule::Mlp));
         self.init_in(region, builder)

@@ -20,8 +20,8 @@ use super::{
     AttentionLogits, AxisRank, BuildError, DropoutPosition, ParameterEntry, ParameterSpec,
     ParameterTable, Recompute,
 };
-use crate::choice::{KernelChoices, KernelSelection};
 use crate::comm::ParallelContext;
+use crate::kernel_selection::{KernelChoices, KernelSelection};
 
 /// Builds the parameters of a model. [`ModelBuilder::child`] returns the builder of a submodule.
 ///

@@ -13,7 +13,7 @@ use super::{
     BuildError, Init, ModelBuilder, ParameterSpec, Placement, RecomputeModule, RecomputeRegion,
     Residual, anchored_value,
 };
-use crate::choice::Operation;
+use crate::kernel_selection::Operation;
 use crate::mesh::Axis;
 
 /// The kind of normalisation.

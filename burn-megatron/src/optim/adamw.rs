@@ -15,11 +15,11 @@ use super::element_wise::ElementWise;
 use super::group_segments::{self, GroupSegment};
 use super::state::{FIRST, OptimizerState, SECOND, StateKind};
 use super::{AdamWConfig, OptimizerError};
-use crate::choice::Operation;
 use crate::data_parallel::{
     BucketShard, BucketStep, DistributedDataParallel, Gradients, MemoryCategory,
     Moments as MomentType, StepFn, SteppedBucket, TrackedAllocation,
 };
+use crate::kernel_selection::Operation;
 
 /// The epsilon for Burn's AdamW where the setting is 0: the root of the smallest normal f32, below the root of
 /// every normal second moment. It makes the step 0 instead of NaN where no gradient has been received.

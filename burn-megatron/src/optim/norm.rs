@@ -4,9 +4,9 @@ use burn::module::Module;
 use burn::tensor::{DType, Device, Tensor};
 use burn_megatron_kernels::adamw::{composed, sum_of_squares_of};
 
-use crate::choice::Operation;
 use crate::comm::{CommError, ParallelContext, ReduceOp};
 use crate::data_parallel::{DistributedDataParallel, ElementMask, Gradients, ShardingGroups};
+use crate::kernel_selection::Operation;
 use crate::mesh::Grid;
 
 /// The 2-norm of the whole model's gradient, the same on every rank.

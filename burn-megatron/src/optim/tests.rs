@@ -4,9 +4,9 @@ use burn::module::{Module, Param};
 use burn::tensor::{DType, Device, Tensor, TensorData};
 
 use super::*;
-use crate::choice::KernelChoices;
 use crate::comm::{ParallelContext, World};
 use crate::data_parallel::{DataParallelConfig, DistributedDataParallel, Gradients};
+use crate::kernel_selection::KernelChoices;
 use crate::mesh::ParallelConfig;
 use crate::nn::{
     Init, ModelBuilder, Norm, NormConfig, NormKind, ParallelAttention, ParallelAttentionConfig,

@@ -4,8 +4,8 @@ use super::schedule::{
     InvalidSchedule, Schedule, ScheduleConfig, ScheduleError, generate, validate,
 };
 use super::split::{SplitError, StageLayout};
-use crate::bounded;
 use crate::mesh::{ParallelConfig, ScheduleKind, ScheduleSource};
+use crate::regular_file;
 
 /// Why a layout has no schedule or no stages.
 #[derive(Debug, thiserror::Error)]
@@ -151,7 +151,7 @@ fn stages_per_rank(layout: &ParallelConfig, kind: ScheduleKind) -> usize {
 }
 
 fn read(path: &str) -> Result<Schedule, LayoutScheduleError> {
-    let text = bounded::read_text(path.as_ref(), MAX_SCHEDULE_BYTES).map_err(|error| {
+    let text = regular_file::read_text(path.as_ref(), MAX_SCHEDULE_BYTES).map_err(|error| {
         LayoutScheduleError::Read {
             path: path.into(),
             error,

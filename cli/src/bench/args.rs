@@ -2,9 +2,9 @@
 
 use std::path::PathBuf;
 
-use burn_megatron::choice::{AttentionChoice, KernelChoice};
 use burn_megatron::data_parallel::ZeroStage;
 use burn_megatron::device::DeviceKind;
+use burn_megatron::kernel_selection::{AttentionChoice, KernelChoice};
 use burn_megatron::mesh::{ContextExchange, ScheduleKind};
 use burn_megatron::nn::moe::Fp8DispatchScales;
 use clap::{Args, ValueEnum};

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use burn::backend::DispatchTensor;
 use burn::tensor::{DType, Device, Distribution, Int, Tensor};
-use burn_megatron::choice::Operation;
+use burn_megatron::kernel_selection::Operation;
 use burn_megatron::kernels::attention::AttentionEngine;
 use burn_megatron::kernels::rope::{RopeConfig, RopeTable, Scaling};
 use burn_megatron::kernels::{Function, apply};

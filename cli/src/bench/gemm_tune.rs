@@ -4,10 +4,10 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use burn::tensor::{DType, Device, Distribution, Tensor};
+use burn_megatron::atomic_file::replace_file;
 use burn_megatron::kernels::gemm::algorithms::{GemmAlgorithms, GemmTiming, time_algorithms};
 use burn_megatron::kernels::gemm::gelu::{check_gelu_epilogues, gelu_gradient, linear_gelu};
 use burn_megatron::kernels::gemm::{accumulate_weight_gradient_at, linear};
-use burn_megatron::partial::replace_file;
 
 use super::gemm::{GemmBenchArgs, LinearSizes};
 use crate::error::Error;

@@ -31,8 +31,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use burn::tensor::{DType, Device, Tensor};
-use burn_megatron::choice::{AttentionChoice, Operation};
 use burn_megatron::device::DeviceKind;
+use burn_megatron::kernel_selection::{AttentionChoice, Operation};
 use burn_megatron::kernels::attention::{AttentionEngine, EngineKind, Portable, select_engine};
 
 use crate::error::Error;

@@ -7,10 +7,10 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use burn::tensor::{Device, Gradients, Tensor};
+use burn_megatron::atomic_file::replace_file;
 use burn_megatron::comm::testing::{Link, SimulatedNetwork};
 use burn_megatron::comm::{Rank, World};
 use burn_megatron::nn::hook::{Deferred, DeferringSink, GradientSink};
-use burn_megatron::partial::replace_file;
 use burn_megatron::pipeline::engine::{Engine, P2pConfig, Stage, StageOutput};
 use burn_megatron::pipeline::schedule::{
     Schedule, ScheduleConfig, ScheduleKind, StageTimes, generate, simulate,

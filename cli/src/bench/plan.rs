@@ -4,8 +4,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use burn::tensor::Device;
+use burn_megatron::atomic_file::replace_file;
 use burn_megatron::comm::{ParallelContext, World};
-use burn_megatron::partial::replace_file;
 use burn_megatron_plan::accuracy::{self, TimedPlan};
 use burn_megatron_plan::hardware::measure;
 use burn_megatron_plan::search::{Plan, search};

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
-use burn_megatron::bounded;
+use burn_megatron::regular_file;
 use burn_megatron_data::{EXTENSIONS, list_folder};
 use clap::{Args, Parser};
 use rayon::{ThreadPool, ThreadPoolBuilder};
@@ -177,7 +177,7 @@ fn texts(args: &PreprocessBenchArgs) -> Result<Vec<String>, Error> {
     for file in files {
         // Files that are not UTF-8 are skipped.
         documents.extend(
-            String::from_utf8(bounded::read(&file, u64::MAX)?)
+            String::from_utf8(regular_file::read(&file, u64::MAX)?)
                 .ok()
                 .filter(|text| !text.is_empty()),
         );

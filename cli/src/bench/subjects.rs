@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use burn::tensor::Tensor;
-use burn_megatron::choice::Operation;
+use burn_megatron::kernel_selection::Operation;
 use burn_megatron::kernels::activation::{Activation, ActivationOptions};
 use burn_megatron::kernels::adamw::{AdamWBuffers, AdamWStep, Decay};
 use burn_megatron::kernels::attention::{

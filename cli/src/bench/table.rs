@@ -3,10 +3,10 @@
 use std::path::Path;
 
 use burn::tensor::Device;
+use burn_megatron::atomic_file::replace_file;
 use burn_megatron::device::{DeviceKind, is_unchecked};
 use burn_megatron::kernels::fp8::engine_of_fp8;
 use burn_megatron::kernels::gemm::engine_of;
-use burn_megatron::partial::replace_file;
 use serde::{Deserialize, Serialize};
 
 use super::case::Shape;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::{env, fs};
 
 use burn::tensor::{DType, Device};
-use burn_megatron::choice::Operation;
+use burn_megatron::kernel_selection::Operation;
 use burn_megatron::kernels::attention::Portable;
 use serde_json::Value;
 

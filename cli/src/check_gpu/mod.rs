@@ -14,8 +14,8 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use burn_megatron::atomic_file::replace_file;
 use burn_megatron::device::{DeviceKind, is_unchecked};
-use burn_megatron::partial::replace_file;
 use clap::{Args, ValueEnum};
 
 use crate::error::Error;

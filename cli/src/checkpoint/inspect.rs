@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use burn_megatron::checkpoint::{
     Checkpoint, CheckpointError, CheckpointFolder, InactiveCheckpoint, TensorEntry,
 };
-use burn_megatron::table::Table;
+use burn_megatron::text_table::Table;
 use indicatif::{HumanBytes, HumanCount};
 use serde_json::json;
 

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use burn_megatron::bounded;
+use burn_megatron::regular_file;
 use burn_megatron::regular_file::is_there;
 use burn_megatron_data::DataError;
 use serde::Deserialize;
@@ -170,7 +170,7 @@ fn json<T: for<'de> Deserialize<'de>>(path: &Path) -> Result<Option<T>, InputErr
     if !is_there(path) {
         return Ok(None);
     }
-    let bytes = bounded::read(path, MAX_JSON_BYTES);
+    let bytes = regular_file::read(path, MAX_JSON_BYTES);
     let bytes = bytes.map_err(|source| InputError::io("read", path, source))?;
     Ok(serde_json::from_slice(&bytes).ok())
 }

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use burn::tensor::{DType, Device};
 use burn_megatron::checkpoint::TensorSource;
-use burn_megatron::choice::{KernelChoiceError, KernelChoices, KernelSelection};
 use burn_megatron::data_parallel::{DataParallelConfig, Precision, ShardingEstimate};
+use burn_megatron::kernel_selection::{KernelChoiceError, KernelChoices, KernelSelection};
 use burn_megatron::mesh::{ContextExchange, ParallelConfig};
 use burn_megatron::model::{ConfigDifference, LanguageModel, ModelConfig, check_context};
 use burn_megatron::nn::lora::{LoraConfig, LoraLayers};

@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use burn::tensor::Device;
 use burn_megatron::checkpoint::{Checkpoint, LoadTolerance, TensorSource, load_weights};
-use burn_megatron::choice::KernelSelection;
 use burn_megatron::comm::ParallelContext;
 use burn_megatron::comm::testing::fault_injection::FaultPlan;
 use burn_megatron::data_parallel::{
     DataParallelConfig, DistributedDataParallel, MemoryPlan, Precision, ZeroStage,
 };
+use burn_megatron::kernel_selection::KernelSelection;
 use burn_megatron::kernels::device_memory::{DriverMemory, driver_memory};
 use burn_megatron::model::{LanguageModel, ModelConfig};
 use burn_megatron::nn::fp8::Fp8;

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use burn_megatron::atomic_file::replace_file;
 use burn_megatron::comm::{Communicator, all_gather_bytes};
 use burn_megatron::nn::fp8::{Operand, OperandReport};
-use burn_megatron::partial::replace_file;
-use burn_megatron::table::Table;
+use burn_megatron::text_table::Table;
 use burn_megatron_train::run_folder::RunFolder;
 use serde::{Deserialize, Serialize};
 

@@ -2,9 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use burn_megatron::bounded;
 use burn_megatron::data_parallel::Precision;
 use burn_megatron::device::DeviceKind;
+use burn_megatron::regular_file;
 use burn_megatron_generate::GenerateConfig;
 use clap::Args;
 use serde::Deserialize;
@@ -181,7 +181,7 @@ impl GenerateArgs {
 const MAX_PROMPTS_BYTES: u64 = 1 << 30;
 
 fn read(file: &Path, what: &str) -> Result<String, Error> {
-    let text = bounded::read_text_stream(file, MAX_PROMPTS_BYTES);
+    let text = regular_file::read_text_stream(file, MAX_PROMPTS_BYTES);
     Ok(text.map_err(|error| format!("cannot read the {what} {}: {error}", file.display()))?)
 }
 

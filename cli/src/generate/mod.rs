@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 
 use burn::tensor::Device;
 use burn_megatron::checkpoint::check_place;
-use burn_megatron::choice::KernelChoices;
 use burn_megatron::comm::{ParallelContext, Rank};
 use burn_megatron::device::check_results;
+use burn_megatron::kernel_selection::KernelChoices;
 use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::nn::ModelBuilder;
 use burn_megatron::pipeline::stages_of;

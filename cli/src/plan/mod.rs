@@ -4,9 +4,9 @@ use std::fs;
 use std::path::Path;
 use std::process::ExitCode;
 
-use burn_megatron::bounded;
+use burn_megatron::atomic_file::replace_file;
 use burn_megatron::data_parallel::Precision;
-use burn_megatron::partial::replace_file;
+use burn_megatron::regular_file;
 use burn_megatron_plan::hardware::{Hardware, measure};
 use burn_megatron_plan::memory::{MemoryByKind, RankProfiles};
 use burn_megatron_plan::search::{
@@ -224,7 +224,7 @@ fn hardware(args: &PlanArgs, model: &RecipeModel) -> Result<(usize, Hardware), E
             .into());
         }
         (Some(path), None) => {
-            let text = bounded::read_text(path, MAX_BYTES)
+            let text = regular_file::read_text(path, MAX_BYTES)
                 .map_err(|error| format!("cannot read {}: {error}", path.display()))?;
             Hardware::parse(&text).map_err(|error| format!("{}: {error}", path.display()))?
         }

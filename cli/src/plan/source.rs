@@ -2,8 +2,8 @@
 //!
 //! This is the one place where a model's memory and time come from.
 
-use burn_megatron::choice::{KernelChoice, Operation};
 use burn_megatron::data_parallel::{Moments, Precision};
+use burn_megatron::kernel_selection::{KernelChoice, Operation};
 use burn_megatron::mesh::ParallelConfig;
 use burn_megatron_models::TransformerConfig;
 use burn_megatron_plan::decoder::Decoder;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use burn_megatron::table::Table;
+use burn_megatron::text_table::Table;
 use burn_megatron_plan::memory::MemoryByKind;
 use burn_megatron_plan::search::{Plan, SearchCounts, SearchReport};
 use burn_megatron_plan::time::StepPart;

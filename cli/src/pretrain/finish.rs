@@ -2,13 +2,13 @@
 
 use std::process::ExitCode;
 
+use burn_megatron::atomic_file::replace_file;
 use burn_megatron::checkpoint::Checkpoint;
 use burn_megatron::data_parallel::format_bytes;
 use burn_megatron::device::DeviceKind;
 use burn_megatron::kernels::device_memory::DriverMemory;
 use burn_megatron::mesh::ContextSplit;
 use burn_megatron::optim::LossScale;
-use burn_megatron::partial::replace_file;
 use burn_megatron_data::Padding;
 use burn_megatron_generate::GenerateConfig;
 use burn_megatron_train::metrics::{HeldOutMetrics, MetricsRecord, read_metrics};

@@ -3,7 +3,7 @@
 use std::fs;
 
 use burn_megatron::checkpoint::Checkpoint;
-use burn_megatron::choice::EpilogueFusion;
+use burn_megatron::kernel_selection::EpilogueFusion;
 
 use super::*;
 use crate::flags::parse;

@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use burn_megatron::checkpoint::Checkpoint;
-use burn_megatron::choice::EpilogueFusion;
 use burn_megatron::comm::Launch;
+use burn_megatron::kernel_selection::EpilogueFusion;
 use burn_megatron::mesh::{ContextExchange, ContextSplit, ParallelConfig};
 use burn_megatron::pipeline::split::LayerSplit;
 use burn_megatron::regular_file::is_there;

@@ -5,13 +5,13 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use burn::tensor::{DType, Device, TensorData};
-use burn_megatron::bounded;
 use burn_megatron::checkpoint::{ElementType, LoadTolerance, MODEL, TensorSlice, TensorSource};
 use burn_megatron::comm::{ParallelContext, World};
 use burn_megatron::data_parallel::{DataParallelConfig, Precision};
 use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::nn::ModelBuilder;
-use burn_megatron::table::Table;
+use burn_megatron::regular_file;
+use burn_megatron::text_table::Table;
 use burn_megatron_data::{DataError, Dataset, IGNORE, Sample, Samples, Sampling};
 use burn_megatron_train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
 use burn_megatron_train::{Observer, ObserverError, StepGradients, TrainConfig};
@@ -132,7 +132,7 @@ pub fn run(folder: &Path, tolerance: Option<f64>, families: &Families) -> Result
 impl Step {
     fn read(path: &Path) -> Result<Self, Error> {
         let named = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
-        let text = bounded::read_text(path, STEP_BYTES).map_err(|error| {
+        let text = regular_file::read_text(path, STEP_BYTES).map_err(|error| {
             format!(
                 "{}; cli/foreign/transformers_step.py writes it",
                 named(&error)

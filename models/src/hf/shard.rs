@@ -6,7 +6,6 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use burn_megatron::bounded;
 use burn_megatron::checkpoint::{
     CheckpointError, ElementType, HEADER_LENGTH_BYTES, HeaderEntry, MAX_HEADER_BYTES, parse_header,
     unique_keys,
@@ -148,7 +147,7 @@ impl ShardIndex {
 
 /// Reads a small file.
 pub(super) fn read_text(path: &Path) -> Result<Vec<u8>, CheckpointError> {
-    bounded::read(path, LONGEST).map_err(|error| CheckpointError::io("read", path, error))
+    regular_file::read(path, LONGEST).map_err(|error| CheckpointError::io("read", path, error))
 }
 
 /// Opens the safetensors files of a folder.

@@ -4,8 +4,8 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use burn_megatron::atomic_file::{StagedPath, sync_folder, sync_folder_of};
 use burn_megatron::checkpoint::CheckpointError;
-use burn_megatron::partial::{StagedPath, sync_folder, sync_folder_of};
 
 /// A staged folder; removed on drop unless it is published.
 pub(super) struct StagedFolder {

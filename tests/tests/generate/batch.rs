@@ -1,8 +1,8 @@
 //! Batches: each text is that of its prompt alone, bit for bit, and has the log-probabilities of the training forward.
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
-use burn_megatron::choice::KernelChoices;
 use burn_megatron::comm::{ParallelContext, World};
+use burn_megatron::kernel_selection::KernelChoices;
 use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::model::{LanguageModel, ModelConfig};
 use burn_megatron::nn::ModelBuilder;

@@ -1,8 +1,8 @@
 //! Text generation with a KV cache, in any layout.
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
-use burn_megatron::choice::{KernelChoice, KernelChoices};
 use burn_megatron::comm::{ParallelContext, World};
+use burn_megatron::kernel_selection::{KernelChoice, KernelChoices};
 use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::model::CachedAttention;
 use burn_megatron::model::{LanguageModel, ModelConfig};

@@ -1,7 +1,7 @@
 //! Speculative generation: the text without it, in fewer forwards.
 
 use burn::tensor::{DType, Device};
-use burn_megatron::choice::KernelChoices;
+use burn_megatron::kernel_selection::KernelChoices;
 use burn_megatron_data::tokenizer::Tokenizer;
 use burn_megatron_generate::{GenerateConfig, GenerateError, GenerationOutput, Generator, Written};
 use burn_megatron_models::{MtpConfig, TransformerConfig};

@@ -1,9 +1,9 @@
 //! Texts, and where they end.
 
 use burn::tensor::{DType, Device};
-use burn_megatron::choice::KernelChoices;
 use burn_megatron::comm::{ParallelContext, World};
 use burn_megatron::data_parallel::ZeroStage;
+use burn_megatron::kernel_selection::KernelChoices;
 use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::model::ModelConfig;
 use burn_megatron::nn::ModelBuilder;

@@ -6,8 +6,8 @@
 ))]
 
 use burn::tensor::{DType, Device, Int, Tensor};
-use burn_megatron::choice::{KernelChoice, KernelChoices};
 use burn_megatron::comm::ParallelContext;
+use burn_megatron::kernel_selection::{KernelChoice, KernelChoices};
 use burn_megatron::kernels::activation::{Activation, ActivationOptions, activate};
 use burn_megatron::kernels::adamw::{AdamWBuffers, AdamWStep, Decay, adamw, sum_of_squares};
 use burn_megatron::kernels::attention::{

@@ -5,11 +5,11 @@ use std::sync::Mutex;
 mod memory_report;
 
 use burn::tensor::{DType, Device, Int, Tensor};
-use burn_megatron::choice::KernelChoices;
 use burn_megatron::comm::{ParallelContext, Rank};
 use burn_megatron::data_parallel::{
     DataParallelConfig, DistributedDataParallel, MemoryPlan, Precision, ZeroStage,
 };
+use burn_megatron::kernel_selection::KernelChoices;
 use burn_megatron::kernels::attention::Heads;
 use burn_megatron::mesh::{ContextExchange, ContextSplit, ParallelConfig};
 use burn_megatron::model::{LanguageModel, ModelConfig, Tokens};

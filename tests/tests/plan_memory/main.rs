@@ -17,7 +17,7 @@ use burn_megatron::nn::moe::{DispatcherKind, Fp8DispatchScales};
 use burn_megatron::nn::{LossFactor, ModelBuilder, QkNorm, Tokens};
 use burn_megatron_models::{MlaConfig, MoeConfig, MtpConfig, TransformerConfig};
 use burn_megatron_plan::memory::plan_memory;
-use burn_megatron_plan::tape::{ProfileRequest, profile_rank};
+use burn_megatron_plan::recorded_step::{ProfileRequest, profile_rank};
 use burn_megatron_tests::heap::{self, CountingAllocator, ThreadHeap};
 use burn_megatron_tests::{small_gpt, small_llama};
 

@@ -5,7 +5,7 @@ use burn_megatron::comm::ParallelContext;
 use burn_megatron::mesh::{Mesh, ParallelConfig};
 use burn_megatron_models::TransformerConfig;
 use burn_megatron_plan::memory::plan_memory;
-use burn_megatron_plan::tape::{ProfileRequest, profile_rank};
+use burn_megatron_plan::recorded_step::{ProfileRequest, profile_rank};
 
 use super::llama;
 use super::requests::Settings;

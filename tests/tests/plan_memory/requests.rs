@@ -1,16 +1,16 @@
 //! The requests of these tests.
 
 use burn::tensor::DType;
-use burn_megatron::choice::KernelChoices;
 use burn_megatron::comm::ParallelContext;
 use burn_megatron::data_parallel::{DataParallelConfig, Precision, ZeroStage};
+use burn_megatron::kernel_selection::KernelChoices;
 use burn_megatron::kernels::record::ShapeSettings;
 use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::nn::RecomputeConfig;
 use burn_megatron::nn::fp8::Fp8Config;
 use burn_megatron_models::TransformerConfig;
 use burn_megatron_plan::memory::MemoryRequest;
-use burn_megatron_plan::tape::ProfileRequest;
+use burn_megatron_plan::recorded_step::ProfileRequest;
 
 /// Samples of a micro-batch.
 pub const ROWS: usize = 2;

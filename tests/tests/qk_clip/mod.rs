@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use burn::tensor::{DType, Device, Tensor};
-use burn_megatron::choice::{KernelChoice, KernelChoices};
 use burn_megatron::comm::ParallelContext;
 use burn_megatron::data_parallel::{OffloadConfig, Precision};
+use burn_megatron::kernel_selection::{KernelChoice, KernelChoices};
 use burn_megatron::model::ModelConfig;
 use burn_megatron::nn::fp8::Fp8Config;
 use burn_megatron::nn::{ModelBuilder, QkNorm};

@@ -1,8 +1,8 @@
 //! Resuming in the same layout is bit-equal.
 
 use burn_megatron::checkpoint::{Checkpoint, Retention};
-use burn_megatron::choice::KernelChoices;
 use burn_megatron::data_parallel::{Moments, Precision};
+use burn_megatron::kernel_selection::KernelChoices;
 use burn_megatron::nn::fp8::Fp8Config;
 use burn_megatron::optim::{LossScale, LossScaleConfig};
 use burn_megatron::pipeline::split::LayerSplit;

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::super::{MAX_FILE_BYTES, Tokenizer, TokenizerError};
 use super::{ChatTemplateError, NAMES};
-use burn_megatron::bounded;
+use burn_megatron::regular_file;
 use burn_megatron::regular_file::is_there;
 
 /// The file of a template.
@@ -38,7 +38,7 @@ pub(super) struct TemplateSource {
 impl TemplateSource {
     /// The template of a file.
     pub fn read(file: &Path) -> Result<Self, ChatTemplateError> {
-        let text = bounded::read_text(file, MAX_FILE_BYTES);
+        let text = regular_file::read_text(file, MAX_FILE_BYTES);
         let text = text.map_err(|source| ChatTemplateError::Unreadable {
             path: file.into(),
             source,
@@ -122,7 +122,7 @@ fn folder(tokenizer: &Tokenizer) -> Option<PathBuf> {
 
 /// The content of a file of JSON; null if there is none.
 fn config(path: &Path) -> Result<Value, TokenizerError> {
-    match bounded::read(path, MAX_FILE_BYTES) {
+    match regular_file::read(path, MAX_FILE_BYTES) {
         Ok(content) => {
             serde_json::from_slice(&content).map_err(|source| TokenizerError::invalid(path, source))
         }

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::BufferLayout;
-use crate::table::Table;
+use crate::text_table::Table;
 
 /// A line per bucket: its number, dtypes and kind, unit of the model, parameters, their elements, and the
 /// elements with padding; and a line of totals.

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::MemoryPlan;
-use crate::table::Table;
+use crate::text_table::Table;
 
 impl MemoryPlan {
     /// The plan as a table, with columns for the measured memory and its relative difference if it is given.

@@ -31,8 +31,8 @@ use super::{
     ReplicatedLinear, ReplicatedLinearConfig, RowParallelLinear, RowParallelLinearConfig,
     unfused_reason,
 };
-use crate::choice::Operation;
 use crate::collective::Comm;
+use crate::kernel_selection::Operation;
 use crate::mesh::{Axis, ContextExchange, ParallelConfig, split_evenly};
 
 /// Configuration of a [`MultiLatentAttention`].

@@ -7,7 +7,7 @@ use burn::tensor::Tensor;
 use burn_megatron_kernels::attention::{AttentionEngine, Heads, Window};
 
 use super::ModelBuilder;
-use crate::choice::{EpilogueShape, KernelChoices, KernelSelection, Operation};
+use crate::kernel_selection::{EpilogueShape, KernelChoices, KernelSelection, Operation};
 use crate::mesh::{Axis, Grid};
 use crate::nn::arithmetic::LinearKernels;
 use crate::nn::context::ContextGroups;

@@ -7,7 +7,7 @@ use burn_megatron_kernels::activation;
 use burn_megatron_kernels::moe::grouped::grouped_matmul;
 
 use super::expert_product::{ExpertInput, expert_product};
-use crate::choice::Operation;
+use crate::kernel_selection::Operation;
 use crate::mesh::{Axis, Grid, split_evenly};
 use crate::nn::LinearKernels;
 use crate::nn::fp8::{Fp8Layer, SplitOperands};

@@ -1,7 +1,7 @@
 //! The questions of a module to its builder.
 
 use super::{RecomputeGranularity, RecomputeModule, RecomputeRegion};
-use crate::choice::Operation;
+use crate::kernel_selection::Operation;
 use crate::nn::{BuildError, ModelBuilder};
 
 impl ModelBuilder {

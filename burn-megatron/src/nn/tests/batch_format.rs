@@ -7,9 +7,9 @@ use burn_megatron_kernels::rope::{RopeConfig, RopeTable, Scaling};
 
 use super::references::{backward, gradient};
 use super::{assert_close, autodiff, filled, leaf, over, read, rotary, values, wave};
-use crate::choice::{KernelChoice, KernelChoices};
 use crate::comm::ParallelContext;
 use crate::data_parallel::DistributedDataParallel;
+use crate::kernel_selection::{KernelChoice, KernelChoices};
 use crate::nn::*;
 
 const HIDDEN: usize = 6;

@@ -7,8 +7,8 @@ use burn::tensor::{DType, Tensor};
 
 use super::case::{Case, TestTensor, elements, replicated};
 use super::{autodiff, leaf, values, wave};
-use crate::choice::{EpilogueFusion, KernelChoice, KernelChoices};
 use crate::comm::ParallelContext;
+use crate::kernel_selection::{EpilogueFusion, KernelChoice, KernelChoices};
 use crate::nn::hook::{GradientSink, attach_hooks};
 use crate::nn::lora::LoraConfig;
 use crate::nn::*;

@@ -7,8 +7,8 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use burn_megatron::atomic_file::replace_file;
 use burn_megatron::data_parallel::ZeroStage;
-use burn_megatron::partial::replace_file;
 use burn_megatron_models::TransformerConfig;
 use clap::Args;
 use serde::Serialize;

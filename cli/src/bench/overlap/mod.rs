@@ -14,8 +14,8 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use burn_megatron::atomic_file::replace_file;
 use burn_megatron::data_parallel::ZeroStage;
-use burn_megatron::partial::replace_file;
 use burn_megatron_models::TransformerConfig;
 use serde::Serialize;
 

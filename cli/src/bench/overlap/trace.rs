@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use burn_megatron::partial::replace_file;
+use burn_megatron::atomic_file::replace_file;
 use serde_json::{Value, json};
 
 use crate::error::Error;

@@ -2,9 +2,9 @@
 
 use std::path::PathBuf;
 
-use burn_megatron::choice::AttentionChoice;
 use burn_megatron::data_parallel::Precision;
 use burn_megatron::device::DeviceKind;
+use burn_megatron::kernel_selection::AttentionChoice;
 use clap::Args;
 
 use super::models::NamedModel;

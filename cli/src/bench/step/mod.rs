@@ -9,9 +9,9 @@ mod resident;
 use std::process::ExitCode;
 
 use burn::tensor::{DType, Device};
-use burn_megatron::choice::AttentionChoice;
 use burn_megatron::data_parallel::Precision;
 use burn_megatron::device::{DeviceKind, is_unchecked};
+use burn_megatron::kernel_selection::AttentionChoice;
 use burn_megatron::kernels::gemm::engine_of;
 
 use crate::error::Error;

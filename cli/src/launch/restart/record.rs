@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use burn_megatron::regular_file::open_output;
-use burn_megatron::table::Table;
+use burn_megatron::text_table::Table;
 use serde::Serialize;
 
 use crate::terminal;

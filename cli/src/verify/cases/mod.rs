@@ -3,8 +3,8 @@
 mod settings;
 
 use burn::tensor::DType;
-use burn_megatron::choice::EpilogueFusion;
 use burn_megatron::data_parallel::{DataParallelConfig, Moments};
+use burn_megatron::kernel_selection::EpilogueFusion;
 use burn_megatron::mesh::ScheduleSource;
 use burn_megatron::model::ModelConfig;
 use burn_megatron::nn::Activation;

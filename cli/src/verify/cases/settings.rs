@@ -1,7 +1,7 @@
 //! Settings that `verify` tries on its small transformers.
 
-use burn_megatron::choice::{EpilogueFusion, KernelChoice, KernelChoices};
 use burn_megatron::data_parallel::Moments;
+use burn_megatron::kernel_selection::{EpilogueFusion, KernelChoice, KernelChoices};
 use burn_megatron::nn::moe::{DispatcherKind, Fp8DispatchScales};
 use burn_megatron::optim::{
     AdamWConfig, MuonConfig, OptimizerConfig, ParameterGroup, QkClipConfig,

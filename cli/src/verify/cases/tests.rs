@@ -1,7 +1,7 @@
 use burn::tensor::Device;
-use burn_megatron::choice::KernelChoice;
 use burn_megatron::comm::ParallelContext;
 use burn_megatron::data_parallel::Precision;
+use burn_megatron::kernel_selection::KernelChoice;
 use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::nn::{ModelBuilder, QkNorm};
 
