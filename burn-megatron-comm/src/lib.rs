@@ -58,8 +58,7 @@ pub use engines::single_rank::SingleRank;
 pub use error::{CommError, raise};
 pub use launch::{Address, AddressError, Launch, LaunchEnvError, Launcher};
 pub use nccl_config::{
-    MAX_CTAS, NcclConfig, NcclConfigError, NcclGroup, NcclGroupConfig, NcclGroupSetting,
-    RegisteredBuffers,
+    MAX_CTAS, NcclConfig, NcclConfigError, NcclGroup, NcclGroupConfig, RegisteredBuffers,
 };
 pub use pending::Pending;
 pub use pool::{BufferPool, MIN_POOLED_LEN};

@@ -2,15 +2,15 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::str::FromStr;
 
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
 /// The most CTAs of a communicator in any version of NCCL up to 2.30 (`MAXCHANNELS` of its sources; 32 before 2.23).
 pub const MAX_CTAS: u32 = 64;
 
 /// The settings of the engine `nccl`; see [`World::nccl`](crate::World::nccl).
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct NcclConfig {
     /// Create the communicator of a group with the group, by a split of its parent, in which all ranks of the parent
@@ -21,11 +21,21 @@ pub struct NcclConfig {
     pub registered_buffers: Option<RegisteredBuffers>,
     /// The settings of communicators.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(schema_with = "groups_schema")]
     pub groups: BTreeMap<NcclGroup, NcclGroupConfig>,
 }
 
+/// The schema of a table with a key for each group.
+fn groups_schema(generator: &mut SchemaGenerator) -> Schema {
+    let group = generator.subschema_for::<NcclGroupConfig>();
+    let groups: BTreeMap<_, _> = NcclGroup::ALL
+        .map(|name| (name.to_string(), group.clone()))
+        .into();
+    json_schema!({"type": "object", "properties": groups, "additionalProperties": false})
+}
+
 /// Which memory is registered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum RegisteredBuffers {
     /// The allocations that tensors lie in (`ncclCommRegister`): nothing is copied.
@@ -55,7 +65,7 @@ pub enum NcclGroup {
 }
 
 /// The settings of the communicators of an [`NcclGroup`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct NcclGroupConfig {
     /// The fewest CTAs of a collective, 1 to [`MAX_CTAS`]; by default NCCL's choice.
@@ -95,17 +105,6 @@ pub enum NcclConfigError {
         /// The most.
         max: u32,
     },
-    /// Text that does not set a group.
-    #[error(
-        "invalid settings of NCCL \"{text}\": {reason}; expected GROUP:KEY=VALUE,.., as in \
-         tensor:min_ctas=4,max_ctas=16,high_priority_stream=true"
-    )]
-    Text {
-        /// The text.
-        text: String,
-        /// The fault of the setting.
-        reason: String,
-    },
 }
 
 impl NcclConfig {
@@ -144,15 +143,6 @@ impl NcclGroupConfig {
                 Err(NcclConfigError::MinAboveMax { group, min, max })
             }
             _ => Ok(()),
-        }
-    }
-
-    /// These settings, and those of `other` that are not set here.
-    pub fn or(self, other: Self) -> Self {
-        Self {
-            min_ctas: self.min_ctas.or(other.min_ctas),
-            max_ctas: self.max_ctas.or(other.max_ctas),
-            high_priority_stream: self.high_priority_stream.or(other.high_priority_stream),
         }
     }
 }
@@ -210,52 +200,6 @@ impl fmt::Display for NcclGroup {
     }
 }
 
-/// One group with its settings, as on a command line: `tensor:max_ctas=16,high_priority_stream=true`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NcclGroupSetting {
-    /// The group.
-    pub group: NcclGroup,
-    /// The settings of these groups.
-    pub config: NcclGroupConfig,
-}
-
-impl FromStr for NcclGroupSetting {
-    type Err = NcclConfigError;
-
-    fn from_str(text: &str) -> Result<Self, NcclConfigError> {
-        let invalid = |reason: String| NcclConfigError::Text {
-            text: text.into(),
-            reason,
-        };
-        let (name, settings) = text
-            .split_once(':')
-            .ok_or_else(|| invalid("there is no colon".into()))?;
-        let group = NcclGroup::ALL.into_iter().find(|g| g.name() == name);
-        let names = NcclGroup::ALL.map(NcclGroup::name).join(", ");
-        let group =
-            group.ok_or_else(|| invalid(format!("invalid group {name}, expected {names}")))?;
-        let mut config = NcclGroupConfig::default();
-        for setting in settings.split(',') {
-            let (key, value) = setting
-                .split_once('=')
-                .ok_or_else(|| invalid(format!("{setting} has no value")))?;
-            let not = |expected: &str| invalid(format!("invalid {key} {value}, not {expected}"));
-            let number = || value.parse::<u32>().map_err(|_| not("a number"));
-            match key {
-                "min_ctas" => config.min_ctas = Some(number()?),
-                "max_ctas" => config.max_ctas = Some(number()?),
-                "high_priority_stream" => {
-                    let value = value.parse().map_err(|_| not("true or false"))?;
-                    config.high_priority_stream = Some(value);
-                }
-                _ => return Err(invalid(format!("invalid key {key}"))),
-            }
-        }
-        config.check(group)?;
-        Ok(Self { group, config })
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -282,35 +226,23 @@ mod tests {
     }
 
     #[test]
-    fn settings_are_read_and_checked() {
-        let text = "tensor:min_ctas=4,max_ctas=16,high_priority_stream=false";
-        let set: NcclGroupSetting = text.parse().unwrap();
-        let config = NcclGroupConfig {
-            min_ctas: Some(4),
-            max_ctas: Some(16),
-            high_priority_stream: Some(false),
-        };
-        assert_eq!((set.group, set.config), (NcclGroup::Tensor, config));
+    fn numbers_are_checked() {
         for (text, part) in [
-            ("tensor", "there is no colon"),
             (
-                "tensors:max_ctas=1",
-                "invalid group tensors, expected tensor, context",
-            ),
-            ("data:max_ctas", "max_ctas has no value"),
-            ("data:ctas=1", "invalid key ctas"),
-            ("data:max_ctas=many", "not a number"),
-            (
-                "data:max_ctas=65",
+                "data = { max_ctas = 65 }",
                 "nccl.groups.data.max_ctas = 65: expected 1 to 64",
             ),
             (
-                "data:min_ctas=0",
+                "data = { min_ctas = 0 }",
                 "nccl.groups.data.min_ctas = 0: expected 1 to 64",
             ),
-            ("data:min_ctas=9,max_ctas=8", "expected at most 8"),
+            (
+                "data = { min_ctas = 9, max_ctas = 8 }",
+                "expected at most 8",
+            ),
         ] {
-            let error = text.parse::<NcclGroupSetting>().unwrap_err().to_string();
+            let config: NcclConfig = toml::from_str(&format!("[groups]\n{text}")).unwrap();
+            let error = config.check().unwrap_err().to_string();
             assert!(error.contains(part), "{error}");
         }
     }
@@ -323,14 +255,5 @@ mod tests {
         assert_eq!(config.group(NcclGroup::Tensor).max_ctas, Some(16));
         assert_eq!(toml::to_string(&config).unwrap(), text);
         assert!(!config.is_default() && NcclConfig::default().is_default());
-        let low = NcclGroupConfig {
-            max_ctas: Some(8),
-            ..NcclGroupConfig::default()
-        };
-        let both = low.or(config.group(NcclGroup::Tensor));
-        assert_eq!(
-            (both.max_ctas, both.high_priority_stream),
-            (Some(8), Some(true))
-        );
     }
 }

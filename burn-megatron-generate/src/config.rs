@@ -1,5 +1,6 @@
 //! Settings of generation.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use burn_megatron_data::tokenizer::{Tokenizer, TokenizerError};
@@ -8,7 +9,7 @@ use burn_megatron_data::tokenizer::{Tokenizer, TokenizerError};
 const MAX_SAMPLES: usize = 1 << 16;
 
 /// Settings of generation.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct GenerateConfig {
     /// The prompt.

@@ -2,6 +2,7 @@
 
 use std::num::NonZeroU64;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::hooks::batch_warmup::{self, BatchSizes, BatchWarmup};
@@ -18,14 +19,17 @@ use burn_megatron::optim::{
 use burn_megatron_data::hybrid_context::HybridContextError;
 
 /// Settings of a [`Trainer`](super::Trainer).
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct TrainConfig {
     /// Optimizer steps.
+    #[schemars(extend("flag" = "steps"))]
     pub steps: usize,
     /// Samples per micro-batch.
+    #[schemars(extend("flag" = "micro-batch-size", "resume" = "order_of_sums"))]
     pub micro_batch_size: usize,
-    /// Samples per step, over all ranks of the data axis and all micro-batches.
+    /// Samples per step, over all ranks and micro-batches.
+    #[schemars(extend("flag" = "global-batch-size"))]
     pub global_batch_size: usize,
     /// Smaller batches in the first steps, of increasing sizes.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -36,8 +40,10 @@ pub struct TrainConfig {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub sequence_warmup: Vec<SequenceWarmup>,
     /// Seed of the weights, dropout, sampling and generated text.
+    #[schemars(extend("flag" = "seed"))]
     pub seed: u64,
     /// The peak learning rate.
+    #[schemars(extend("flag" = "lr"))]
     pub learning_rate: f64,
     /// The learning rate at the end.
     pub min_learning_rate: f64,
@@ -58,6 +64,7 @@ pub struct TrainConfig {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub freeze: Vec<String>,
     /// Consecutive skipped steps after which the run fails.
+    #[schemars(extend("resume" = "may_differ"))]
     pub skip_limit: NonZeroU64,
     /// When a step is skipped as a spike of the loss or the gradient norm; by default never.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -69,27 +76,35 @@ pub struct TrainConfig {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub qk_clip: Option<QkClipConfig>,
     /// Whether the largest logit of attention is measured in each step; with [`qk_clip`](Self::qk_clip) it always is.
+    #[schemars(extend("resume" = "may_differ"))]
     pub log_max_attention_logit: bool,
     /// Steps between two checks that replicas have bit-equal weights.
+    #[schemars(extend("resume" = "may_differ"))]
     pub check_replicas_every: Option<usize>,
     /// Steps between two that are [computed twice](super::ReplayError) and compared; with it, the state is compared between
     /// all steps, and a bad loss is computed again.
+    #[schemars(extend("resume" = "may_differ"))]
     pub check_replay_every: Option<usize>,
     /// Whether a run must give the same bits on machines of one kind: what could change them is refused, or set to a fixed
     /// value by the command that starts it.
+    #[schemars(extend("resume" = "may_differ"))]
     pub deterministic: bool,
     /// Whether micro-batches run as CUDA graphs: the launches of a forward and a backward are captured once for each shape of
     /// rows, in its third micro-batch, and replayed by one call from then on. Results are bit-equal. On CUDA devices, on one
     /// rank or over NCCL; for data parallelism with ZeRO-0 to 2, and dense models without dropout and FP8.
+    #[schemars(extend("resume" = "may_differ"))]
     pub cuda_graph: bool,
     /// Whether the elements of the gradient that are zero are counted in each step.
     #[serde(rename = "log_num_zeros_in_grad")]
+    #[schemars(extend("resume" = "may_differ"))]
     pub count_zeros: bool,
     /// The maximum gradient norm; larger gradients are scaled down to it.
     pub clip: f64,
     /// Steps between two evaluations on held-out text; one always runs at the end, unless nothing is held out.
+    #[schemars(extend("resume" = "may_differ"))]
     pub evaluate_every: Option<usize>,
     /// The maximum number of held-out samples per evaluation; 0 evaluates nothing.
+    #[schemars(extend("resume" = "may_differ"))]
     pub held_out_samples: usize,
 }
 

@@ -2,12 +2,13 @@
 
 use std::f64::consts::PI;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// The decay of the learning rate after warm-up.
 ///
 /// `r` runs from 0 at the first step of the decay towards 1 at the step after the last.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum LrStyle {
     /// Half a cosine: `min + (peak - min) (1 + cos(pi r)) / 2` (Loshchilov and Hutter, SGDR, 2017).
@@ -31,7 +32,7 @@ pub enum LrStyle {
 }
 
 /// The form of the decay of [`LrStyle::Wsd`]: the factor of `peak - min` at the fraction `r` of it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum WsdTail {
     /// `1 - r`.

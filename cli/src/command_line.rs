@@ -9,7 +9,7 @@ use burn_megatron::device::failure;
 use burn_megatron::model::ModelConfig;
 use burn_megatron_models::hf::HfFamily;
 use burn_megatron_train::{ReplayError, TrainError, Verdict};
-use clap::{CommandFactory, FromArgMatches};
+use clap::FromArgMatches;
 
 use crate::cli::{BenchCommand, Cli, Command};
 use crate::error::Error;
@@ -137,13 +137,13 @@ impl CommandLine {
 
     /// The command of clap; where help is asked for, with the defaults of the recipe.
     fn clap(&self, args: &[OsString]) -> clap::Command {
-        let command = Cli::command().name(self.name);
+        let command = Cli::with_families(&self.families).name(self.name);
         let asks = |arg: &OsString| arg == "-h" || arg == "--help" || arg == "help";
         if !args.iter().any(asks) {
             return command;
         }
         match Recipe::parse(&self.recipe, &self.families) {
-            Ok(recipe) => help::with_keys(command, &recipe),
+            Ok(recipe) => help::with_values(command, &recipe),
             Err(_) => command,
         }
     }

@@ -11,6 +11,7 @@ use clap::Args;
 
 use crate::error::Error;
 use crate::ranks::{self, RankArgs, RankSetup};
+use crate::settings::NcclFlags;
 
 /// Flags of `conformance`.
 #[derive(Args)]
@@ -31,6 +32,9 @@ pub struct ConformanceArgs {
     /// The ranks and their timeouts.
     #[command(flatten)]
     pub world: RankArgs,
+    /// The settings of NCCL.
+    #[command(flatten)]
+    pub nccl: NcclFlags,
 }
 
 /// Runs the suite on every rank and prints what was checked.
@@ -41,7 +45,7 @@ pub fn run(args: &ConformanceArgs) -> Result<ExitCode, Error> {
         Some(Engine::Nccl) => DeviceKind::Cuda,
         _ => DeviceKind::Cpu,
     };
-    let RankSetup { world, engine, .. } = ranks::set_up(&args.world, device, size)?;
+    let RankSetup { world, engine, .. } = ranks::set_up(&args.world, &args.nccl.0, device, size)?;
     if let Some(mismatch) = args.mismatch {
         return run_mismatch(&world, mismatch);
     }

@@ -1,5 +1,7 @@
 //! Flags to recipes, and what is refused.
 
+use burn_megatron::optim::LossScale;
+
 use super::*;
 use crate::family::Families;
 use crate::flags::parse_text;
@@ -22,10 +24,10 @@ fn refusal(flags: &str) -> String {
 #[test]
 fn each_flag_takes_the_place_of_a_key() {
     let recipe = resolve(
-        "--data-parallel 4 --global-batch-size 16 --zero-stage 1 --hsdp 2 --precision bf16 \
-         --overlap-grad-reduce false --overlap-param-gather --bucket-size 5000 \
-         --reduce-in-16-bits --gradient-limit 30 --loss-scale 512 --check-replicas-every 7 \
-         --log-num-zeros-in-grad",
+        "--dp 4 --global-batch-size 16 --zero-stage 1 --hsdp 2 --precision bf16 \
+         --data_parallel.overlap_grad_reduce false --data_parallel.overlap_param_gather --data_parallel.bucket_size 5000 \
+         --data_parallel.reduce_in_16_bits --data_parallel.gradient_limit 30 --train.loss_scale 512 --train.check_replicas_every 7 \
+         --train.log_num_zeros_in_grad",
     )
     .unwrap();
     recipe.plan().unwrap();
@@ -42,7 +44,7 @@ fn each_flag_takes_the_place_of_a_key() {
     assert!(train.count_zeros);
     assert_eq!(train.data_parallel, recipe.data_parallel);
     assert!(
-        resolve("--zero-stage 3 --keep-gathered")
+        resolve("--zero-stage 3 --data_parallel.keep_gathered")
             .unwrap()
             .data_parallel
             .keep_gathered
@@ -62,10 +64,10 @@ fn without_flags_nothing_changes() {
 #[test]
 fn what_is_printed_is_read_as_the_same() {
     for flags in [
-        "--zero-stage 3 --keep-gathered --precision f16",
-        "--zero-stage 2 --precision bf16 --reduce-in-16-bits --loss-scale 1024.0",
-        "--zero-stage 1 --overlap-param-gather --loss-scale none --check-replicas-every 5",
-        "--precision f16 --loss-scale dynamic --gradient-limit 2.5",
+        "--zero-stage 3 --data_parallel.keep_gathered --precision f16",
+        "--zero-stage 2 --precision bf16 --data_parallel.reduce_in_16_bits --train.loss_scale 1024.0",
+        "--zero-stage 1 --data_parallel.overlap_param_gather --train.loss_scale none --train.check_replicas_every 5",
+        "--precision f16 --train.loss_scale dynamic --data_parallel.gradient_limit 2.5",
     ] {
         let recipe = resolve(flags).unwrap();
         recipe.plan().unwrap();
@@ -112,44 +114,40 @@ fn a_group_that_cannot_be_is_refused_before_the_start() {
 }
 
 #[test]
-fn turning_sharding_off_takes_its_settings_along() {
-    let mut recipe: Recipe =
-        crate::recipe::parsed("[data_parallel]\nzero_stage = 3\nhsdp = 2\nkeep_gathered = true")
-            .unwrap();
-    let args = DataParallelArgs {
-        zero_stage: Some(ZeroStage::Replicated),
-        ..DataParallelArgs::default()
-    };
-    args.apply(&mut recipe);
-    assert_eq!(recipe.data_parallel, Default::default());
-}
-
-#[test]
 fn what_would_do_nothing_is_refused_before_the_start() {
     assert_eq!(
-        refusal("--data-parallel 1 --zero-stage 1"),
+        refusal("--dp 1 --zero-stage 1"),
         "zero_stage = 1 shards over the data axis, and data = 1 has a single rank; set data \
-         (--data-parallel) to 2 or more, or zero_stage to 0"
+         (--dp) to 2 or more, or zero_stage to 0"
     );
     assert_eq!(
         refusal("--hsdp 2"),
         "hsdp requires zero_stage = 1, 2 or 3, but zero_stage = 0; change the stage, or leave hsdp out"
     );
     assert_eq!(
-        refusal("--zero-stage 1 --hsdp 1 --overlap-param-gather"),
+        refusal("--zero-stage 1 --hsdp 1 --data_parallel.overlap_param_gather"),
         "overlap_param_gather applies to communication within a sharding group, and with hsdp = 1 each group \
          has a single rank; set hsdp to 2 or more, or remove overlap_param_gather"
     );
     assert_eq!(
-        refusal("--tp 1 --pp 1 --zero-stage 1 --check-replicas-every 5"),
+        refusal("--tp 1 --pp 1 --zero-stage 1 --train.check_replicas_every 5"),
         "check_replicas_every compares replicated weights, and this layout has none; remove it"
     );
-    assert!(refusal("--keep-gathered").starts_with("keep_gathered requires zero_stage = 3"));
-    assert!(refusal("--zero-stage 1 --reduce-in-16-bits").contains("precision = f32"));
     assert!(
-        refusal("--zero-stage 1 --precision f64 --reduce-in-16-bits").contains("precision = f64")
+        refusal("--data_parallel.keep_gathered")
+            .starts_with("keep_gathered requires zero_stage = 3")
     );
-    assert!(refusal("--precision bf16 --reduce-in-16-bits").contains("but zero_stage = 0"));
+    assert!(
+        refusal("--zero-stage 1 --data_parallel.reduce_in_16_bits").contains("precision = f32")
+    );
+    assert!(
+        refusal("--zero-stage 1 --precision f64 --data_parallel.reduce_in_16_bits")
+            .contains("precision = f64")
+    );
+    assert!(
+        refusal("--precision bf16 --data_parallel.reduce_in_16_bits")
+            .contains("but zero_stage = 0")
+    );
     let mut recipe = resolve("--kernels optimizer=unfused").unwrap();
     recipe.data_parallel.moments = Moments::Bf16;
     let error = recipe.plan().err().unwrap().to_string();
@@ -167,7 +165,7 @@ fn what_compares_replicas_needs_some() {
         "--tp 1 --pp 1 --zero-stage 3 --hsdp 1",
         "--tp 1 --pp 1",
     ] {
-        let recipe = resolve(&format!("{flags} --check-replicas-every 5")).unwrap();
+        let recipe = resolve(&format!("{flags} --train.check_replicas_every 5")).unwrap();
         recipe.plan().unwrap();
     }
 }
@@ -179,20 +177,23 @@ fn sizes_out_of_range_are_refused_before_the_start() {
         "invalid hsdp = 3: expected a divisor of the 2 ranks of the data axis (1, 2)"
     );
     let zero = "invalid bucket_size = 0: expected a number above 0";
-    assert_eq!(refusal("--bucket-size 0"), zero);
+    assert_eq!(refusal("--data_parallel.bucket_size 0"), zero);
     let limit = "invalid gradient_limit = 0: expected a number above 0";
-    assert_eq!(refusal("--gradient-limit 0"), limit);
-    assert!(refusal("--loss-scale 0").starts_with("invalid loss_scale: constant = 0 must"));
+    assert_eq!(refusal("--data_parallel.gradient_limit 0"), limit);
+    assert!(refusal("--train.loss_scale 0").starts_with("invalid loss_scale: constant = 0 must"));
     let every = "invalid check_replicas_every = 0: expected more than 0";
-    assert_eq!(refusal("--check-replicas-every 0"), every);
+    assert_eq!(refusal("--train.check_replicas_every 0"), every);
     let stage = refusal("--zero-stage 4");
-    assert!(stage.contains("invalid ZeRO stage \"4\""), "{stage}");
+    assert!(stage.contains("expected 0, 1, 2 or 3"), "{stage}");
     let precision = refusal("--precision fp8");
     assert!(
-        precision.contains("expected one of `f64`, `f32`, `bf16`, `f16`"),
+        precision.contains("expected f64, f32, bf16 or f16"),
         "{precision}"
     );
     assert_eq!(super::precision("fp16").unwrap(), Precision::F16);
-    let scale = refusal("--loss-scale large");
-    assert!(scale.contains("\"none\", \"dynamic\", a number"), "{scale}");
+    let scale = refusal("--train.loss_scale large");
+    assert!(
+        scale.contains("expected none, dynamic, a number or a table"),
+        "{scale}"
+    );
 }

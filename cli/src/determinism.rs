@@ -1,42 +1,15 @@
-//! `--deterministic` and `--check-replay`.
+//! `train.deterministic` and `train.check_replay_every`.
 
 use std::env;
 
 use burn_megatron::comm::Engine;
 use burn_megatron::kernel_selection::EpilogueFusion;
 use burn_megatron::kernels::gemm::CpuGemm;
-use clap::Args;
 
 use crate::error::Error;
 use crate::header::print;
 use crate::numbers::count;
 use crate::recipe::Recipe;
-
-/// Flags of determinism; each overrides a key of `[train]`.
-#[derive(Args, Debug, Default)]
-#[command(next_help_heading = "Training")]
-pub struct DeterminismArgs {
-    /// Compute every Nth step twice from one state, and compare every result: a difference ends the run with the rank, the
-    /// layer and the tensor. Weights and optimizer state are compared between all steps, and a bad loss is computed again.
-    /// The exit code is then 5 for a transient fault, 6 for changed weights, 7 for a faulty device, 8 for a program that is
-    /// not deterministic, 9 for data or software. The end of a run says what it took.
-    #[arg(long, value_name = "N")]
-    pub check_replay: Option<usize>,
-    /// Refuse, or set to a fixed value, what could change the bits of a run on machines of one kind: libraries of matrix
-    /// products, algorithms of NCCL, another layout when a run is resumed or started again. The header says what is set, and
-    /// what it costs.
-    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
-    pub deterministic: Option<bool>,
-}
-
-impl DeterminismArgs {
-    /// Applies the flags to a recipe.
-    pub fn apply(&self, recipe: &mut Recipe) {
-        let train = &mut recipe.train;
-        train.check_replay_every = self.check_replay.or(train.check_replay_every);
-        train.deterministic = self.deterministic.unwrap_or(train.deterministic);
-    }
-}
 
 /// Variables of NCCL, and the value that a deterministic run sets: the sum of a ring has one order, and the protocol does not
 /// depend on the size.
@@ -133,20 +106,6 @@ fn describe_check(recipe: &Recipe) -> Option<String> {
     ))
 }
 
-/// Keys that change the order of sums, and may not differ when a deterministic run is resumed. Which rank NCCL's rings begin at
-/// depends on the place in a buffer.
-pub const ORDER_OF_SUMS: [&str; 9] = [
-    "parallel",
-    "kernels",
-    "nccl",
-    "data_parallel.zero_stage",
-    "data_parallel.hsdp",
-    "data_parallel.hierarchical_reduce",
-    "data_parallel.bucket_size",
-    "data_parallel.pad_buckets",
-    "train.micro_batch_size",
-];
-
 /// Checks that a deterministic recipe has no library of matrix products whose results may depend on the addresses of its
 /// operands, and no form of a layer that depends on a measurement.
 ///
@@ -191,13 +150,16 @@ mod tests {
         for (flags, fits) in [
             ("", true),
             ("--kernels gemm=openblas", true),
-            ("--deterministic", true),
-            ("--deterministic --kernels gemm=mkl", true),
-            ("--deterministic --kernels gemm=blis", false),
-            ("--deterministic --kernels gemm=openblas", false),
+            ("--train.deterministic", true),
+            ("--train.deterministic --kernels gemm=mkl", true),
+            ("--train.deterministic --kernels gemm=blis", false),
+            ("--train.deterministic --kernels gemm=openblas", false),
             ("--kernels epilogue_fusion=measured", true),
-            ("--deterministic --kernels epilogue_fusion=true", true),
-            ("--deterministic --kernels epilogue_fusion=measured", false),
+            ("--train.deterministic --kernels epilogue_fusion=true", true),
+            (
+                "--train.deterministic --kernels epilogue_fusion=measured",
+                false,
+            ),
         ] {
             let checked = check(&recipe(flags));
             assert_eq!(checked.is_ok(), fits, "{flags}: {checked:?}");
@@ -206,7 +168,7 @@ mod tests {
 
     #[test]
     fn chosen_algorithms_are_fixed() {
-        let recipe = recipe("--deterministic --kernels gemm_algorithms=h100.json");
+        let recipe = recipe("--train.deterministic --kernels gemm_algorithms=h100.json");
         let Pinned { fixed, .. } = pin(&recipe, Engine::Threads).unwrap();
         let expected = "in one order; algorithms of cuBLASLt from h100.json; sums";
         assert!(fixed.contains(expected), "{fixed}");
@@ -227,7 +189,8 @@ mod tests {
     #[test]
     fn what_is_fixed_is_said_with_its_cost() {
         assert_eq!(pin(&recipe(""), Engine::Threads), None);
-        let Pinned { fixed, cost } = pin(&recipe("--deterministic"), Engine::Threads).unwrap();
+        let Pinned { fixed, cost } =
+            pin(&recipe("--train.deterministic"), Engine::Threads).unwrap();
         assert_eq!(
             fixed,
             "products on the CPU by the gemm crate, in one order; sums between ranks in the order of the ranks (threads); \
@@ -238,7 +201,7 @@ mod tests {
             cost_of_rings(64),
             "an all-reduce over 64 ranks by a ring takes 126 messages in a row, by a tree 12: small ones are slower"
         );
-        let recipe = recipe("--check-replay 20 --deterministic");
+        let recipe = recipe("--train.check_replay_every 20 --train.deterministic");
         assert!(recipe.train.deterministic);
         assert_eq!(
             describe_check(&recipe).unwrap(),

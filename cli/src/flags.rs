@@ -2,9 +2,14 @@
 
 use clap::{Args, Command, Error};
 
+use crate::family::Families;
+use crate::settings::Settings;
+
 /// The flags of a command, without its name.
 pub fn parse<T: Args>(flags: &[&str]) -> Result<T, Error> {
     let command = T::augment_args(Command::new("test").no_binary_name(true));
+    let settings = Settings::of(&Families::transformers());
+    let command = settings.add_model_flags(command);
     T::from_arg_matches(&command.try_get_matches_from(flags)?)
 }
 

@@ -9,10 +9,12 @@ use toml::{Table, Value};
 
 use crate::error::Error;
 use crate::family::{FAMILY, Families, WeightsError};
-use crate::origins::{Origin, Origins, dotted, twice};
+use crate::origins::{Origin, Origins, twice};
 use crate::recipe::{ModelBase, Recipe, RecipeOf, invalid, read_text};
+use crate::saving::CheckpointConfig;
 use crate::set::SetArgs;
-use crate::steps;
+use crate::settings::{SettingFlags, Settings, get, json_at, merge, remove};
+use crate::{resume_check, steps};
 
 /// The recipe that replaces the layout and training run of the default recipe in a run that loads weights.
 const LOAD_RECIPE: &str = include_str!("load.toml");
@@ -27,10 +29,14 @@ pub struct RecipeLayers<'a> {
     default_recipe: &'a str,
     file: Option<&'a Path>,
     set: &'a SetArgs,
-    load: Option<&'a Path>,
     resumed: Option<(&'a Path, &'a Recipe)>,
-    flags: Option<&'a Table>,
+    saving: Option<&'a CheckpointConfig>,
+    edit: Option<&'a Edit<'a>>,
+    flags: Option<&'a SettingFlags>,
 }
+
+/// A change of the tables of a recipe.
+type Edit<'a> = dyn Fn(&mut Table) -> Result<(), Error> + 'a;
 
 /// A recipe, and where each of its values is from.
 pub struct LayeredRecipe {
@@ -46,8 +52,9 @@ impl<'a> RecipeLayers<'a> {
             default_recipe,
             file: None,
             set,
-            load: None,
             resumed: None,
+            saving: None,
+            edit: None,
             flags: None,
         }
     }
@@ -58,18 +65,24 @@ impl<'a> RecipeLayers<'a> {
         Self { file, ..self }
     }
 
-    /// With the weights of `--load`, whose model is taken in the place of that of the default recipe.
-    pub fn with_weights(self, load: Option<&'a Path>) -> Self {
-        Self { load, ..self }
-    }
-
     /// With the recipe of the run that is resumed, and its path, in the place of the default recipe.
     pub fn resuming(self, resumed: Option<(&'a Path, &'a Recipe)>) -> Self {
         Self { resumed, ..self }
     }
 
+    /// With no fewer checkpoints than these settings save.
+    pub fn saving_like(self, saving: Option<&'a CheckpointConfig>) -> Self {
+        Self { saving, ..self }
+    }
+
+    /// With a change by flags that set several keys.
+    pub fn with_edit(self, edit: &'a Edit<'a>) -> Self {
+        let edit = Some(edit);
+        Self { edit, ..self }
+    }
+
     /// With the keys that flags set, over those of the file.
-    pub fn with_flags(self, flags: &'a Table) -> Self {
+    pub fn with_flags(self, flags: &'a SettingFlags) -> Self {
         let flags = Some(flags);
         Self { flags, ..self }
     }
@@ -80,20 +93,33 @@ impl<'a> RecipeLayers<'a> {
     /// Files and weights that cannot be read, unknown keys, and values of the wrong type.
     pub fn read(&self) -> Result<LayeredRecipe, Error> {
         let file = self.file.map(file_table).transpose()?;
-        let set = self.set.table()?;
-        let read = self.layered(file.as_ref(), &set);
-        read.map_err(|error| {
-            let is_of_set = !set.is_empty() && self.layered(file.as_ref(), &Table::new()).is_ok();
+        let settings = Settings::of(self.families);
+        let set = self.set.table(&settings)?;
+        let read = |layers: &Self, set: &Table| layers.layered(&settings, file.as_ref(), set);
+        let layered = read(self, &set);
+        layered.map_err(|error| {
+            let is_of_set = !set.is_empty() && read(self, &Table::new()).is_ok();
+            let without_flags = Self {
+                flags: None,
+                ..*self
+            };
+            let is_of_flags = self.flags.is_some() && read(&without_flags, &set).is_ok();
             match self.file {
                 _ if error.is::<WeightsError>() => error,
                 _ if is_of_set => format!("invalid --set: {}", one_line(&*error)).into(),
+                _ if is_of_flags => one_line(&*error).into(),
                 Some(path) => invalid(path, &one_line(&*error)),
                 None => error,
             }
         })
     }
 
-    fn layered(&self, file: Option<&Table>, set: &Table) -> Result<LayeredRecipe, Error> {
+    fn layered(
+        &self,
+        settings: &Settings,
+        file: Option<&Table>,
+        set: &Table,
+    ) -> Result<LayeredRecipe, Error> {
         let alone = file.is_some_and(|file| file.get("base") == Some(&NO_BASE.into()));
         let base = match self.resumed {
             _ if alone => Recipe::parse("", self.families)?,
@@ -105,6 +131,7 @@ impl<'a> RecipeLayers<'a> {
         };
         let resumed = self.resumed.filter(|_| !alone);
         let mut layers = Layers {
+            settings,
             table: table_of(&base)?,
             origins: Origins::new(match resumed {
                 Some((path, _)) => Origin::Resumed(path.into()),
@@ -116,7 +143,8 @@ impl<'a> RecipeLayers<'a> {
             // It has all settings of the model.
             Some(_) => None,
             None => {
-                let given = self.load.map(Path::to_path_buf);
+                let flag = self.flags.and_then(|flags| flags.text("checkpoint.load"));
+                let given = flag.map(PathBuf::from);
                 let given = given
                     .or_else(|| loaded(set))
                     .or_else(|| file.and_then(loaded));
@@ -132,8 +160,14 @@ impl<'a> RecipeLayers<'a> {
         if let (Some(file), Some(path)) = (file, self.file) {
             layers.overlay(file, Origin::File(path.into()))?;
         }
+        if let Some(saving) = self.saving {
+            layers.save_like(saving)?;
+        }
+        if let Some(edit) = self.edit {
+            layers.edit(edit)?;
+        }
         if let Some(flags) = self.flags {
-            layers.overlay(flags, Origin::Flag)?;
+            layers.overlay_flags(flags)?;
             check_once(flags, set)?;
         }
         layers.overlay(set, Origin::Set)?;
@@ -142,7 +176,11 @@ impl<'a> RecipeLayers<'a> {
             None if alone || resumed.is_some() => ModelBase::Complete,
             None => ModelBase::Family,
         };
-        layers.finish(self.families, base)
+        let layered = layers.finish(self.families, base)?;
+        if let Some(flags) = self.flags {
+            check_unset(flags, &layered.recipe)?;
+        }
+        Ok(layered)
     }
 }
 
@@ -154,14 +192,24 @@ fn file_table(path: &Path) -> Result<Table, Error> {
     Ok(text.parse()?)
 }
 
-/// Checks that no key of `[train]` has both a flag of its own and `--set`.
-fn check_once(flags: &Table, set: &Table) -> Result<(), Error> {
-    let [flags, set] = [flags, set].map(|table| table.get("train").and_then(Value::as_table));
-    let (Some(flags), Some(set)) = (flags, set) else {
-        return Ok(());
-    };
-    match flags.keys().find(|key| set.contains_key(*key)) {
-        Some(key) => Err(twice(&format!("train.{key}"))),
+/// Checks that no key has both a flag of its own and `--set`.
+fn check_once(flags: &SettingFlags, set: &Table) -> Result<(), Error> {
+    let mut keys = flags.keys();
+    match keys.find(|key| get(set, key).is_some()) {
+        Some(key) => Err(twice(key)),
+        None => Ok(()),
+    }
+}
+
+/// Checks that the settings that flags unset have no value: a model family, for example, may have one.
+fn check_unset(flags: &SettingFlags, recipe: &Recipe) -> Result<(), Error> {
+    let recipe = serde_json::to_value(recipe)?;
+    let is_set = |key: &&str| json_at(&recipe, key).is_some_and(|value| !value.is_null());
+    match flags.unset().find(is_set) {
+        Some(key) => Err(format!(
+            "invalid --{key} none: the setting has a value by default, which a recipe can only replace"
+        )
+        .into()),
         None => Ok(()),
     }
 }
@@ -183,14 +231,15 @@ fn one_line(error: &dyn std::error::Error) -> String {
 }
 
 /// The layers so far.
-struct Layers {
+struct Layers<'a> {
+    settings: &'a Settings,
     table: Table,
     origins: Origins,
     /// Whether the lowest is the recipe of the run that is resumed.
     resumed: bool,
 }
 
-impl Layers {
+impl Layers<'_> {
     /// Puts a layer over the others.
     fn overlay(&mut self, layer: &Table, origin: Origin) -> Result<(), Error> {
         self.adapt_training(layer)?;
@@ -201,8 +250,43 @@ impl Layers {
         self.drop_other_family(layer);
         self.drop_other_optimizer(layer);
         self.adapt_groups(layer);
-        merge(&mut self.table, layer);
+        merge(Some(self.settings.root()), &mut self.table, layer);
         self.origins.record("", layer, &origin);
+        Ok(())
+    }
+
+    /// Saves no fewer checkpoints than these settings.
+    fn save_like(&mut self, saving: &CheckpointConfig) -> Result<(), Error> {
+        let own = self.table.remove("checkpoint");
+        let own: CheckpointConfig = own.unwrap_or(Table::new().into()).try_into()?;
+        let both = table_of(&own.continue_from(saving))?;
+        self.table.insert("checkpoint".into(), both.into());
+        Ok(())
+    }
+
+    /// Changes the tables, and records which keys flags have changed.
+    fn edit(&mut self, edit: &Edit<'_>) -> Result<(), Error> {
+        let before = serde_json::to_value(&self.table)?;
+        edit(&mut self.table)?;
+        for key in resume_check::differing(&before, &serde_json::to_value(&self.table)?) {
+            self.origins.derive(&key, Origin::Flag);
+        }
+        Ok(())
+    }
+
+    /// Puts the flags over the others. Settings whose condition they break are dropped.
+    fn overlay_flags(&mut self, flags: &SettingFlags) -> Result<(), Error> {
+        let before = self.table.clone();
+        for path in flags.unset() {
+            remove(&mut self.table, path);
+            self.origins.derive(path, Origin::Flag);
+        }
+        self.overlay(&flags.table(&before), Origin::Flag)?;
+        let given = |path: &str| flags.has(path);
+        let dropped = (self.settings).drop_dependants(&before, &mut self.table, given);
+        for path in dropped {
+            self.origins.derive(&path, Origin::Flag);
+        }
         Ok(())
     }
 
@@ -317,7 +401,7 @@ impl Layers {
     }
 }
 
-impl Layers {
+impl Layers<'_> {
     /// Takes the keys that `[lora]` leaves out from the adapters at `load`, if it has adapters.
     fn continue_adapters(&mut self, families: &Families, load: &Path) -> Result<(), Error> {
         let Some(Value::Table(given)) = self.table.get_mut("lora") else {
@@ -326,7 +410,7 @@ impl Layers {
         if let Some(found) = families.adapters_at(load)? {
             let mut all = table_of(&found)?;
             all.remove("base_model");
-            merge(&mut all, given);
+            merge(self.settings.find("lora"), &mut all, given);
             *given = all;
             self.origins.record_weights("lora", load);
         }
@@ -337,37 +421,6 @@ impl Layers {
 fn number(value: &Value) -> Option<f64> {
     let integer = || value.as_integer().map(|value| value as f64);
     value.as_float().or_else(integer)
-}
-
-/// Keys whose value is one of several variants, each a table of its own.
-const VARIANTS: [&str; 5] = [
-    "fp8.recipe",
-    "model.positions",
-    "model.positions.rotary.scaling",
-    "parallel.split",
-    "train.schedule",
-];
-
-/// Merges tables key by key, but for another variant, which is replaced.
-pub fn merge(into: &mut Table, from: &Table) {
-    merge_at("", into, from);
-}
-
-/// The same for tables at the dotted key `path` of a recipe.
-pub fn merge_at(path: &str, into: &mut Table, from: &Table) {
-    for (key, value) in from {
-        let path = dotted(path, key);
-        match (into.get_mut(key), value) {
-            (Some(Value::Table(into)), Value::Table(from))
-                if into.keys().eq(from.keys()) || !VARIANTS.contains(&&path[..]) =>
-            {
-                merge_at(&path, into, from);
-            }
-            _ => {
-                into.insert(key.clone(), value.clone());
-            }
-        }
-    }
 }
 
 #[cfg(test)]

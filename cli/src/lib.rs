@@ -51,7 +51,6 @@ mod preprocess;
 mod pretrain;
 #[cfg(test)]
 mod published_recipes;
-mod qk_clip;
 mod rank_run;
 mod ranks;
 mod recipe;
@@ -64,6 +63,7 @@ mod save_hf;
 mod saving;
 mod schedule;
 mod set;
+mod settings;
 mod start;
 mod steps;
 mod terminal;

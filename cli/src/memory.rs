@@ -1,23 +1,19 @@
-//! The settings that save memory: the flags, and the checks.
+//! The settings that save memory, and their checks.
 
 use burn::tensor::{DType, Device};
 use burn_megatron::comm::ParallelContext;
 use burn_megatron::data_parallel::OffloadConfig;
 use burn_megatron::kernel_selection::{KernelChoice, Operation};
-use burn_megatron::nn::{
-    ActivationOffload, BuildError, ModelBuilder, RecomputeConfig, RecomputeGranularity,
-    RecomputeLayers, RecomputeMethod, RecomputeModule,
-};
-use clap::{Args, ValueEnum};
+use burn_megatron::nn::{ActivationOffload, BuildError, ModelBuilder, RecomputeConfig};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::byte_size::ByteSize;
 use crate::error::Error;
 use crate::parallel_plan::ParallelPlan;
 use crate::recipe::Recipe;
 
 /// `[memory]` of a recipe.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct MemoryConfig {
     /// The layers that are recomputed in the backward.
@@ -27,14 +23,17 @@ pub struct MemoryConfig {
 }
 
 /// `[memory.offload]` of a recipe.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct OffloadTable {
-    /// See [`OffloadConfig::optimizer`].
+    /// The fraction of the optimizer state, by bytes, that is kept in the memory of the host and stepped on its CPU: 0 to 1,
+    /// in whole buckets.
     pub optimizer: f64,
-    /// See [`ActivationOffload::bytes`].
+    /// The maximum number of bytes of a rank, as in 2GiB, of the inputs of recomputed blocks that are kept in the memory of
+    /// the host from the forward to the backward.
+    #[schemars(extend("value" = "BYTES"))]
     pub activations: u64,
-    /// See [`ActivationOffload::prefetch`].
+    /// The number of blocks ahead of the backward for which inputs are fetched from the host.
     pub prefetch: usize,
 }
 
@@ -68,119 +67,6 @@ impl MemoryConfig {
             offload: ActivationOffload { bytes, prefetch },
             ..self.recompute.clone()
         }
-    }
-}
-
-/// Flags that save memory; each overrides a key of `[memory.recompute]` or `[memory.offload]`.
-#[derive(Args, Debug, Default)]
-#[command(next_help_heading = "Memory")]
-pub struct MemoryArgs {
-    /// Layers to recompute in the backward instead of keeping their activations: none, whole layers (full), or the
-    /// parts of layers in --recompute-modules (selective).
-    #[arg(long, value_enum, value_name = "none|full|selective")]
-    pub recompute_granularity: Option<GranularityChoice>,
-    /// Which layers are recomputed in full: all, in runs of --recompute-num-layers of which only the input is kept
-    /// (uniform), or the first --recompute-num-layers of each stage (block).
-    #[arg(long, value_enum, value_name = "uniform|block")]
-    pub recompute_method: Option<MethodChoice>,
-    /// Layers per run, or per stage.
-    #[arg(long, value_name = "N")]
-    pub recompute_num_layers: Option<usize>,
-    /// Parts of layers that are recomputed.
-    #[arg(long, value_enum, value_name = "NAME,..", value_delimiter = ',')]
-    pub recompute_modules: Vec<ModuleChoice>,
-    /// The fraction of the optimizer state, by bytes, that is kept in the memory of the host and stepped on its CPU
-    /// (0 to 1, whole buckets).
-    #[arg(long, value_name = "FRACTION")]
-    pub offload_optimizer: Option<f64>,
-    /// The most bytes of a rank, as in 2GiB, of the inputs of recomputed blocks that are kept in the memory of the host
-    /// from the forward to the backward.
-    #[arg(long, value_name = "BYTES")]
-    pub offload_activations: Option<ByteSize>,
-    /// Number of blocks ahead of the backward for which --offload-activations fetches inputs from the host.
-    #[arg(long, value_name = "N")]
-    pub offload_prefetch: Option<usize>,
-}
-
-/// [`RecomputeGranularity`], as a flag.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum GranularityChoice {
-    /// Keep all.
-    None,
-    /// Whole layers.
-    Full,
-    /// Parts of layers.
-    Selective,
-}
-
-/// [`RecomputeMethod`], as a flag.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum MethodChoice {
-    /// All layers in runs.
-    Uniform,
-    /// The first layers.
-    Block,
-}
-
-/// [`RecomputeModule`], as a flag.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ModuleChoice(RecomputeModule);
-
-impl ValueEnum for ModuleChoice {
-    fn value_variants<'a>() -> &'a [Self] {
-        const ALL: [ModuleChoice; RecomputeModule::ALL.len()] = {
-            let mut all = [ModuleChoice(RecomputeModule::Norm); RecomputeModule::ALL.len()];
-            let mut index = 0;
-            while index < all.len() {
-                all[index] = ModuleChoice(RecomputeModule::ALL[index]);
-                index += 1;
-            }
-            all
-        };
-        &ALL
-    }
-
-    fn to_possible_value(&self) -> Option<clap::builder::PossibleValue> {
-        Some(clap::builder::PossibleValue::new(self.0.name()))
-    }
-}
-
-impl MemoryArgs {
-    /// Applies the flags to the table of a recipe. Another granularity than the recipe's resets its settings.
-    pub fn apply(&self, memory: &mut MemoryConfig) {
-        let recompute = &mut memory.recompute;
-        if let Some(choice) = self.recompute_granularity {
-            let granularity = match choice {
-                GranularityChoice::None => RecomputeGranularity::None,
-                GranularityChoice::Full => RecomputeGranularity::Full,
-                GranularityChoice::Selective => RecomputeGranularity::Selective,
-            };
-            if granularity != recompute.granularity {
-                *recompute = RecomputeConfig {
-                    granularity,
-                    ..RecomputeConfig::default()
-                };
-            }
-        }
-        if let Some(choice) = self.recompute_method {
-            recompute.method = Some(match choice {
-                MethodChoice::Uniform => RecomputeMethod::Uniform,
-                MethodChoice::Block => RecomputeMethod::Block,
-            });
-        }
-        if let Some(layers) = self.recompute_num_layers {
-            recompute.layers = Some(RecomputeLayers::Each(layers));
-        }
-        if !self.recompute_modules.is_empty() {
-            recompute.modules = self.recompute_modules.iter().map(|it| it.0).collect();
-        }
-        if let Some(fraction) = self.offload_optimizer {
-            memory.offload.optimizer = fraction;
-        }
-        if let Some(ByteSize(bytes)) = self.offload_activations {
-            memory.offload.activations = bytes;
-        }
-        memory.offload.prefetch = self.offload_prefetch.unwrap_or(memory.offload.prefetch);
     }
 }
 
@@ -247,7 +133,6 @@ pub fn check_model(recipe: &Recipe, device: &Device) -> Result<(), Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::flags::parse_text;
     use crate::recipe::parsed;
 
     fn error(text: &str) -> String {
@@ -347,46 +232,5 @@ modules = ['norm', 'activation']",
             let again = toml::to_string(&recipe).unwrap();
             assert_eq!(parsed(&again).unwrap(), recipe);
         }
-    }
-
-    #[test]
-    fn flags_override_keys() {
-        let applied = |text: &str, flags: &str| {
-            let mut memory = parsed(text).unwrap().memory;
-            parse_text::<MemoryArgs>(flags).unwrap().apply(&mut memory);
-            memory.recompute
-        };
-        let full = "[memory.recompute]\ngranularity = 'full'\nlayers = 3\nmicro_batches = 2";
-        let kept = applied(
-            full,
-            "--recompute-granularity full --recompute-method block",
-        );
-        assert_eq!(kept.micro_batches, Some(2));
-        assert_eq!(kept.layers, Some(RecomputeLayers::Each(3)));
-        assert_eq!(kept.method, Some(RecomputeMethod::Block));
-        let flags = "--recompute-granularity selective --recompute-modules norm,core_attention";
-        let expected =
-            RecomputeConfig::selective([RecomputeModule::Norm, RecomputeModule::CoreAttention]);
-        assert_eq!(applied(full, flags), expected);
-        let offloaded = |text: &str, flags: &str| {
-            let mut memory = parsed(text).unwrap().memory;
-            parse_text::<MemoryArgs>(flags).unwrap().apply(&mut memory);
-            memory.offload.optimizer
-        };
-        let half = "[memory.offload]\noptimizer = 0.5";
-        assert_eq!(offloaded(half, "--recompute-granularity none"), 0.5);
-        assert_eq!(offloaded(half, "--offload-optimizer 0"), 0.0);
-        let mut memory = parsed(full).unwrap().memory;
-        let flags = "--offload-activations 2KiB --offload-prefetch 3";
-        parse_text::<MemoryArgs>(flags).unwrap().apply(&mut memory);
-        let expected = ActivationOffload {
-            bytes: 2048,
-            prefetch: 3,
-        };
-        assert_eq!(memory.recompute().offload, expected);
-        let none = applied(full, "--recompute-granularity none");
-        assert_eq!(none, RecomputeConfig::default());
-        let error = parse_text::<MemoryArgs>("--recompute-modules norms").unwrap_err();
-        assert!(error.to_string().contains("core_attention"), "{error}");
     }
 }

@@ -1,32 +1,6 @@
-//! The flags of NCCL.
+//! The settings of NCCL in a run.
 
-use burn_megatron::comm::{Engine, NcclConfig, NcclGroupSetting, RegisteredBuffers};
-use clap::Args;
-use clap::builder::{PossibleValuesParser, TypedValueParser};
-
-/// Flags of NCCL; each overrides a key of `[nccl]`.
-#[derive(Args, Clone, Debug, Default)]
-#[command(next_help_heading = "Communication")]
-pub struct NcclArgs {
-    /// Create NCCL's communicators with their groups, by splits, instead of at the first call of each group.
-    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", hide_short_help = true)]
-    pub nccl_eager_init: Option<bool>,
-    /// CTAs and stream of the NCCL communicators of a group: tensor, context, expert, data, pipeline, world, or messages;
-    /// as in tensor:min_ctas=4,max_ctas=16,high_priority_stream=true. May be repeated.
-    #[arg(long, value_name = "GROUP:KEY=VALUE,..", hide_short_help = true)]
-    pub nccl_group: Vec<NcclGroupSetting>,
-    /// Register memory with NCCL for collectives on large tensors: allocations (those of tensors), or windows (symmetric
-    /// ones, with copies there and back). The header says what was registered.
-    #[arg(
-        long,
-        value_name = "allocations|windows",
-        num_args = 0..=1,
-        default_missing_value = "allocations",
-        value_parser = registered_buffers(),
-        hide_short_help = true
-    )]
-    pub nccl_registered: Option<RegisteredBuffers>,
-}
+use burn_megatron::comm::{Engine, NcclConfig};
 
 /// Returns the line of the header about settings of a recipe that another engine does not have; `engine` begins with
 /// its name.
@@ -36,40 +10,9 @@ pub fn unused(config: &NcclConfig, engine: &str) -> Option<&'static str> {
     is_unused.then_some("[nccl] of the recipe is for the engine nccl, and not used here")
 }
 
-fn registered_buffers() -> impl TypedValueParser<Value = RegisteredBuffers> {
-    PossibleValuesParser::new(["allocations", "windows"]).map(|name| match name.as_str() {
-        "windows" => RegisteredBuffers::Windows,
-        _ => RegisteredBuffers::Allocations,
-    })
-}
-
-impl NcclArgs {
-    /// The first flag that is set.
-    pub fn first_flag(&self) -> Option<&'static str> {
-        let set = [
-            ("--nccl-eager-init", self.nccl_eager_init.is_some()),
-            ("--nccl-group", !self.nccl_group.is_empty()),
-            ("--nccl-registered", self.nccl_registered.is_some()),
-        ];
-        set.into_iter()
-            .find(|(_, is_set)| *is_set)
-            .map(|(flag, _)| flag)
-    }
-
-    /// Applies the flags to the settings of a recipe.
-    pub fn apply(&self, config: &mut NcclConfig) {
-        config.eager_init = self.nccl_eager_init.unwrap_or(config.eager_init);
-        config.registered_buffers = self.nccl_registered.or(config.registered_buffers);
-        for set in &self.nccl_group {
-            let group = config.groups.entry(set.group).or_default();
-            *group = set.config.or(*group);
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use burn_megatron::comm::NcclGroup;
+    use burn_megatron::comm::{NcclGroup, RegisteredBuffers};
     use burn_megatron::device::DeviceKind;
 
     use super::*;
@@ -90,8 +33,8 @@ mod tests {
     fn flags_override_keys_of_the_recipe() {
         assert!(resolve("").is_default());
         let config = resolve(
-            "--set nccl.groups.tensor.max_ctas=16 --nccl-group tensor:min_ctas=4 \
-             --nccl-group data:max_ctas=8,high_priority_stream=false --nccl-registered windows --nccl-eager-init",
+            "--set nccl.groups.tensor.max_ctas=16 --nccl.groups.tensor.min_ctas 4 --nccl.groups.data.max_ctas 8 \
+             --nccl.groups.data.high_priority_stream false --nccl.registered_buffers windows --nccl.eager_init",
         );
         let [tensor, data] = [NcclGroup::Tensor, NcclGroup::Data].map(|group| config.group(group));
         assert_eq!((tensor.min_ctas, tensor.max_ctas), (Some(4), Some(16)));
@@ -101,22 +44,19 @@ mod tests {
         );
         assert_eq!(config.registered_buffers, Some(RegisteredBuffers::Windows));
         assert!(config.eager_init);
-        let plain = resolve("--nccl-registered");
-        assert_eq!(
-            plain.registered_buffers,
-            Some(RegisteredBuffers::Allocations)
-        );
     }
 
     #[test]
     fn flags_without_the_engine_are_refused() {
         for flag in [
-            "--nccl-group tensor:max_ctas=16",
-            "--nccl-registered",
-            "--nccl-eager-init",
+            "--nccl.groups.tensor.max_ctas 16",
+            "--nccl.registered_buffers windows",
+            "--nccl.eager_init",
         ] {
             let args: PretrainArgs = parse_text(flag).unwrap();
-            let refused = set_up(&args.ranks, DeviceKind::Cpu, 1).err().unwrap();
+            let refused = set_up(&args.ranks, &args.settings, DeviceKind::Cpu, 1)
+                .err()
+                .unwrap();
             let expected = "applies to processes with --engine nccl only; remove it";
             let name = flag.split(' ').next().unwrap();
             assert_eq!(refused.to_string(), format!("{name} {expected}"));

@@ -67,7 +67,7 @@ pub fn dotted(path: &str, key: &str) -> String {
 }
 
 /// Whether a path is that of a table or a key in it.
-fn is_within(path: &str, table: &str) -> bool {
+pub fn is_within(path: &str, table: &str) -> bool {
     let rest = path.strip_prefix(table);
     rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
@@ -111,11 +111,14 @@ impl Origins {
     pub fn record_flags(&mut self, before: &Recipe, after: &Recipe) -> Result<(), Error> {
         let [before, after] = [before, after].map(serde_json::to_value);
         for key in resume_check::differing(&before?, &after?) {
-            let set = |(path, origin): (&String, &Origin)| {
-                *origin == Origin::Set && (is_within(path, &key) || is_within(&key, path))
-            };
-            if self.keys.iter().any(set) {
-                return Err(twice(&key));
+            let given = self.keys.iter().find(|(path, origin)| {
+                let is_given = matches!(origin, Origin::Set | Origin::Flag);
+                is_given && (is_within(path, &key) || is_within(&key, path))
+            });
+            match given {
+                Some((_, Origin::Set)) => return Err(twice(&key)),
+                Some(_) => return Err(format!("{key} is set by two flags: remove one").into()),
+                None => {}
             }
             self.derive(&key, Origin::Flag);
         }
@@ -239,6 +242,7 @@ mod tests {
         }
         let set: Table = "train.clip = 1.0".parse().unwrap();
         origins.record("", &set, &Origin::Set);
+        let before = recipe.clone();
         recipe.train.clip = 2.0;
         let error = origins.record_flags(&before, &recipe).unwrap_err();
         assert!(

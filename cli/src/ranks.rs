@@ -7,9 +7,10 @@ use std::time::Duration;
 use burn_megatron::comm::{Engine, Launch, NcclConfig, World, WorldError};
 use burn_megatron::device::DeviceKind;
 use clap::Args;
+use toml::Table;
 
 use crate::error::Error;
-use crate::nccl::NcclArgs;
+use crate::settings::SettingFlags;
 
 /// Flags of the communication between ranks.
 #[derive(Args)]
@@ -43,9 +44,6 @@ pub struct RankArgs {
     /// By default BURN_MEGATRON_TOKEN; not needed under `launch` and mpirun.
     #[arg(long, value_name = "FILE", hide_short_help = true)]
     pub token_file: Option<PathBuf>,
-    /// The settings of NCCL.
-    #[command(flatten)]
-    pub nccl: NcclArgs,
 }
 
 /// The variable with the engine for ranks that `launch` starts.
@@ -68,8 +66,13 @@ pub struct RankSetup {
     pub engine: Engine,
 }
 
-/// Sets up `wanted` ranks from the flags and the launcher's variables.
-pub fn set_up(args: &RankArgs, device: DeviceKind, wanted: usize) -> Result<RankSetup, Error> {
+/// Sets up `wanted` ranks from the flags and the launcher's variables. `settings` has the flags of NCCL.
+pub fn set_up(
+    args: &RankArgs,
+    settings: &SettingFlags,
+    device: DeviceKind,
+    wanted: usize,
+) -> Result<RankSetup, Error> {
     let launch = with_token(Launch::from_env()?, args.token_file.as_deref())?;
     let engine = env::var(ENGINE).ok().filter(|_| launch.is_some());
     let engine = engine.map(|name| {
@@ -83,17 +86,18 @@ pub fn set_up(args: &RankArgs, device: DeviceKind, wanted: usize) -> Result<Rank
         (Some(launch), None | Some(Engine::Threads)) if launch.world_size == 1 => threads(wanted)?,
         (Some(launch), engine) => processes(launch, engine, device, wanted)?,
     };
-    if let Some(flag) = args
-        .nccl
-        .first_flag()
-        .filter(|_| ranks.engine != Engine::Nccl)
+    let mut keys = settings.keys();
+    if let Some(key) = keys.find(|key| key.starts_with("nccl."))
+        && ranks.engine != Engine::Nccl
     {
         return Err(
-            format!("{flag} applies to processes with --engine nccl only; remove it").into(),
+            format!("--{key} applies to processes with --engine nccl only; remove it").into(),
         );
     }
-    let mut nccl = NcclConfig::default();
-    args.nccl.apply(&mut nccl);
+    let nccl: NcclConfig = match settings.table(&Table::new()).remove("nccl") {
+        Some(nccl) => nccl.try_into()?,
+        None => NcclConfig::default(),
+    };
     let world = ranks
         .world
         .deadline(seconds("timeout", args.deadline)?)
@@ -159,7 +163,7 @@ fn check_size(started: usize, wanted: usize) -> Result<(), Error> {
     } else {
         Err(format!(
             "{started} ranks were started, but the layout has {wanted}: start {wanted}, or change \
-             --tensor-parallel, --data-parallel or --pipeline-parallel"
+             --tp, --dp or --pp"
         )
         .into())
     }
@@ -186,8 +190,8 @@ mod tests {
         assert!(check_size(4, 4).is_ok());
         assert_eq!(
             check_size(2, 4).unwrap_err().to_string(),
-            "2 ranks were started, but the layout has 4: start 4, or change --tensor-parallel, \
-             --data-parallel or --pipeline-parallel"
+            "2 ranks were started, but the layout has 4: start 4, or change --tp, \
+             --dp or --pp"
         );
     }
 

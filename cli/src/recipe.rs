@@ -11,6 +11,7 @@ use burn_megatron::nn::lora::LoraConfig;
 use burn_megatron::regular_file;
 use burn_megatron_generate::GenerateConfig;
 use burn_megatron_train::TrainConfig;
+use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize};
 use toml::Table;
 
@@ -25,7 +26,7 @@ use crate::saving::CheckpointConfig;
 pub const DEFAULT_RECIPE: &str = include_str!("tiny.toml");
 
 /// Where the keys that a recipe leaves out are taken from.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum BaseRecipe {
     /// The default recipe of the command, or that of the run that is resumed.
@@ -50,21 +51,24 @@ pub enum ModelBase<'a> {
 pub type Recipe = RecipeOf<Model>;
 
 /// The tables of a recipe. While it is read, `M` is the table `[model]`, whose family is not looked up yet.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 #[serde(bound(deserialize = "M: Default + Deserialize<'de>"))]
+#[schemars(bound = "M: Default + Serialize + JsonSchema")]
 pub struct RecipeOf<M> {
-    /// Where the keys that it leaves out are taken from; heeded by [`RecipeLayers`](crate::layers::RecipeLayers).
+    /// Where the keys that the recipe leaves out are taken from.
     #[serde(skip_serializing)]
     pub base: BaseRecipe,
-    /// The model: its `family`, and the settings of that family.
+    /// The model: its `family`, and the settings of the family.
     pub model: M,
     /// The parallel layout, without its sharding of the data axis: see [`Recipe::layout`].
     #[serde(deserialize_with = "layout")]
+    #[schemars(extend("resume" = "order_of_sums"))]
     pub parallel: ParallelConfig,
     /// The state that is sharded over the data axis, and the type that the model computes in.
     pub data_parallel: DataParallelConfig,
     /// Which operations use fused kernels, which engine attention uses, and the chunks of the loss.
+    #[schemars(extend("resume" = "order_of_sums"))]
     pub kernels: KernelChoices,
     /// Which layers multiply in 8 bits, and with which scaling recipe.
     pub fp8: Fp8Config,
@@ -72,16 +76,20 @@ pub struct RecipeOf<M> {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lora: Option<LoraConfig>,
     /// The settings that save memory.
+    #[schemars(extend("resume" = "may_differ"))]
     pub memory: MemoryConfig,
     /// The engine NCCL; other engines have no such settings.
+    #[schemars(extend("resume" = "order_of_sums"))]
     pub nccl: NcclConfig,
     /// The training run, without its [`DataParallelConfig`]: see [`Recipe::train_config`].
     pub train: TrainConfig,
-    /// The text that is generated at its end.
+    /// The text that is generated at the end of the run.
+    #[schemars(extend("resume" = "may_differ"))]
     pub sample: GenerateConfig,
     /// The training data.
     pub data: DataConfig,
     /// When checkpoints are saved.
+    #[schemars(extend("resume" = "may_differ"))]
     pub checkpoint: CheckpointConfig,
 }
 
@@ -278,10 +286,6 @@ pub fn read(path: &Path) -> Recipe {
 pub fn parsed(text: &str) -> Result<Recipe, Error> {
     Recipe::parse(text, &Families::transformers())
 }
-
-#[cfg(test)]
-#[path = "recipe_keys.rs"]
-mod keys;
 
 #[cfg(test)]
 mod tests {

@@ -10,51 +10,8 @@ use crate::data;
 use crate::error::Error;
 use crate::family::Families;
 use crate::recipe::{ModelBase, Recipe, RecipeOf};
-use crate::{determinism, retired};
-
-/// Keys and tables that may always differ: layout, paths, output.
-const MAY_DIFFER: [&str; 38] = [
-    "parallel",
-    "kernels",
-    "lora.base_model",
-    "memory",
-    "nccl",
-    "sample",
-    "checkpoint",
-    "data.path",
-    "data.cache",
-    "data.files",
-    "data.tokenizer",
-    // What is read is in the fingerprint.
-    "data.json_key",
-    "data.extensions",
-    "data.chat",
-    "data.special_tokens",
-    // All settings of the model are recorded; the family gives their defaults.
-    "model.family",
-    "model.vocabulary_divisible_by",
-    "data_parallel.zero_stage",
-    "data_parallel.hsdp",
-    "data_parallel.hierarchical_reduce",
-    "data_parallel.bucket_size",
-    "data_parallel.pad_buckets",
-    "data_parallel.overlap_grad_reduce",
-    "data_parallel.overlap_param_gather",
-    "data_parallel.fp8_param_gather",
-    "data_parallel.keep_gathered",
-    "data_parallel.check_gradients",
-    "fp8.save_activations",
-    "train.micro_batch_size",
-    "train.evaluate_every",
-    "train.held_out_samples",
-    "train.check_replicas_every",
-    "train.check_replay_every",
-    "train.deterministic",
-    "train.cuda_graph",
-    "train.log_num_zeros_in_grad",
-    "train.log_max_attention_logit",
-    "train.skip_limit",
-];
+use crate::retired;
+use crate::settings::{ResumeRule, Settings, json_at as at};
 
 /// The table of the optimizer, whose `name` says which settings it has.
 const OPTIMIZER: &str = "train.optimizer";
@@ -135,8 +92,14 @@ fn without_nulls(value: Value) -> Value {
 }
 
 /// Checks that the settings `now` are those that were `saved` in the checkpoint `name`, but for those that do not change
-/// what is computed, and `allowed` ones.
-pub fn check(saved: &Value, now: &Value, allowed: &[String], name: &str) -> Result<(), Error> {
+/// what is computed, and `allowed` ones. `settings` has the rules.
+pub fn check(
+    settings: &Settings,
+    saved: &Value,
+    now: &Value,
+    allowed: &[String],
+    name: &str,
+) -> Result<(), Error> {
     let mut saved = saved.clone();
     retired::translate_config(&mut saved);
     add_missing(&mut saved, now, &serde_json::to_value(Recipe::default())?);
@@ -157,13 +120,12 @@ pub fn check(saved: &Value, now: &Value, allowed: &[String], name: &str) -> Resu
     };
     let is_deterministic = at(now, "train.deterministic") == Some(&Value::Bool(true));
     let may = |key: &str| {
-        let mut ordered = determinism::ORDER_OF_SUMS.into_iter();
-        let is_fixed = is_deterministic && ordered.any(|table| is_of(key, table));
-        let mut free = MAY_DIFFER
-            .into_iter()
-            .filter(|_| !is_fixed)
-            .chain(allowed.iter().map(String::as_str));
-        free.any(|table| is_of(key, table))
+        let by_rule = match settings.resume_rule(key) {
+            ResumeRule::Fixed => false,
+            ResumeRule::MayDiffer => true,
+            ResumeRule::OrderOfSums => !is_deterministic,
+        };
+        by_rule || allowed.iter().any(|table| is_of(key, table))
     };
     let refused = different.into_iter().filter(|key| !may(key));
     let refused: Vec<_> = refused.filter(|key| key != SPECIAL_TOKENS).collect();
@@ -248,11 +210,6 @@ fn add_missing(saved: &mut Value, now: &Value, defaults: &Value) {
     }
 }
 
-/// The value of a dotted key.
-fn at<'a>(value: &'a Value, key: &str) -> Option<&'a Value> {
-    key.split('.').try_fold(value, |value, key| value.get(key))
-}
-
 /// The dotted keys of values that differ.
 pub fn differing(a: &Value, b: &Value) -> Vec<String> {
     let mut different = vec![];
@@ -296,13 +253,17 @@ mod tests {
     use burn_megatron::optim::{AdamWConfig, LionConfig, OptimizerConfig};
     use burn_megatron_models::TransformerConfig;
 
+    fn settings(recipe: &Recipe) -> Settings {
+        Settings::of_model(&recipe.model)
+    }
+
     fn checked(change: impl Fn(&mut Recipe), allowed: &[&str]) -> Option<String> {
         let mut recipe = Recipe::default();
         let saved = serde_json::to_value(&recipe).unwrap();
         change(&mut recipe);
         let now = serde_json::to_value(&recipe).unwrap();
         let allowed: Vec<_> = allowed.iter().map(|key| (*key).to_string()).collect();
-        let checked = check(&saved, &now, &allowed, "step-7");
+        let checked = check(&settings(&recipe), &saved, &now, &allowed, "step-7");
         checked.err().map(|error| error.to_string())
     }
 
@@ -313,12 +274,13 @@ mod tests {
         let known = saved["model"].as_object_mut().unwrap();
         assert!(known.remove("post_norms").is_some());
         let now = |recipe: &Recipe| serde_json::to_value(recipe).unwrap();
-        assert!(check(&saved, &now(&recipe), &[], "step-7").is_ok());
+        let rules = settings(&recipe);
+        assert!(check(&rules, &saved, &now(&recipe), &[], "step-7").is_ok());
         recipe.model = Model::transformer(TransformerConfig {
             post_norms: true,
             ..TransformerConfig::default()
         });
-        let error = check(&saved, &now(&recipe), &[], "step-7").unwrap_err();
+        let error = check(&rules, &saved, &now(&recipe), &[], "step-7").unwrap_err();
         let expected = "saved by a run with model.post_norms = false, and this run has true";
         assert!(error.to_string().contains(expected), "{error}");
     }
@@ -391,9 +353,10 @@ mod tests {
         let train = saved["train"].as_object_mut().unwrap();
         let value = train.remove("log_num_zeros_in_grad").unwrap();
         train.insert("count_zeros".into(), value);
-        check(&saved, &now, &[], "step-7").unwrap();
+        let rules = settings(&recipe);
+        check(&rules, &saved, &now, &[], "step-7").unwrap();
         let allowed = ["train.count_zeros".to_string()];
-        let error = check(&saved, &now, &allowed, "step-7").unwrap_err();
+        let error = check(&rules, &saved, &now, &allowed, "step-7").unwrap_err();
         assert_eq!(
             error.to_string(),
             "train.count_zeros was renamed: use train.log_num_zeros_in_grad"
@@ -422,15 +385,5 @@ mod tests {
             error.contains("train.step: expected a key of the recipe"),
             "{error}"
         );
-    }
-
-    /// Every key that may differ is one of the recipe.
-    #[test]
-    fn keys_that_may_differ_exist() {
-        let recipe = crate::recipe::parsed("[lora]\nbase_model = 'Llama'").unwrap();
-        let recipe = serde_json::to_value(recipe).unwrap();
-        for key in MAY_DIFFER {
-            assert!(at(&recipe, key).is_some(), "{key}");
-        }
     }
 }

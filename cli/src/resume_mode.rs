@@ -33,6 +33,9 @@ impl<'a> ResumeMode<'a> {
     /// Flags that do not apply in this mode.
     pub fn of(args: &'a PretrainArgs) -> Result<Self, Error> {
         let (saving, run_dir) = (&args.saving, args.run_dir.as_deref());
+        if saving.resume.is_some() && args.settings.has("checkpoint.load") {
+            return Err("--load conflicts with --resume: remove one of them".into());
+        }
         let mode = match (saving.resume.as_deref(), run_dir) {
             (Some(AUTO), None) => {
                 return Err(

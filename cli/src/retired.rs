@@ -3,18 +3,19 @@
 //! A recipe or a command line with one of them is refused. What an earlier version wrote, the configuration of a
 //! checkpoint and the recipe of a run folder, is translated.
 
-use clap::error::{ContextKind, ContextValue};
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use serde_json::Value;
 use toml::Table;
 
 use crate::error::Error;
+use crate::settings::Settings;
 
 /// Keys of a recipe: `table.key`.
 const KEYS: [(&str, &str); 1] = [("train.count_zeros", "train.log_num_zeros_in_grad")];
 
 /// Flags.
 const FLAGS: [(&str, &str); 7] = [
-    ("--count-zeros", "--log-num-zeros-in-grad"),
+    ("--count-zeros", "--train.log_num_zeros_in_grad"),
     ("--deadline", "--timeout"),
     ("--first-deadline", "--first-timeout"),
     ("--resume-changing", "--resume-allow-change"),
@@ -76,8 +77,13 @@ pub fn explain_flag(error: &clap::Error) -> Option<String> {
     if MULTI_NODE_FLAGS.contains(&name) {
         return Some(format!("{name} was removed: {MULTI_NODE}"));
     }
-    let (old, new) = FLAGS.iter().find(|(old, _)| *old == name)?;
-    Some(renamed(old, new))
+    match FLAGS.iter().find(|(old, _)| *old == name) {
+        Some((old, new)) => Some(renamed(old, new)),
+        None if error.kind() == ErrorKind::UnknownArgument => {
+            Settings::without_model().explain_flag(name)
+        }
+        None => None,
+    }
 }
 
 /// Moves the values of retired keys in the configuration of a checkpoint to their successors.
@@ -136,12 +142,20 @@ mod tests {
             }
             let flags = format!("{new}=true");
             let known = parse_text::<PretrainArgs>(&flags).map(drop);
-            let is_unknown =
-                |error: &clap::Error| error.kind() == clap::error::ErrorKind::UnknownArgument;
+            let is_unknown = |error: &clap::Error| error.kind() == ErrorKind::UnknownArgument;
             assert!(!known.as_ref().is_err_and(is_unknown), "{flags}: {known:?}");
         }
-        let error = parse_text::<PretrainArgs>("--no-such-flag").map(drop);
-        assert_eq!(explain_flag(&error.unwrap_err()), None);
+        let explained = |flag: &str| {
+            let error = parse_text::<PretrainArgs>(flag).map(drop);
+            explain_flag(&error.unwrap_err())
+        };
+        assert_eq!(explained("--no-such-flag"), None);
+        assert_eq!(explained("--split 1"), None, "there are two");
+        assert_eq!(
+            explained("--recompute-granularity full").unwrap(),
+            "unexpected argument --recompute-granularity: pretrain sets memory.recompute.granularity with \
+             --memory.recompute.granularity"
+        );
     }
 
     #[test]

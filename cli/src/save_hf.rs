@@ -72,7 +72,7 @@ pub fn check(recipe: &Recipe, saving: &SavingArgs) -> Result<(), Error> {
     let least = if config.asynchronous { 3 } else { 2 };
     if config.keep_last.is_some_and(|last| last < least) {
         return Err(format!(
-            "--save-hf reads a checkpoint while training goes on: set checkpoint.keep_last (--keep-last) to at least \
+            "--save-hf reads a checkpoint while training goes on: set checkpoint.keep_last (--checkpoint.keep_last) to at least \
              {least}"
         )
         .into());

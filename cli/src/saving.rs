@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use burn_megatron::checkpoint::{LoadTolerance, Retention};
 use clap::{Args, ValueEnum};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::convert::Dtype;
@@ -11,14 +12,16 @@ use crate::error::Error;
 
 /// The weights that a run loads at its start, the times at which checkpoints are saved, and the checkpoints that are
 /// kept.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct CheckpointConfig {
     /// The initial weights, and the model: a checkpoint or a Hugging Face folder.
+    #[schemars(extend("flag" = "load"))]
     pub load: Option<PathBuf>,
     /// Whether to save at the end of the run and when it is interrupted.
     pub save: bool,
-    /// Steps between checkpoints before that.
+    /// Steps between checkpoints; the run is also saved at its end.
+    #[schemars(extend("flag" = "save-every"))]
     pub every: Option<u64>,
     /// The number of newest checkpoints that are kept; all by default.
     pub keep_last: Option<usize>,
@@ -55,6 +58,15 @@ impl CheckpointConfig {
         }
     }
 
+    /// Saves nothing: the other settings no longer apply.
+    pub fn discard(&mut self) {
+        *self = Self {
+            load: self.load.take(),
+            save: false,
+            ..Self::default()
+        };
+    }
+
     /// Which checkpoints are kept.
     pub fn retention(&self) -> Retention {
         Retention {
@@ -83,7 +95,7 @@ impl CheckpointConfig {
         }
         match (self.keep_every, self.keep_last) {
             (Some(_), None) => Err(
-                "checkpoint.keep_every has no effect if all checkpoints are kept; set checkpoint.keep_last (--keep-last)"
+                "checkpoint.keep_every has no effect if all checkpoints are kept; set checkpoint.keep_last (--checkpoint.keep_last)"
                     .into(),
             ),
             _ if self.asynchronous && self.every.is_none() => Err(
@@ -96,35 +108,12 @@ impl CheckpointConfig {
     }
 }
 
-/// Flags of checkpoints; each of the first five, and --load, overrides a key of `[checkpoint]`.
+/// Flags of checkpoints that are no settings of `[checkpoint]`.
 #[derive(Args, Debug, Default)]
 pub struct SavingArgs {
-    /// Steps between checkpoints, which are saved in the folder `checkpoints` of the run folder. The run is
-    /// also saved at its end and when it is interrupted.
-    #[arg(long, value_name = "STEPS", help_heading = "Checkpoints")]
-    pub save_every: Option<u64>,
     /// Save no checkpoint, not even at the end: the weights are lost.
-    #[arg(
-        long,
-        conflicts_with_all = ["save_every", "keep_last", "keep_every", "async_save"],
-        help_heading = "Checkpoints"
-    )]
+    #[arg(long, help_heading = "Checkpoints")]
     pub no_save: bool,
-    /// Keep the newest N checkpoints; all by default.
-    #[arg(long, value_name = "N", help_heading = "Checkpoints")]
-    pub keep_last: Option<usize>,
-    /// Also keep checkpoints whose step is a multiple of K.
-    #[arg(long, value_name = "K", help_heading = "Checkpoints")]
-    pub keep_every: Option<u64>,
-    /// Continue training while a checkpoint is written.
-    #[arg(
-        long,
-        value_name = "BOOL",
-        num_args = 0..=1,
-        default_missing_value = "true",
-        help_heading = "Checkpoints"
-    )]
-    pub async_save: Option<bool>,
     /// Write a Hugging Face folder beside each checkpoint, in the folder `hugging-face` of the run folder, while training
     /// goes on; optionally with elements of this type, by default that of the checkpoint. Tokenizer and special tokens
     /// are those of --load. With [lora] in the recipe the folder has the adapters alone, in the format of peft. A folder whose checkpoint is not kept is removed after the next one is written.
@@ -165,15 +154,6 @@ pub struct SavingArgs {
         help_heading = "Checkpoints"
     )]
     pub resume_allow_change: Vec<String>,
-    /// Load only the weights of a checkpoint, or of a Hugging Face folder, with their model and tokenizer. What the
-    /// recipe's [model] sets must be the same.
-    #[arg(
-        long,
-        value_name = "PATH",
-        conflicts_with = "resume",
-        help_heading = "Checkpoints"
-    )]
-    pub load: Option<PathBuf>,
     /// Differences to accept when loading: `missing` tensors that the checkpoint lacks, `unexpected` ones that
     /// the model lacks, `rounding` of values to narrower types, `settings` of [model] that differ from
     /// those of --load.
@@ -201,23 +181,6 @@ pub enum Lenient {
 }
 
 impl SavingArgs {
-    /// Applies the flags to the table of a recipe.
-    pub fn apply(&self, config: &mut CheckpointConfig) {
-        if self.no_save {
-            // The checkpoint settings of the recipe no longer apply.
-            *config = CheckpointConfig {
-                load: config.load.take(),
-                save: false,
-                ..CheckpointConfig::default()
-            };
-        }
-        config.load = self.load.clone().or(config.load.take());
-        config.every = self.save_every.or(config.every);
-        config.keep_last = self.keep_last.or(config.keep_last);
-        config.keep_every = self.keep_every.or(config.keep_every);
-        config.asynchronous = self.async_save.unwrap_or(config.asynchronous);
-    }
-
     /// The differences that loading accepts.
     pub fn leniency(&self) -> LoadTolerance {
         LoadTolerance {
@@ -256,12 +219,13 @@ mod tests {
     fn settings_of_what_is_not_loaded_are_refused() {
         let check = |load: Option<&str>, lenient| {
             let args = SavingArgs {
-                load: load.map(PathBuf::from),
                 lenient: vec![lenient],
                 ..SavingArgs::default()
             };
-            let mut config = CheckpointConfig::default();
-            args.apply(&mut config);
+            let config = CheckpointConfig {
+                load: load.map(PathBuf::from),
+                ..CheckpointConfig::default()
+            };
             args.check(&config).map_err(|error| error.to_string())
         };
         assert_eq!(check(Some("x"), Lenient::Settings), Ok(()));
@@ -289,7 +253,7 @@ mod tests {
             ),
             (
                 "every = 1\nkeep_every = 2",
-                "set checkpoint.keep_last (--keep-last)",
+                "set checkpoint.keep_last (--checkpoint.keep_last)",
             ),
             ("asynchronous = true", "asynchronous has no effect"),
         ] {
@@ -327,12 +291,7 @@ mod tests {
             every: Some(3),
             ..CheckpointConfig::default()
         };
-        let no_save = true;
-        let flags = SavingArgs {
-            no_save,
-            ..SavingArgs::default()
-        };
-        flags.apply(&mut config);
+        config.discard();
         assert!(!config.save);
         config.check().unwrap();
     }

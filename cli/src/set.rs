@@ -6,8 +6,8 @@ use clap::Args;
 use toml::Table;
 
 use crate::error::Error;
-use crate::layers::merge;
 use crate::retired;
+use crate::settings::{Settings, merge};
 
 /// The flag for any key of a recipe.
 #[derive(Args, Clone, Debug, Default)]
@@ -68,12 +68,15 @@ impl SetArgs {
     /// All keys, as the tables of a recipe.
     ///
     /// # Errors
-    /// Retired keys with their successors.
-    pub fn table(&self) -> Result<Table, Error> {
+    /// Retired keys with their successors, and keys that no recipe has.
+    pub fn table(&self, settings: &Settings) -> Result<Table, Error> {
         let mut table = Table::new();
         for Setting(setting) in &self.set {
             retired::check_recipe(setting)?;
-            merge(&mut table, setting);
+            settings
+                .check_keys(setting)
+                .map_err(|error| format!("invalid --set: {error}"))?;
+            merge(Some(settings.root()), &mut table, setting);
         }
         Ok(table)
     }

@@ -25,6 +25,7 @@ use crate::pretrain::args::PretrainArgs;
 use crate::recipe::Recipe;
 use crate::resume_check;
 use crate::resume_mode::ResumeMode;
+use crate::settings::Settings;
 use crate::verify_progress::VerifyProgress;
 
 /// The start of a run, as rank 0 decides it.
@@ -217,7 +218,8 @@ impl<'a> StartResolver<'a> {
         }
         let now = resume_check::config(self.recipe, self.data)?;
         let allowed = &self.args.saving.resume_allow_change;
-        resume_check::check(&metadata.config, &now, allowed, &name)?;
+        let settings = Settings::of_model(&self.recipe.model);
+        resume_check::check(&settings, &metadata.config, &now, allowed, &name)?;
         RunState::of(checkpoint)?;
         Ok(())
     }

@@ -52,17 +52,17 @@ fn pretrain(flags: &str) -> (Option<i32>, String) {
 fn the_verdict_on_a_step_is_the_exit_code() {
     for (flags, code, error) in [
         (
-            "--check-replay 9",
+            "--train.check_replay_every 9",
             9,
             "error: step 2: data or software: no loss is finite from there on; it is the same on another data-parallel rank",
         ),
         (
-            "--lr 1e-3 --check-replay 1 --inject bit-flip:gradient:7:20@rank=1,step=3,call=5",
+            "--lr 1e-3 --train.check_replay_every 1 --inject bit-flip:gradient:7:20@rank=1,step=3,call=5",
             5,
             "error: rank",
         ),
         (
-            "--lr 1e-3 --check-replay 2 --inject bit-flip:weight:3:9@rank=0,step=3,call=2",
+            "--lr 1e-3 --train.check_replay_every 2 --inject bit-flip:weight:3:9@rank=0,step=3,call=2",
             6,
             "error: rank",
         ),

@@ -137,7 +137,7 @@ fn sixteen_bits_stay_near_the_cpu() {
     let flags: &[&str] = match GPU {
         "cuda" => &["--precision", "bf16"],
         // The dynamic scale begins with steps that are skipped.
-        _ => &["--precision", "f16", "--loss-scale", "1024"],
+        _ => &["--precision", "f16", "--train.loss_scale", "1024"],
     };
     compare(stage.path(), "narrow", flags, 5e-3);
 }
@@ -193,7 +193,7 @@ fn a_run_of_graphs_has_the_losses_of_one_without() {
         "bf16",
     ];
     let plain = losses(stage.path(), GPU, "plain", &layout);
-    let flags = [&layout[..], &["--cuda-graph"]].concat();
+    let flags = [&layout[..], &["--train.cuda_graph"]].concat();
     let (graphs, printed) = pretrain(stage.path(), GPU, "graphs", &flags);
     assert_eq!(graphs, plain);
     let printed: Vec<_> = printed.split_whitespace().collect();

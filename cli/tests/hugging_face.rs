@@ -231,7 +231,7 @@ fn adapters_of_a_folder_are_trained_resumed_and_merged() {
             "--save-hf",
             "--fp8",
             "delayed",
-            "--fp8-param-gather",
+            "--data_parallel.fp8_param_gather",
             "--dp",
             "2",
             "--zero-stage",
@@ -246,8 +246,7 @@ fn adapters_of_a_folder_are_trained_resumed_and_merged() {
 fn checkpoints_are_written_as_hugging_face_folders() {
     let stage = Stage::new("save-hf");
     stage.recipe("same", |_| {}, 0);
-    let flags =
-        "--tp 2 --dp 2 --zero-stage 1 --save-every 1 --steps 4 --keep-last 2 --save-hf bf16 --load";
+    let flags = "--tp 2 --dp 2 --zero-stage 1 --save-every 1 --steps 4 --checkpoint.keep_last 2 --save-hf bf16 --load";
     let flags: Vec<_> = flags.split(' ').chain([FIXTURE]).collect();
     stage.losses("run", &flags);
     let run = stage.0.join("run");
@@ -293,10 +292,16 @@ fn checkpoints_are_written_as_hugging_face_folders() {
     );
     let tokens = |folder: &Path| HfFolder::open(folder).unwrap().config().tokens.clone();
     assert_eq!(tokens(&converted), tokens(FIXTURE.as_ref()));
-    let flags = ["--save-hf", "--save-every", "1", "--keep-last", "1"];
-    stage.fails("same", &flags, "(--keep-last) to at least 2");
-    let flags = [&flags[..4], &["2", "--async-save"]].concat();
-    stage.fails("same", &flags, "(--keep-last) to at least 3");
+    let flags = [
+        "--save-hf",
+        "--save-every",
+        "1",
+        "--checkpoint.keep_last",
+        "1",
+    ];
+    stage.fails("same", &flags, "(--checkpoint.keep_last) to at least 2");
+    let flags = [&flags[..4], &["2", "--checkpoint.asynchronous"]].concat();
+    stage.fails("same", &flags, "(--checkpoint.keep_last) to at least 3");
     let odd: fn(&mut TransformerConfig) = |model| model.norm_zero_centered = true;
     stage.recipe("odd", odd, 0);
     stage.fails(

@@ -124,7 +124,7 @@ fn a_dense_run_goes_on_with_experts() {
     let recipe = with_printed(&recipe, &printed);
     for (run, flags) in [
         ("one", &["--load", "@up", "--dp", "1"][..]),
-        ("shared", &["--load", "@up", "--expert-parallel", "2"]),
+        ("shared", &["--load", "@up", "--ep", "2"]),
     ] {
         let found = stage.pretrain(run, &recipe, flags);
         let apart = (found[0] - dense[0]).abs();
@@ -163,7 +163,7 @@ fn a_model_with_tied_embeddings() {
     let printed = stage.succeed("checkpoint upcycle @dense @up --experts 4 -k 2");
     let recipe = with_printed(&recipe, &printed);
     for (run, flags) in [
-        ("shared", &["--load", "@up", "--expert-parallel", "2"][..]),
+        ("shared", &["--load", "@up", "--ep", "2"][..]),
         ("stages", &["--load", "@up", "--pp", "2"]),
     ] {
         let found = stage.pretrain(run, &recipe, flags);

@@ -4,11 +4,12 @@
 use burn_megatron::mesh::{Axis, ParallelConfig, split_evenly}; //*
 use burn_megatron::model::{ModelConfig, StageBuilder, check_without_experts}; //*
 use burn_megatron::nn::BuildError; //*
+use schemars::JsonSchema; //*
 use serde::{Deserialize, Serialize}; //*
 
 use crate::parallel::ParallelGpt; //*
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)] //*
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)] //*
 #[serde(default, deny_unknown_fields)] //*
 pub struct GptConfig {
     pub vocabulary: usize,

@@ -4,11 +4,12 @@ use std::num::NonZeroUsize;
 
 use burn_megatron::model::{ModelConfig, StageBuilder};
 use burn_megatron::nn::BuildError;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::model::ConvLm;
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct ConvLmConfig {
     pub vocabulary: usize,

@@ -3,6 +3,7 @@
 use burn_megatron::kernels::rope::RopeConfig;
 use burn_megatron::nn::{Activation, BuildError, NormConfig, NormKind, QkNorm};
 use burn_megatron_plan::decoder::{Decoder, Experts};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::layers::qk_norm_setting;
@@ -14,12 +15,13 @@ mod check;
 pub(crate) const MAX_SIZE: usize = 1 << 30;
 
 /// Configuration of a [`Transformer`](crate::Transformer).
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct TransformerConfig {
     /// The vocabulary size.
     pub vocabulary: usize,
     /// The vocabulary is padded to a multiple of this times the tensor size.
+    #[schemars(extend("resume" = "may_differ"))]
     pub vocabulary_divisible_by: usize,
     /// The maximum sequence length.
     pub context: usize,
@@ -57,13 +59,14 @@ pub struct TransformerConfig {
     /// RMSNorm of queries and keys: of each head, as in Qwen 3, or of all heads together, as in OLMoE; by default
     /// none. In a recipe also a bool, true for each head.
     #[serde(with = "qk_norm_setting")]
+    #[schemars(schema_with = "qk_norm_setting::schema")]
     pub qk_norm: Option<QkNorm>,
     /// Whether the weights of these norms are stored as their difference from 1, as in Gemma 3.
     pub qk_norm_zero_centered: bool,
     /// The sliding window of attention in tokens, including the query's own, as in Mistral; by default
     /// unlimited.
     pub window: Option<usize>,
-    /// The same for each layer, 0 for an unlimited one, as in gpt-oss and Gemma: a pattern that repeats from the first
+    /// The window of each layer, 0 for an unlimited one, as in gpt-oss and Gemma: a pattern that repeats from the first
     /// layer. By default that of all.
     pub layer_windows: Vec<usize>,
     /// The base of rotary positions in layers with a window, which then have no scaling, as in Gemma 3; by default
@@ -75,7 +78,7 @@ pub struct TransformerConfig {
     pub attention_scale: Option<f64>,
     /// `c`: a scaled score `s` becomes `c tanh(s / c)`, as in Gemma 2.
     pub attention_soft_cap: Option<f64>,
-    /// The same of the logits.
+    /// The soft cap of the logits, as that of the attention scores.
     pub logit_soft_cap: Option<f64>,
     /// Whether the outputs of attention and MLP are normalized before they are added, as in Gemma 2 and 3.
     pub post_norms: bool,

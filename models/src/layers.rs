@@ -114,6 +114,7 @@ pub(crate) mod qk_norm_setting {
     use std::fmt;
 
     use burn_megatron::nn::QkNorm;
+    use schemars::{Schema, SchemaGenerator, json_schema};
     use serde::de::{Error, Visitor};
     use serde::{Deserializer, Serializer};
 
@@ -132,6 +133,10 @@ pub(crate) mod qk_norm_setting {
         deserializer: D,
     ) -> Result<Option<QkNorm>, D::Error> {
         deserializer.deserialize_any(Setting)
+    }
+
+    pub fn schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({"enum": [true, false, "heads", "whole"]})
     }
 
     struct Setting;

@@ -2,6 +2,7 @@
 
 use burn_megatron::nn::{BuildError, MultiLatentAttentionConfig};
 use burn_megatron_plan::decoder::LatentWidths;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::config::refused;
@@ -9,7 +10,7 @@ use crate::{Positions, RotaryScaling, TransformerConfig};
 
 /// Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434) in the place of attention with keys and values of each
 /// head: see [`MultiLatentAttention`](burn_megatron::nn::MultiLatentAttention).
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct MlaConfig {
     /// Features of the latent of queries (`q_lora_rank`); by default queries have none.

@@ -7,13 +7,14 @@ use burn_megatron::nn::moe::{
     RouterChoice, RouterConfig, RouterDType, RouterLoss, RouterLossKind, ScoreFunction,
     SharedExpertsConfig,
 };
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::TransformerConfig;
 use crate::config::refused;
 
 /// A mixture of experts in the place of the MLPs of some blocks.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct MoeConfig {
     /// The number of experts.

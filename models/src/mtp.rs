@@ -7,6 +7,7 @@ use burn_megatron::nn::{
     ActivationLayout, BuildError, Dropout, Init, ModelBuilder, Norm, RecomputeRegion,
     ReplicatedLinear, ReplicatedLinearConfig, Residual, SummedLosses,
 };
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::config::refused;
@@ -24,7 +25,7 @@ use crate::{Block, Positions, TransformerConfig};
 /// model plus `loss_scaling_factor / layers` times the sum over these depths, each a sum over tokens divided by the number of
 /// the tokens of the model's own loss (equation 24). Generation runs the first module to draft tokens, if it is told to
 /// (`GenerateConfig::speculative`), and otherwise none.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct MtpConfig {
     /// The number of further tokens that are predicted (`num_nextn_predict_layers`), with a block for each.

@@ -1,11 +1,12 @@
 //! The position embedding of a transformer.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::RotaryScaling;
 
 /// The position embedding.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Positions {
     /// A learned vector per position, added to the embedding.

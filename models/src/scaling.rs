@@ -3,12 +3,13 @@
 use burn_megatron::kernels::KernelError;
 use burn_megatron::kernels::rope::{RopeConfig, Scaling};
 use burn_megatron::nn::BuildError;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::Positions;
 
 /// Scales rotary frequencies, so that a model supports longer sequences than it was trained on.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum RotaryScaling {
     /// No scaling.

@@ -330,7 +330,7 @@ fn what_cannot_overlap_is_refused() {
     let alone = Run::new(ParallelConfig::new().with_data(2));
     let message = refused(&alone);
     assert!(
-        message.contains("set expert (--expert-parallel) to 2 or more"),
+        message.contains("set expert (--ep) to 2 or more"),
         "{message}"
     );
     let gpipe = layout().with_pipeline(2).with_schedule(ScheduleKind::GPipe);

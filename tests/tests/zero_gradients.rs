@@ -15,6 +15,7 @@ use burn_megatron_data::IGNORE;
 use burn_megatron_tests::tampered::Tampered;
 use burn_megatron_verify::faults::corrupted::{CorruptedComm, Corruption};
 use burn_megatron_verify::{ModelSubject, Subject, VerifyOptions, VerifyReport, verify};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 const HIDDEN: usize = 16;
@@ -66,7 +67,7 @@ impl LanguageModel for Attentive {
     }
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 struct AttentiveConfig {
     /// The bias of the keys starts from zero, so that its values are the sum of its steps alone.
     zero_bias: bool,

@@ -179,7 +179,11 @@ fn resume(programs: &Programs) -> Result<(), String> {
         losses_in(&run_dir)
     };
     let layout = ["--tp", "2", "--dp", "2", "--pp", "1"];
-    let whole = run("whole", layout, &["--save-every", &half, "--async-save"])?;
+    let whole = run(
+        "whole",
+        layout,
+        &["--save-every", &half, "--checkpoint.asynchronous"],
+    )?;
     check_losses(&whole, STEPS)?;
     let checkpoint = runs.join(format!("whole/checkpoints/step-{:08}", STEPS / 2));
     let checkpoint = checkpoint.to_string_lossy();
@@ -212,7 +216,7 @@ const IN_8_BITS: [&str; 7] = [
     "delayed",
     "--zero-stage",
     "1",
-    "--fp8-param-gather",
+    "--data_parallel.fp8_param_gather",
 ];
 
 /// Four threads, four processes of the launcher and four of mpirun train the default recipe to the same

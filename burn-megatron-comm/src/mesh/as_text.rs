@@ -1,6 +1,6 @@
 //! Values that are written as text, in files as in flags.
 
-/// Serializes a type as the text of its `Display`, and deserializes it by its `FromStr`.
+/// Serializes a type as the text of its `Display`, and deserializes it by its `FromStr`. Its schema is a string.
 macro_rules! serde_as_text {
     ($type:ty) => {
         impl serde::Serialize for $type {
@@ -13,6 +13,16 @@ macro_rules! serde_as_text {
             fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
                 let text = <String as serde::Deserialize>::deserialize(deserializer)?;
                 text.parse().map_err(serde::de::Error::custom)
+            }
+        }
+
+        impl schemars::JsonSchema for $type {
+            fn schema_name() -> std::borrow::Cow<'static, str> {
+                stringify!($type).into()
+            }
+
+            fn json_schema(generator: &mut schemars::SchemaGenerator) -> schemars::Schema {
+                generator.subschema_for::<String>()
             }
         }
     };

@@ -2,6 +2,7 @@
 
 mod builders;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::stages::LayerSplit;
@@ -22,73 +23,96 @@ use super::{
 /// schedule = "interleaved"
 /// order = "tp-cp-ep-dp-pp"
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct ParallelConfig {
     /// Ranks that share every weight matrix outside the experts.
+    #[schemars(extend("flag" = "tp"))]
     pub tensor: usize,
-    /// Replicas of the model; `None` is the size of the world divided by the other axes.
+    /// Replicas of the model, which share the batch; `None`, or `auto` on the command line, is the size of the world divided
+    /// by the other axes.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("flag" = "dp", "value" = "N|auto"))]
     pub data: Option<usize>,
     /// Whether activations between the blocks are split along the sequence, over the tensor axis.
+    #[schemars(extend("flag" = "sp"))]
     pub sequence_parallel: bool,
-    /// The overlap of the exchanges of sequence parallelism with the products next to them; `None` for whole
+    /// The overlap of the exchanges of sequence parallelism with the products next to them, in chunks; `None` for whole
     /// collectives.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("needs" = "sequence_parallel"))]
     pub tp_comm_overlap: Option<TpCommOverlap>,
     /// The chunks into which the tokens of each rank are split; `None` is chosen by the sizes.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("needs" = "sequence_parallel", "follows" = "tp_comm_overlap"))]
     pub tp_comm_overlap_num_splits: Option<usize>,
     /// Ranks that share the layers.
+    #[schemars(extend("flag" = "pp"))]
     pub pipeline: usize,
-    /// The pipeline schedule; `None` is 1F1B.
+    /// The pipeline schedule: gpipe, 1f1b, eager-1f1b (1F1B with twice the warm-up, which hides transfers), interleaved,
+    /// interleaved:N (in groups of N micro-batches), zb-h1, zb-v, dualpipe-v, or a CSV file; `None` is 1F1B.
+    #[schemars(extend("flag" = "pipeline-schedule", "needs" = "pipeline > 1", "value" = "NAME|FILE.csv"))]
     pub schedule: Option<ScheduleSource>,
     /// Stages per pipeline rank; `None` is the usual number for the schedule.
+    #[schemars(extend("needs" = "pipeline > 1", "follows" = "schedule"))]
     pub virtual_stages: Option<usize>,
     /// The split of the layers over the pipeline stages.
+    #[schemars(extend("needs" = "pipeline > 1"))]
     pub split: LayerSplit,
     /// The most weight gradients of the output layer that the last stage defers to its cool-down: 0 for no
     /// limit, `None` to defer none. For schedules without split backwards.
+    #[schemars(extend("needs" = "pipeline > 1"))]
     pub defer_embedding_wgrad: Option<usize>,
     /// The receives from each pipeline neighbour that are posted ahead of their position in the schedule; `None` is
     /// [`RECEIVES_AHEAD`](Self::RECEIVES_AHEAD).
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("needs" = "pipeline > 1"))]
     pub receives_ahead: Option<usize>,
     /// Whether activations and their gradients are sent between stages in FP8.
     #[serde(skip_serializing_if = "is_default")]
+    #[schemars(extend("needs" = "pipeline > 1"))]
     pub fp8_transfers: bool,
     /// Ranks that share every sequence.
     #[serde(skip_serializing_if = "is_one")]
+    #[schemars(extend("flag" = "cp"))]
     pub context: usize,
-    /// Which tokens of a sequence each of them has.
+    /// Which tokens of a sequence each context rank has.
     #[serde(skip_serializing_if = "is_default")]
+    #[schemars(extend("needs" = "context > 1"))]
     pub context_split: ContextSplit,
     /// The method by which the context ranks compute attention to the keys and values of each other; `None` lets the
     /// sizes of the model decide.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("needs" = "context > 1"))]
     pub context_exchange: Option<ContextExchange>,
     /// The ranks of an all-to-all of the hierarchical exchange.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("needs" = "context_exchange = hierarchical"))]
     pub context_inner: Option<usize>,
     /// Whether gradients of keys and values travel in the type of the model, not in f32.
     #[serde(skip_serializing_if = "is_default")]
+    #[schemars(extend("needs" = "context > 1"))]
     pub context_narrow_gradients: bool,
     /// Whether the ranks of context x data share each document of a step by its length: short ones are on one rank, longer
     /// ones on groups of 2, 4, ... of them.
     #[serde(skip_serializing_if = "is_default")]
     pub hybrid_context_parallel: bool,
-    /// With it, the most tokens of one of these ranks in a micro-batch.
+    /// The maximum number of tokens of a rank in a micro-batch of hybrid context parallelism.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("needs" = "hybrid_context_parallel"))]
     pub max_seqlen_per_dp_cp_rank: Option<usize>,
     /// Ranks that share the experts.
     #[serde(skip_serializing_if = "is_one")]
+    #[schemars(extend("flag" = "ep"))]
     pub expert: usize,
     /// Ranks that share every expert's weight matrices; `None` is the same as `tensor`.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("flag" = "etp"))]
     pub expert_tensor: Option<usize>,
     /// Whether the forward of a micro-batch runs beside the backward of another one, each computing while rows of the other
     /// travel between the ranks of the experts.
     #[serde(skip_serializing_if = "is_default")]
+    #[schemars(extend("needs" = "expert > 1"))]
     pub overlap_moe_expert_parallel_comm: bool,
     /// The order in which the axes number ranks.
     #[serde(skip_serializing_if = "AxisOrder::is_default")]
@@ -153,13 +177,13 @@ pub enum LayoutError {
     /// Sequence parallelism without tensor parallelism.
     #[error(
         "sequence_parallel = true splits the sequence over the tensor axis, and tensor = 1 does not split it; set \
-         tensor (--tensor-parallel) to 2 or more, or turn it off"
+         tensor (--tp) to 2 or more, or turn it off"
     )]
     SequenceParallel,
     /// A setting of tensor-parallel overlap without sequence parallelism.
     #[error(
         "{name} splits the exchanges of sequence parallelism, which is off; set sequence_parallel = true \
-         (--sequence-parallel) with tensor (--tensor-parallel) of 2 or more, or remove {name}"
+         (--sp) with tensor (--tp) of 2 or more, or remove {name}"
     )]
     NoSequenceParallel {
         /// The setting.
@@ -178,7 +202,7 @@ pub enum LayoutError {
     },
     /// A setting of pipelines without a pipeline.
     #[error(
-        "{name} applies to pipelines, and pipeline = 1 has none; set pipeline (--pipeline-parallel) to 2 or more, \
+        "{name} applies to pipelines, and pipeline = 1 has none; set pipeline (--pp) to 2 or more, \
          or remove {name}"
     )]
     NoPipeline {
@@ -188,7 +212,7 @@ pub enum LayoutError {
     /// Overlap of exchanges of experts that there are not.
     #[error(
         "overlap_moe_expert_parallel_comm hides the exchanges of expert parallelism, and expert = 1 has none; set expert \
-         (--expert-parallel) to 2 or more, or turn it off"
+         (--ep) to 2 or more, or turn it off"
     )]
     NoExpertExchange,
     /// Overlap with a schedule that has no pairs.
@@ -202,7 +226,7 @@ pub enum LayoutError {
     },
     /// A setting of context parallelism without it.
     #[error(
-        "{name} applies to context parallelism, and context = 1 has none; set context (--context-parallel) to 2 or \
+        "{name} applies to context parallelism, and context = 1 has none; set context (--cp) to 2 or \
          more, or remove {name}"
     )]
     NoContext {
@@ -212,7 +236,7 @@ pub enum LayoutError {
     /// A setting of hybrid context parallelism without it.
     #[error(
         "max_seqlen_per_dp_cp_rank applies to hybrid context parallelism, which is off; set hybrid_context_parallel = true \
-         (--hybrid-context-parallel), or remove max_seqlen_per_dp_cp_rank"
+         (--parallel.hybrid_context_parallel), or remove max_seqlen_per_dp_cp_rank"
     )]
     NoHybridContext,
     /// A setting that hybrid context parallelism cannot have.
@@ -312,7 +336,7 @@ impl ParallelConfig {
             (
                 self.max_seqlen_per_dp_cp_rank.is_none(),
                 "no max_seqlen_per_dp_cp_rank".to_string(),
-                "one (--max-seqlen-per-dp-cp-rank), the most tokens of a rank in a micro-batch",
+                "one (--parallel.max_seqlen_per_dp_cp_rank), the most tokens of a rank in a micro-batch",
             ),
             (
                 self.pipeline > 1,

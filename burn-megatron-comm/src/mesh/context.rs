@@ -4,6 +4,7 @@ use std::fmt;
 use std::ops::Range;
 use std::str::FromStr;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Which tokens of a sequence each rank of the context axis has.
@@ -11,7 +12,18 @@ use serde::{Deserialize, Serialize};
 /// With causal attention a token costs as much as it has earlier tokens. The zigzag gives all ranks the same
 /// number of pairs of query and key, the contiguous split up to twice the mean to the last rank.
 #[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    Hash,
+    PartialOrd,
+    Ord,
+    Serialize,
+    Deserialize,
+    JsonSchema,
 )]
 #[serde(rename_all = "kebab-case")]
 pub enum ContextSplit {
@@ -27,7 +39,9 @@ pub enum ContextSplit {
 }
 
 /// The method by which the ranks of a context group compute attention to the keys and values of each other.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
 #[serde(rename_all = "kebab-case")]
 pub enum ContextExchange {
     /// Keys and values travel around the ranks; the next ones travel while attention to the present ones is

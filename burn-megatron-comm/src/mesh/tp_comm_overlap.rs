@@ -3,19 +3,24 @@
 use std::fmt;
 use std::str::FromStr;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// The split of an all-gather or a reduce-scatter of the tensor axis into chunks, so that one travels while the product
 /// of another is computed (`--tp-comm-overlap` of Megatron-LM).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
 #[serde(rename_all = "kebab-case")]
 pub enum TpCommOverlap {
     /// The tokens of each rank travel from neighbour to neighbour, as one chunk or several: before a product the own ones are
     /// first, after a product they are last (`ring_exchange` of Transformer Engine).
     #[serde(alias = "ring_exchange")]
+    #[schemars(extend("aliases" = ["ring_exchange"]))]
     Ring,
     /// Several collectives, each of an equal part of every rank's tokens (`pipeline` of Transformer Engine).
     #[serde(alias = "pipeline")]
+    #[schemars(extend("aliases" = ["pipeline"]))]
     Bulk,
 }
 

@@ -3,15 +3,28 @@
 use std::fmt;
 use std::str::FromStr;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// The state that is sharded over the ranks of a data-parallel group instead of replicated.
 ///
 /// Written as its number. Each stage shards what the previous one does, and more.
 #[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    Hash,
+    PartialOrd,
+    Ord,
+    Serialize,
+    Deserialize,
+    JsonSchema,
 )]
 #[serde(try_from = "u8", into = "u8")]
+#[schemars(extend("enum" = [0, 1, 2, 3]))]
 pub enum ZeroStage {
     /// Nothing.
     #[default]

@@ -17,6 +17,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use indicatif::HumanCount;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::Xxh3;
 
@@ -38,7 +39,7 @@ pub(crate) use tokens::mask as chat_mask;
 const HELD_OUT_SEED: u32 = 1234;
 
 /// Which tokens of a conversation have a loss.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum TrainedTokens {
     /// The text of the assistant, with the end of each turn.
@@ -51,7 +52,7 @@ pub enum TrainedTokens {
 }
 
 /// The treatment of an example that is longer than a row.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum LongExamples {
     /// Its end is cut off.

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{BatchPlan, StepHook};
@@ -11,7 +12,7 @@ use burn_megatron::model::LanguageModel;
 /// The global batch of the first steps of a run (batch size warm-up, as in GPT-3, arXiv:2005.14165).
 ///
 /// Micro-batches keep their size: a step has fewer of them. Samples are read in the same order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct BatchWarmup {
     /// The first step, from 0, that is after it.

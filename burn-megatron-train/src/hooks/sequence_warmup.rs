@@ -1,5 +1,6 @@
 //! Shorter rows in the first steps of a run.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{BatchPlan, StepHook};
@@ -10,7 +11,7 @@ use burn_megatron::model::LanguageModel;
 ///
 /// A sample of `sequence_length` tokens is cut into rows of `length`, so that each token is read once, in the same
 /// order, and a step has the same tokens. Positions begin in each row, and attention does not leave it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SequenceWarmup {
     /// The first step, from 0, that is after it.

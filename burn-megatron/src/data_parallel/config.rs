@@ -3,6 +3,7 @@
 use std::fmt;
 
 use burn::tensor::{DType, Device, FloatDType};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::error::DataParallelConfigError;
@@ -11,44 +12,56 @@ use super::offload::OffloadConfig;
 use crate::mesh::ParallelConfig;
 
 /// Settings of a [`DistributedDataParallel`](super::DistributedDataParallel).
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct DataParallelConfig {
     /// The state that is sharded: 0 nothing, 1 the optimizer state, 2 the gradients too, 3 the parameters too
-    /// (Rajbhandari et al. 2020, arXiv:1910.02054). 2020, arXiv:1910.02054).
+    /// (Rajbhandari et al. 2020, arXiv:1910.02054).
+    #[schemars(extend("flag" = "zero-stage", "resume" = "order_of_sums"))]
     pub zero_stage: ZeroStage,
     /// Hybrid sharding: the size of a shard group of consecutive ranks of the data axis; the groups are replicas
     /// of each other. `None`: one group of all ranks.
+    #[schemars(extend("flag" = "hsdp", "resume" = "order_of_sums", "needs" = "zero_stage > 0"))]
     pub hsdp: Option<usize>,
     /// Whether replicated gradients are summed by way of nodes: reduce-scattered inside of each, all-reduced between them, and
     /// gathered inside. Needs nodes ([`ranks_per_node`](ParallelConfig::ranks_per_node)) with equally many ranks of the data
     /// axis; otherwise they are summed over all ranks at once.
+    #[schemars(extend("resume" = "order_of_sums", "needs" = "zero_stage = 0"))]
     pub hierarchical_reduce: bool,
     /// The dtype in which the model computes.
+    #[schemars(extend("flag" = "precision"))]
     pub precision: Precision,
-    /// Elements at which a gradient bucket is full. `None`: the larger of 40 million and 1 million per rank.
+    /// The number of elements at which a gradient bucket is full; by default the larger of 40 million and 1 million per rank.
+    #[schemars(extend("resume" = "order_of_sums"))]
     pub bucket_size: Option<usize>,
     /// Whether bucket sizes are padded to multiples of 65,536 elements, for full bandwidth on large fabrics.
+    #[schemars(extend("resume" = "order_of_sums"))]
     pub pad_buckets: bool,
     /// Whether a bucket is reduced as soon as its last gradient is final, while backward goes on. If false,
     /// stages 0 and 1 reduce after backward; 2 and 3 reduce a full bucket to free it, and wait at once.
+    #[schemars(extend("resume" = "may_differ"))]
     pub overlap_grad_reduce: bool,
     /// Whether the gather of stepped parameters overlaps with the next forward, which waits for each bucket
     /// where it first uses it.
+    #[schemars(extend("resume" = "may_differ", "needs" = "zero_stage > 0"))]
     pub overlap_param_gather: bool,
     /// Whether the weights of FP8 layers are kept in FP8, instead of the dtype of the model. Weights with a
     /// per-tensor scale are gathered as FP8 codes; those with block scales in the dtype of the model, one
     /// bucket at a time, and quantised on every rank. Masters are f32, and sharded. Experts are left out.
+    #[schemars(extend("resume" = "may_differ", "follows" = "fp8.recipe set"))]
     pub fp8_param_gather: bool,
     /// Whether gradients are communicated in the model's 16-bit dtype; they are still summed in f32.
+    #[schemars(extend("needs" = "zero_stage > 0"))]
     pub reduce_in_16_bits: bool,
     /// Whether parameters stay unsharded between forward and backward: more memory, one collective less
     /// (FSDP: `reshard_after_forward = false`).
+    #[schemars(extend("resume" = "may_differ", "needs" = "zero_stage > 0"))]
     pub keep_gathered: bool,
     /// The dtype of the optimizer's moments.
     pub moments: Moments,
     /// Whether each bucket is checked before it is reduced, so that a gradient that is not finite is reported
     /// with its parameter and rank.
+    #[schemars(extend("resume" = "may_differ"))]
     pub check_gradients: bool,
     /// The norm of a bucket of this rank's gradients above which it counts as not finite.
     pub gradient_limit: Option<f64>,
@@ -103,17 +116,21 @@ fn adam_moments() -> u8 {
 
 /// The dtype of the parameters in forward and backward. Gradients are summed, and masters stepped, in f32, or in
 /// f64 where the model computes in it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Precision {
     /// 64 bits, to compare results; on the CPU only.
+    #[schemars(extend("aliases" = ["fp64", "float64"]))]
     F64,
     /// The dtype in which the module was built, usually f32.
     #[default]
+    #[schemars(extend("aliases" = ["fp32", "float32"]))]
     F32,
     /// 16 bits with the range of f32.
+    #[schemars(extend("aliases" = ["bfloat16"]))]
     Bf16,
     /// 16 bits with a small range; requires loss scaling.
+    #[schemars(extend("aliases" = ["fp16", "float16"]))]
     F16,
 }
 
@@ -168,7 +185,7 @@ impl fmt::Display for Precision {
 }
 
 /// The dtype of the optimizer's moments.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Moments {
     /// 4 bytes each.

@@ -4,13 +4,15 @@ use std::fmt::{self, Display};
 use std::str::FromStr;
 
 use burn_megatron_kernels::attention::EngineKind;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{KernelChoice, KernelChoiceError};
 
 /// The requested form of attention.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(into = "String", try_from = "String")]
+#[schemars(extend("enum" = ["auto", "fused", "unfused", "mma", "portable"]))]
 pub enum AttentionChoice {
     /// As for any operation. The engine of fused attention is chosen automatically.
     Form(KernelChoice),

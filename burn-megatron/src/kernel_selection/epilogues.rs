@@ -3,13 +3,15 @@
 use std::fmt;
 use std::str::FromStr;
 
+use schemars::{JsonSchema, Schema, json_schema};
 use serde::de::{Error, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::KernelChoiceError;
 
 /// Whether GELU of an MLP is an epilogue of the products around it: `true`, `false` or `"measured"` in recipes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, JsonSchema)]
+#[schemars(transform = bool_or_name)]
 pub enum EpilogueFusion {
     /// Products and kernels.
     #[default]
@@ -22,6 +24,11 @@ pub enum EpilogueFusion {
 }
 
 const MEASURED: &str = "measured";
+
+/// The schema is that of the written form.
+fn bool_or_name(schema: &mut Schema) {
+    *schema = json_schema!({"enum": [true, false, MEASURED]});
+}
 
 /// The sizes of an MLP with epilogues on a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -11,6 +11,7 @@ use burn::tensor::{DType, Device};
 use burn_megatron_kernels::attention::EngineKind;
 use burn_megatron_kernels::gemm::gelu::check_gelu_epilogues;
 use burn_megatron_kernels::gemm::{BlasError, CpuGemm, UnknownCpuGemm};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 mod attention;
@@ -78,7 +79,7 @@ impl Operation {
 }
 
 /// The requested form of an operation.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum KernelChoice {
     /// Fused if the device has the kernel and it is faster.
@@ -95,29 +96,31 @@ const EPILOGUE_FUSION: &str = "epilogue_fusion";
 const GEMM_ALGORITHMS: &str = "gemm_algorithms";
 
 /// The requested form of each operation, and its settings.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct KernelChoices {
-    /// See [`Operation::Norm`].
+    /// The form of LayerNorm and RMSNorm with the residual addition.
     pub norm: KernelChoice,
-    /// See [`Operation::Activation`].
+    /// The form of the MLP's activation with its bias.
     pub activation: KernelChoice,
-    /// See [`Operation::Dropout`].
+    /// The form of bias, dropout and residual addition.
     pub dropout: KernelChoice,
-    /// See [`Operation::Rope`].
+    /// The form of rotary positions.
     pub rope: KernelChoice,
-    /// See [`Operation::Attention`].
+    /// The form of attention, or the engine of fused attention.
     pub attention: AttentionChoice,
-    /// See [`Operation::Softmax`].
+    /// The form of scale, mask and softmax of scores, if attention is not fused.
     pub softmax: KernelChoice,
-    /// See [`Operation::Loss`].
+    /// The form of cross entropy.
     pub loss: KernelChoice,
-    /// The tokens whose logits are in memory at once, if the loss is fused: see
+    /// The number of tokens whose logits are in memory at once, if the loss is fused; 0 for all tokens of a micro-batch. By
+    /// default the logits of a chunk take at most 1 GiB: see
     /// [`LogitsShape::tokens_per_chunk`](crate::nn::LogitsShape::tokens_per_chunk).
     pub loss_chunk_size: Option<usize>,
-    /// See [`Operation::Linear`].
+    /// The form of matrix products, which add the bias and accumulate weight gradients.
     pub linear: KernelChoice,
     /// The library for fused products of matrices on the CPU, except the products of experts.
+    #[schemars(with = "String", extend("enum" = CpuGemm::ALL.map(CpuGemm::name)))]
     pub gemm: CpuGemm,
     /// Whether GELU (tanh) of an MLP, its derivative and the gradient of its bias are epilogues of the products around
     /// it: see [`gemm::gelu`](crate::kernels::gemm::gelu). For CUDA; with [`EpilogueFusion::On`] an error where it
@@ -126,7 +129,7 @@ pub struct KernelChoices {
     /// The file of algorithms of cuBLASLt that `bench gemm --tune` has written, which rank 0 reads for all ranks; by
     /// default those of its heuristic are used. For CUDA.
     pub gemm_algorithms: Option<PathBuf>,
-    /// See [`Operation::Optimizer`].
+    /// The form of AdamW and of the gradient norm.
     pub optimizer: KernelChoice,
 }
 

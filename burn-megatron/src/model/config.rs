@@ -3,6 +3,7 @@
 use std::fmt::Debug;
 
 use burn::tensor::{DType, Device};
+use schemars::JsonSchema;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -19,9 +20,19 @@ use crate::pipeline::{stages_of, stages_on_rank};
 /// family, whose settings a recipe gives in `[model]`.
 ///
 /// Derive `Serialize` and `Deserialize` with `#[serde(default, deny_unknown_fields)]`, so that a recipe can leave
-/// settings out and a misspelt one is an error.
+/// settings out and a misspelt one is an error. Derive [`JsonSchema`], so that each setting has a flag, whose help text is
+/// the doc comment of the field.
 pub trait ModelConfig:
-    Clone + Debug + Default + PartialEq + Serialize + DeserializeOwned + Send + Sync + 'static
+    Clone
+    + Debug
+    + Default
+    + PartialEq
+    + Serialize
+    + DeserializeOwned
+    + JsonSchema
+    + Send
+    + Sync
+    + 'static
 {
     /// The module.
     type Model: LanguageModel;

@@ -2,12 +2,13 @@
 
 use burn::tensor::Tensor;
 use burn_megatron_kernels::activation::{self, Activation as KernelActivation, ActivationOptions};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::Bias;
 
 /// The nonlinearity of an MLP. The gated ones take the two halves `a` and `b` of the last dim.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Activation {
     /// `x Phi(x)`, exact (Hendrycks and Gimpel 2016).

@@ -6,6 +6,7 @@ use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 use burn_megatron_kernels::gradient::Parameter;
 use burn_megatron_kernels::norm::{self, NormOptions, StreamNormFunction};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::hook::fused_parameter;
@@ -17,7 +18,7 @@ use crate::kernel_selection::Operation;
 use crate::mesh::Axis;
 
 /// The kind of normalisation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum NormKind {
     /// `(x - mean) / sqrt(variance + epsilon) * weight + bias` (Ba et al. 2016).

@@ -2,6 +2,7 @@
 
 use burn::module::Module;
 use burn::tensor::{DType, FloatDType, Tensor};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::state::StateKind;
@@ -13,7 +14,7 @@ pub const EMA: &str = "ema/";
 
 /// Settings of the exponential moving average of the weights, `e = decay e + (1 - decay) w` after each taken step, from
 /// the weights at the start. It is sharded like the masters, in their type.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct EmaConfig {
     /// The share of the old average.

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::groups::{self, GroupError, ParameterGroup};
@@ -18,7 +19,7 @@ use super::{AdamWConfig, OptimizerError};
 /// name = "lion"           # default "adamw"
 /// beta2 = 0.98            # the settings of that optimizer
 /// ```
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 #[serde(tag = "name", rename_all = "lowercase")]
 pub enum OptimizerConfig {
     /// AdamW; the default.

@@ -1,6 +1,7 @@
 //! The sharded optimizer: AdamW, Muon, or any element-wise optimizer of Burn; parameter groups, the global gradient
 //! norm, loss scaling.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::comm::CommError;
@@ -50,7 +51,7 @@ pub use step_statistics::{
 };
 
 /// Settings of AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101).
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct AdamWConfig {
     /// Decay of the first moment.

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use burn::module::Module;
 use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
 use burn_megatron_kernels::flat;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::OptimizerError;
@@ -25,7 +26,7 @@ use crate::mesh::{Axis, MeshRank};
 use crate::nn::{AttentionLayer, HeadPart, ParameterEntry};
 
 /// Settings of QK-Clip; the defaults are Megatron-Core's.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct QkClipConfig {
     /// The largest logit that is left as it is.

@@ -12,6 +12,7 @@ use burn::optim::{
     RmsPropState, Sgd, SgdConfig as BurnSgdConfig, SgdState, SquareAvgState,
 };
 use burn::tensor::Tensor;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::config::{Setting, above_zero, beta, factor, weight_decay};
@@ -55,7 +56,7 @@ fn penalty(weight_decay: f64) -> Option<WeightDecayConfig> {
 
 /// Settings of stochastic gradient descent: `v = momentum v + (1 - dampening) g`, `p = p - lr v`, with `v = g` in the
 /// first step.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct SgdConfig {
     /// Decay of the velocity; 0 for none.
@@ -121,7 +122,7 @@ impl ResumableOptimizer for Sgd {
 }
 
 /// Settings of Adam (Kingma and Ba 2015, arXiv:1412.6980), whose decay is added to the gradient.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct AdamConfig {
     /// Decay of the first moment.
@@ -194,7 +195,7 @@ impl ResumableOptimizer for Adam {
 }
 
 /// Settings of Adan (Xie et al. 2022, arXiv:2208.06677), in the paper's notation with `1 - beta` for its betas.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct AdanConfig {
     /// Decay of the gradient.
@@ -269,7 +270,7 @@ impl ResumableOptimizer for Adan {
 }
 
 /// Settings of Lion (Chen et al. 2023, arXiv:2302.06675): the sign of `beta1 m + (1 - beta1) g`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct LionConfig {
     /// Decay of the momentum in the step.
@@ -327,7 +328,7 @@ impl ResumableOptimizer for Lion {
 }
 
 /// Settings of RMSProp (Tieleman and Hinton 2012), as in PyTorch.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct RmsPropConfig {
     /// Decay of the mean square.
@@ -404,7 +405,7 @@ impl ResumableOptimizer for RmsProp {
 }
 
 /// Settings of Adagrad (Duchi et al. 2011), as in PyTorch.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct AdagradConfig {
     /// The rate of step `t`, counted from 1, is divided by `1 + (t - 1) lr_decay`.

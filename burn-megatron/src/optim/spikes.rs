@@ -2,12 +2,13 @@
 
 use std::collections::VecDeque;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// When a step is skipped as a spike: its loss, or the norm of its gradient, exceeds the mean of the window by more than
 /// `sigmas` standard deviations. The rule is that of OLMo-core's `SkipStepOptimizer`: nothing is skipped before half of
 /// the window is known, and skipped steps enter the window, so that a lasting change is accepted in the end.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct SpikeConfig {
     /// Standard deviations.

@@ -16,6 +16,7 @@ use super::case::Shape;
 use super::overlap::tensor::TpCommOverlapSetting;
 use crate::ranks::RankArgs;
 use crate::set::SetArgs;
+use crate::settings::NcclFlags;
 
 /// Flags of `bench kernels`.
 #[derive(Args)]
@@ -147,6 +148,9 @@ pub struct OverlapArgs {
     /// The ranks of --tensor-parallel: threads, or processes that a launcher started.
     #[command(flatten)]
     pub world: RankArgs,
+    /// The settings of NCCL.
+    #[command(flatten)]
+    pub nccl: NcclFlags,
 }
 
 /// Flags of `bench pipeline`.

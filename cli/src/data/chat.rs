@@ -11,6 +11,7 @@ use burn_megatron_data::tokenizer::Tokenizer;
 use burn_megatron_data::tokenizer::chat::ChatTemplate;
 use chrono::NaiveDate;
 use indicatif::{ProgressBar, ProgressStyle};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
@@ -19,7 +20,7 @@ use crate::error::Error;
 const HELD_OUT: f64 = 0.1;
 
 /// Conversations.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct ChatConfig {
     /// Files of JSON lines, or folders, whose .jsonl files are read.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use burn_megatron_data::Dataset;
 use burn_megatron_data::tokenizer::Tokenizer;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
@@ -13,13 +14,14 @@ const NOT_BUILT: &str = "[data.chat] (conversations): this program was built wit
                          --features tokenizers";
 
 /// Conversations.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct ChatConfig {
     /// Files of JSON lines.
     pub files: Vec<PathBuf>,
     /// The other settings.
     #[serde(flatten)]
+    #[schemars(with = "std::collections::BTreeMap<String, serde_json::Value>")]
     pub others: toml::Table,
 }
 

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use burn_megatron_data::gpt::Split;
 use burn_megatron_data::indexed::{bin_path, idx_path};
-use clap::Args;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::chat::ChatConfig;
@@ -12,26 +12,32 @@ use crate::documents::is_conversation;
 use crate::error::Error;
 
 /// The training data: text, token files, or conversations.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct DataConfig {
     /// Text: a file or a folder of text, JSON lines, Parquet or Arrow; by default, without `files`, the text of this
     /// repository.
+    #[schemars(extend("resume" = "may_differ"))]
     pub path: Option<PathBuf>,
     /// The key of the text in JSON lines, Parquet and Arrow; `text` by default.
+    #[schemars(extend("flag" = "json-key", "resume" = "may_differ"))]
     pub json_key: Option<String>,
     /// The extensions of the files that are read in a folder of text.
+    #[schemars(extend("flag" = "extensions", "resume" = "may_differ"))]
     pub extensions: Vec<String>,
     /// A tokenizer.json, a folder with one, or `bytes`, the default for text. With token files it is used for the prompt and
     /// the sample only.
+    #[schemars(extend("flag" = "tokenizer", "resume" = "may_differ"))]
     pub tokenizer: Option<String>,
     /// Whether each document of a text gets the special tokens that its tokenizer adds to a text, such as `<s>`. The default
     /// is true. For token files, set `preprocess --special-tokens`.
+    #[schemars(extend("resume" = "may_differ"))]
     pub special_tokens: Option<bool>,
     /// The shares of training, validation and test of token files, as in "969,30,1". A text allows only "100,0,0", which
     /// holds nothing out.
     pub split: Option<String>,
     /// Folder that caches the sample order of token files; by default each process computes it.
+    #[schemars(extend("resume" = "may_differ"))]
     pub cache: Option<PathBuf>,
     /// The end-of-document token of token files, if PREFIX.json does not define it.
     pub eod: Option<u32>,
@@ -42,13 +48,15 @@ pub struct DataConfig {
     /// Whether the loss of the token after the end of a document is masked.
     pub eod_mask_loss: bool,
     /// Token files.
+    #[schemars(extend("resume" = "may_differ"))]
     pub files: Vec<TokenFileEntry>,
-    /// Conversations.
+    /// Conversations to fine-tune on.
+    #[schemars(extend("resume" = "may_differ"))]
     pub chat: Option<ChatConfig>,
 }
 
 /// One pair of token files.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(untagged)]
 pub enum TokenFileEntry {
     /// `PREFIX` of `PREFIX.bin` and `PREFIX.idx`.
@@ -58,7 +66,7 @@ pub enum TokenFileEntry {
 }
 
 /// A pair of token files with a weight.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct WeightedTokenFiles {
     /// `PREFIX` of `PREFIX.bin` and `PREFIX.idx`.
@@ -92,81 +100,6 @@ impl TokenFileEntry {
     }
 }
 
-/// Flags of data; each overrides a key of `[data]`.
-#[derive(Args, Debug, Default)]
-#[command(next_help_heading = "Data")]
-pub struct DataArgs {
-    /// Training data: a file of text, JSON lines, Parquet or Arrow, of .gz or .zst too; a folder of them, or of a
-    /// Hugging Face dataset; the PREFIX of PREFIX.bin and PREFIX.idx; or conversations to fine-tune on, a .jsonl
-    /// file. The default is the text of this repository.
-    #[arg(long, value_name = "PATH|PREFIX")]
-    pub data: Option<PathBuf>,
-    /// Key of the JSON objects, or column of Parquet and Arrow, that holds text. The default is `text`.
-    #[arg(long, value_name = "KEY")]
-    pub json_key: Option<String>,
-    /// Extensions of the files of a folder that are read, by default rs,md,txt, and without such files
-    /// jsonl,ndjson,parquet,arrow.
-    #[arg(long, value_name = "EXTENSION", value_delimiter = ',')]
-    pub extensions: Vec<String>,
-    /// The tokenizer: a tokenizer.json, a folder with one, or bytes.
-    #[arg(long, value_name = "PATH|bytes")]
-    pub tokenizer: Option<String>,
-    /// The shares of training, validation and test of token files. 100,0,0 holds nothing out, for a text too.
-    #[arg(long, value_name = "SHARES")]
-    pub split: Option<String>,
-    /// Folder that caches the sample order of token files.
-    #[arg(long, value_name = "FOLDER")]
-    pub data_cache: Option<PathBuf>,
-}
-
-impl DataArgs {
-    /// Applies the flags to the table of a recipe.
-    pub fn apply(&self, data: &mut DataConfig) {
-        let is_chat = |path: &&PathBuf| self.json_key.is_none() && is_conversation(path);
-        if let Some(path) = self.data.as_ref().filter(is_chat) {
-            let tokenizer = data.tokenizer.take().filter(|_| data.files.is_empty());
-            *data = DataConfig {
-                tokenizer,
-                chat: Some(ChatConfig {
-                    files: vec![path.clone()],
-                    ..data.chat.take().unwrap_or_default()
-                }),
-                ..DataConfig::default()
-            };
-        } else if let Some(path) = &self.data {
-            // The settings of conversations no longer apply.
-            data.chat = None;
-            let was_files = !data.files.is_empty();
-            match prefix_of(path) {
-                Some(prefix) => {
-                    if !was_files {
-                        // It was the tokenizer of the text, which is no longer read.
-                        data.tokenizer = None;
-                    }
-                    (data.path, data.json_key, data.extensions) = (None, None, vec![]);
-                    data.special_tokens = None;
-                    data.files = vec![TokenFileEntry::Prefix(prefix)];
-                }
-                // The token file settings of the recipe no longer apply.
-                None if was_files => {
-                    *data = DataConfig {
-                        path: Some(path.clone()),
-                        ..DataConfig::default()
-                    }
-                }
-                None => data.path = Some(path.clone()),
-            }
-        }
-        data.json_key = self.json_key.clone().or(data.json_key.take());
-        if !self.extensions.is_empty() {
-            data.extensions.clone_from(&self.extensions);
-        }
-        data.tokenizer = self.tokenizer.clone().or(data.tokenizer.take());
-        data.split = self.split.clone().or(data.split.take());
-        data.cache = self.data_cache.clone().or(data.cache.take());
-    }
-}
-
 /// The prefix of token files, if `path` is one, or one of the files.
 fn prefix_of(path: &Path) -> Option<PathBuf> {
     let ends = |ending: &str| {
@@ -185,6 +118,45 @@ fn prefix_of(path: &Path) -> Option<PathBuf> {
 }
 
 impl DataConfig {
+    /// Reads the data of `--data` instead. Settings that do not apply to it are dropped. `is_text`: a file of conversations
+    /// is read as text.
+    pub fn read_from(&mut self, path: &Path, is_text: bool) {
+        if !is_text && is_conversation(path) {
+            let tokenizer = self.tokenizer.take().filter(|_| self.files.is_empty());
+            *self = Self {
+                tokenizer,
+                chat: Some(ChatConfig {
+                    files: vec![path.into()],
+                    ..self.chat.take().unwrap_or_default()
+                }),
+                ..Self::default()
+            };
+            return;
+        }
+        // The settings of conversations no longer apply.
+        self.chat = None;
+        let was_files = !self.files.is_empty();
+        match prefix_of(path) {
+            Some(prefix) => {
+                if !was_files {
+                    // It was the tokenizer of the text, which is no longer read.
+                    self.tokenizer = None;
+                }
+                (self.path, self.json_key, self.extensions) = (None, None, vec![]);
+                self.special_tokens = None;
+                self.files = vec![TokenFileEntry::Prefix(prefix)];
+            }
+            // The token file settings of the recipe no longer apply.
+            None if was_files => {
+                *self = Self {
+                    path: Some(path.into()),
+                    ..Self::default()
+                };
+            }
+            None => self.path = Some(path.into()),
+        }
+    }
+
     /// Checks that each setting has an effect.
     ///
     /// # Errors
@@ -218,8 +190,8 @@ impl DataConfig {
             .is_some_and(|split| split.is_training_only());
         let has_split = self.split.is_some() && !(all_to_train && self.chat.is_none());
         let given = [
-            ("split (--split)", has_split),
-            ("cache (--data-cache)", self.cache.is_some()),
+            ("split (--data.split)", has_split),
+            ("cache (--data.cache)", self.cache.is_some()),
             ("eod", self.eod.is_some()),
             ("packing", self.packing),
             ("eod_mask_loss", self.eod_mask_loss),
@@ -234,7 +206,8 @@ impl DataConfig {
                     "data.{name} applies to token files, and the data is [data.chat]; remove it{}",
                     match *name {
                         "packing" => ", or set data.chat.packing",
-                        "split (--split)" => ", or set data.chat.held_out (0 holds nothing out)",
+                        "split (--data.split)" =>
+                            ", or set data.chat.held_out (0 holds nothing out)",
                         _ => "",
                     }
                 )
@@ -247,7 +220,7 @@ impl DataConfig {
                 "data.{name} applies to token files, and the data is text; convert it with `burn-megatron preprocess`, \
                  and set data.files{}",
                 match *name {
-                    "split (--split)" => ". A tenth of a text is held out; \"100,0,0\" holds nothing out",
+                    "split (--data.split)" => ". A tenth of a text is held out; \"100,0,0\" holds nothing out",
                     _ => "",
                 }
             )

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use burn_megatron_data::indexed::{IndexedDatasetBuilder, TokenType};
 
-use super::settings::{DataArgs, DataConfig, TokenFileEntry, WeightedTokenFiles};
+use super::settings::{DataConfig, TokenFileEntry, WeightedTokenFiles};
 use super::*;
 use crate::family::Model;
 use burn_megatron_models::TransformerConfig;
@@ -294,12 +294,12 @@ fn settings_that_do_nothing_or_do_not_fit_are_errors() {
     for (data, wanted) in [
         (
             "split = '1,1'",
-            "data.split (--split) applies to token files",
+            "data.split (--data.split) applies to token files",
         ),
         ("packing = true", "data.packing applies to token files"),
         (
             "cache = 'x'",
-            "data.cache (--data-cache) applies to token files",
+            "data.cache (--data.cache) applies to token files",
         ),
         ("path = 'x'\nfiles = ['y']", "give one of them"),
         ("files = ['DIR/none']", "there is no"),
@@ -335,11 +335,7 @@ fn flags_take_the_place_of_the_table() {
     let folder = Folder::new();
     let apply = |data: &DataConfig, flag: &str| {
         let mut data = data.clone();
-        DataArgs {
-            data: Some(folder.path(flag)),
-            ..DataArgs::default()
-        }
-        .apply(&mut data);
+        data.read_from(&folder.path(flag), false);
         data
     };
     let text = DataConfig {
@@ -376,14 +372,9 @@ fn flags_take_the_place_of_the_table() {
         Some(folder.path("text.jsonl"))
     );
     let mut as_text = text.clone();
-    let flags = DataArgs {
-        data: Some(folder.path("chat.jsonl")),
-        json_key: Some("messages".into()),
-        ..DataArgs::default()
-    };
-    flags.apply(&mut as_text);
+    as_text.read_from(&folder.path("chat.jsonl"), true);
     assert!(as_text.chat.is_none());
-    assert_eq!(as_text.json_key.as_deref(), Some("messages"));
+    as_text.json_key = Some("messages".into());
     assert_eq!(apply(&as_text, "text.jsonl").json_key, as_text.json_key);
     assert_eq!(apply(&as_text, "tokens").json_key, None);
     let kept = apply(&text, "text.txt");

@@ -26,6 +26,7 @@ use toml::Table;
 use super::run::{AnyGenerator, AnyTrainer, LoadedModel};
 use super::{HfExchange, Model};
 use crate::error::Error;
+use crate::settings::schema_of;
 
 /// The shapes of a rank's part of a model, without its values.
 pub struct Outline {
@@ -66,6 +67,9 @@ pub trait AnyModel: Debug + Send + Sync + erased_serde::Serialize {
 
     /// The settings in which another model differs; `None` if it has another type of configuration.
     fn differences(&self, other: &dyn AnyModel) -> Option<Vec<ConfigDifference>>;
+
+    /// The schema of the settings.
+    fn schema(&self) -> Value;
 
     /// Whether both have the same family and settings.
     fn equals(&self, other: &dyn AnyModel) -> bool;
@@ -211,6 +215,10 @@ impl<C: ModelConfig> AnyModel for FamilyModel<C> {
     fn differences(&self, other: &dyn AnyModel) -> Option<Vec<ConfigDifference>> {
         let other = other.as_any().downcast_ref::<Self>()?;
         Some(self.config.differences(&other.config))
+    }
+
+    fn schema(&self) -> Value {
+        schema_of::<C>()
     }
 
     fn equals(&self, other: &dyn AnyModel) -> bool {

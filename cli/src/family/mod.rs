@@ -20,7 +20,8 @@ use serde_json::Value;
 use toml::Table;
 
 use crate::error::Error;
-use crate::layers::{merge_at, table_of};
+use crate::layers::table_of;
+use crate::settings::{Setting, merge};
 
 pub use adapters::{Adapters, base_of, lora_of};
 use any_model::FamilyModel;
@@ -166,7 +167,8 @@ impl Model {
     /// An unknown setting, and a value of the wrong type.
     fn changed(&self, settings: &Table) -> Result<Self, Error> {
         let mut all = table_of(self)?;
-        merge_at("model", &mut all, settings);
+        let keys = Setting::of_schema("model", &self.schema());
+        merge(Some(&keys), &mut all, settings);
         all.remove(FAMILY);
         Ok(self.with_settings(all)?)
     }

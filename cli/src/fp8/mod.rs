@@ -2,42 +2,15 @@
 
 use std::str::FromStr;
 
-use burn_megatron::data_parallel::DataParallelConfig;
-use burn_megatron::nn::fp8::{Fp8Config, Fp8Format, Fp8Recipe, UnknownFp8Recipe};
-use clap::{Args, ValueEnum};
+use burn_megatron::nn::fp8::{Fp8Config, Fp8Recipe, UnknownFp8Recipe};
 
 use crate::error::Error;
 use crate::recipe::Recipe;
+use crate::settings::SettingFlags;
 
 pub mod report;
 #[cfg(test)]
 mod tests;
-
-/// Flags of 8-bit layers; each overrides a key of `[fp8]`.
-#[derive(Args, Debug, Default)]
-#[command(next_help_heading = "Precision")]
-pub struct Fp8Args {
-    /// Multiply in 8 bits in the linear layers and the experts of the blocks, with this scaling recipe; none turns it
-    /// off.
-    #[arg(long, value_name = "delayed|current|blockwise|mxfp8|none")]
-    pub fp8: Option<Fp8Choice>,
-    /// 8-bit formats: hybrid is E4M3 for values and E5M2 for gradients, e4m3 is E4M3 for both. blockwise and
-    /// mxfp8 always use E4M3 for both.
-    #[arg(long, value_enum, value_name = "hybrid|e4m3")]
-    pub fp8_format: Option<Fp8FormatChoice>,
-    /// Number of first blocks, and of last ones, that compute in the type of --precision instead of 8 bits.
-    #[arg(long, value_name = "N")]
-    pub first_last_bf16: Option<usize>,
-    /// Save the inputs of 8-bit layers for the backward in 8 bits; false saves them in the type of --precision.
-    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
-    pub fp8_save_activations: Option<bool>,
-    /// Gather the weights of 8-bit layers in 8 bits, except those of experts; for --zero-stage 1 and 2.
-    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
-    pub fp8_param_gather: Option<bool>,
-    /// Measure the quantisation errors in the last step: print a table, and write fp8.json to the run folder.
-    #[arg(long)]
-    pub fp8_report: bool,
-}
 
 /// A recipe, or none.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -50,46 +23,6 @@ impl FromStr for Fp8Choice {
         match name {
             "none" => Ok(Self(None)),
             name => name.parse().map(|recipe| Self(Some(recipe))),
-        }
-    }
-}
-
-/// The formats, as flags.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Fp8FormatChoice {
-    /// E4M3 for values, E5M2 for gradients.
-    Hybrid,
-    /// E4M3 for both.
-    E4m3,
-}
-
-impl Fp8Args {
-    /// Applies the flags to the tables of a recipe.
-    pub fn apply(&self, config: &mut Fp8Config, sharing: &mut DataParallelConfig) {
-        match self.fp8 {
-            // The 8-bit settings of the recipe no longer apply.
-            Some(Fp8Choice(None)) => {
-                *config = Fp8Config::default();
-                sharing.fp8_param_gather = false;
-            }
-            // The same scaling recipe keeps its settings.
-            Some(Fp8Choice(Some(new))) => match &config.recipe {
-                Some(old) if old.name() == new.name() => {}
-                _ => config.recipe = Some(new),
-            },
-            None => {}
-        }
-        config.format = match self.fp8_format {
-            Some(Fp8FormatChoice::Hybrid) => Fp8Format::Hybrid,
-            Some(Fp8FormatChoice::E4m3) => Fp8Format::E4m3,
-            None => config.format,
-        };
-        config.first_last_bf16 = self.first_last_bf16.unwrap_or(config.first_last_bf16);
-        for (to, from) in [
-            (&mut config.save_activations, self.fp8_save_activations),
-            (&mut sharing.fp8_param_gather, self.fp8_param_gather),
-        ] {
-            *to = from.unwrap_or(*to);
         }
     }
 }
@@ -133,14 +66,11 @@ pub fn check(recipe: &Recipe) -> Result<(), Error> {
     Ok(())
 }
 
-/// Checks that --fp8-report and --fp8-save-activations have an effect.
-pub fn check_flags(recipe: &Recipe, args: &Fp8Args) -> Result<(), Error> {
+/// Checks that --fp8-report and --fp8.save_activations have an effect.
+pub fn check_flags(recipe: &Recipe, report: bool, flags: &SettingFlags) -> Result<(), Error> {
     let flags = [
-        ("--fp8-report", args.fp8_report),
-        (
-            "--fp8-save-activations",
-            args.fp8_save_activations.is_some(),
-        ),
+        ("--fp8-report", report),
+        ("--fp8.save_activations", flags.has("fp8.save_activations")),
     ];
     match flags.into_iter().find(|(_, given)| *given) {
         Some((name, _)) if !is_on(&recipe.fp8) => Err(no_fp8_layers(name)),

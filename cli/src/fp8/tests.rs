@@ -2,6 +2,8 @@
 
 use burn_megatron::nn::fp8::DelayedScaling;
 
+use burn_megatron::nn::fp8::Fp8Format;
+
 use super::*;
 use crate::family::Families;
 use crate::flags::parse_text;
@@ -24,8 +26,8 @@ fn refusal(flags: &str) -> String {
 #[test]
 fn each_flag_takes_the_place_of_a_key() {
     let recipe = resolve(
-        "--fp8 delayed --fp8-format e4m3 --first-last-bf16 1 --fp8-save-activations false --zero-stage 1 \
-         --fp8-param-gather",
+        "--fp8 delayed --fp8.format e4m3 --fp8.first_last_bf16 1 --fp8.save_activations false --zero-stage 1 \
+         --data_parallel.fp8_param_gather",
     )
     .unwrap();
     recipe.plan().unwrap();
@@ -46,82 +48,80 @@ fn each_flag_takes_the_place_of_a_key() {
 
 #[test]
 fn a_name_keeps_the_settings_that_the_recipe_has_for_it() {
-    let mut recipe: Recipe = crate::recipe::parsed(
-        "[fp8]\nrecipe = { delayed = { history = 16 } }\nfirst_last_bf16 = 1",
-    )
-    .unwrap();
-    let apply = |recipe: &mut Recipe, name: &str| {
-        let args = Fp8Args {
-            fp8: Some(name.parse().unwrap()),
-            ..Fp8Args::default()
-        };
-        args.apply(&mut recipe.fp8, &mut recipe.data_parallel);
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("recipe.toml");
+    let text = "[fp8]\nrecipe = { delayed = { history = 16 } }\nfirst_last_bf16 = 1";
+    std::fs::write(&file, text).unwrap();
+    let apply = |name: &str| {
+        let recipe = resolve(&format!("--recipe {} --fp8 {name}", file.display()));
+        recipe.unwrap().fp8
     };
-    apply(&mut recipe, "delayed");
     let settings = DelayedScaling {
         history: 16,
         ..DelayedScaling::default()
     };
-    assert_eq!(recipe.fp8.recipe, Some(Fp8Recipe::Delayed(settings)));
-    apply(&mut recipe, "mxfp8");
-    assert_eq!(recipe.fp8.recipe, Some(Fp8Recipe::MxFp8));
-    assert_eq!(recipe.fp8.first_last_bf16, 1);
-    apply(&mut recipe, "none");
-    assert_eq!(recipe.fp8, Fp8Config::default());
+    let same = apply("delayed");
+    assert_eq!(same.recipe, Some(Fp8Recipe::Delayed(settings)));
+    let other = apply("mxfp8");
+    assert_eq!(other.recipe, Some(Fp8Recipe::MxFp8));
+    assert_eq!(other.first_last_bf16, 1);
+    assert_eq!(apply("none"), Fp8Config::default());
 }
 
 #[test]
 fn what_would_do_nothing_is_refused() {
     for (flags, name) in [
-        ("--fp8-format e4m3", "fp8.format"),
-        ("--first-last-bf16 1", "fp8.first_last_bf16"),
-        ("--zero-stage 1 --fp8-param-gather", "fp8_param_gather"),
+        ("--fp8.format e4m3", "fp8.format"),
+        ("--fp8.first_last_bf16 1", "fp8.first_last_bf16"),
+        (
+            "--zero-stage 1 --data_parallel.fp8_param_gather",
+            "fp8_param_gather",
+        ),
     ] {
         let error = refusal(flags);
         let start = format!("{name} applies to 8-bit layers, and this run has none");
         assert!(error.starts_with(&start), "{error}");
     }
-    let recipe = resolve("").unwrap();
-    for flag in ["--fp8-report", "--fp8-save-activations"] {
-        let args = Fp8Args {
-            fp8_report: flag == "--fp8-report",
-            fp8_save_activations: (flag != "--fp8-report").then_some(false),
-            ..Fp8Args::default()
-        };
-        let error = check_flags(&recipe, &args).unwrap_err().to_string();
-        assert!(error.starts_with(&format!("{flag} applies to")), "{error}");
+    for (flags, report, name) in [
+        ("", true, "--fp8-report"),
+        (
+            "--fp8.save_activations false",
+            false,
+            "--fp8.save_activations",
+        ),
+    ] {
+        let settings = parse_text(flags).unwrap();
+        let checked = check_flags(&resolve(flags).unwrap(), report, &settings);
+        let error = checked.unwrap_err().to_string();
+        assert!(error.starts_with(&format!("{name} applies to")), "{error}");
     }
     // Patterns alone make 8-bit layers too.
     let text = "[[fp8.layers]]\npattern = \"blocks.0.**\"\nrecipe = \"mxfp8\"";
     let recipe = crate::recipe::parsed(text).unwrap();
-    let args = Fp8Args {
-        fp8_report: true,
-        ..Fp8Args::default()
-    };
-    assert!(is_on(&recipe.fp8) && check_flags(&recipe, &args).is_ok());
+    assert!(is_on(&recipe.fp8) && check_flags(&recipe, true, &SettingFlags::default()).is_ok());
 }
 
 #[test]
 fn some_block_must_be_left() {
     assert_eq!(
-        refusal("--fp8 current --first-last-bf16 2"),
+        refusal("--fp8 current --fp8.first_last_bf16 2"),
         "invalid first_last_bf16 = 2 for 4 layers: expected at most 1, so that a block computes in 8 bits"
     );
     let error = resolve("--fp8 e4m3").unwrap_err().to_string();
     assert!(
-        error.contains("invalid 8-bit recipe \"e4m3\": expected delayed, "),
+        error.contains("expected delayed, current, blockwise, mxfp8"),
         "{error}"
     );
 }
 
 #[test]
 fn the_header_says_what_is_multiplied_in_8_bits() {
-    let recipe = resolve("--fp8 delayed --first-last-bf16 1").unwrap();
+    let recipe = resolve("--fp8 delayed --fp8.first_last_bf16 1").unwrap();
     assert_eq!(
         describe(&recipe.fp8, 4, "an engine"),
         "delayed, E4M3, gradients E5M2; blocks 1 to 2, inputs saved in 8 bits; products: an engine"
     );
-    let recipe = resolve("--fp8 mxfp8 --fp8-save-activations false").unwrap();
+    let recipe = resolve("--fp8 mxfp8 --fp8.save_activations false").unwrap();
     assert_eq!(
         describe(&recipe.fp8, 4, "cuBLASLt"),
         "mxfp8, E4M3; all blocks; products: cuBLASLt"

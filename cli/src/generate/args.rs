@@ -12,6 +12,7 @@ use serde::Deserialize;
 use crate::data_parallel::precision;
 use crate::error::Error;
 use crate::ranks::RankArgs;
+use crate::settings::NcclFlags;
 
 /// Flags of `generate`.
 #[derive(Args)]
@@ -136,6 +137,9 @@ pub struct GenerateArgs {
     /// The ranks and their timeouts.
     #[command(flatten)]
     pub ranks: RankArgs,
+    /// The settings of NCCL.
+    #[command(flatten)]
+    pub nccl: NcclFlags,
 }
 
 impl GenerateArgs {

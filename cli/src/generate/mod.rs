@@ -48,7 +48,7 @@ pub fn run(args: &GenerateArgs, families: &Families) -> Result<ExitCode, Error> 
         own_rank,
         local_rank,
         ..
-    } = ranks::set_up(&args.ranks, args.device, ranks)?;
+    } = ranks::set_up(&args.ranks, &args.nccl.0, args.device, ranks)?;
     let devices = args.device.devices()?;
     // Before the hours of generation.
     let file = match &args.output {

@@ -105,7 +105,7 @@ fn generate_all(model: &Path, flags: &str) -> Result<(Vec<String>, Vec<Generatio
     )?;
     let run = GenerationRun::new(&args, &config, &prompts, &saved)?;
     let ranks = args.tensor_parallel * args.pipeline_parallel;
-    let world = ranks::set_up(&args.ranks, args.device, ranks)?.world;
+    let world = ranks::set_up(&args.ranks, &args.nccl.0, args.device, ranks)?.world;
     let shown = Mutex::new(String::new());
     let show = |text: &str| {
         shown.lock().unwrap().push_str(text);

@@ -42,7 +42,7 @@ pub struct LaunchArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 30.0, value_parser = seconds)]
     pub grace: f64,
     /// Start the job again at most N times from its newest whole checkpoint, after a signal, a lost rank or another fault
-    /// that may pass, such as those that `pretrain --check-replay` ends with by code 5 or 6: `pretrain` with --run-dir, or
+    /// that may pass, such as those that `pretrain --train.check_replay_every` ends with by code 5 or 6: `pretrain` with --run-dir, or
     /// --program, which resumes by itself.
     #[arg(long, value_name = "N", default_value_t = 0, help_heading = "Restart")]
     pub max_restarts: usize,

@@ -22,7 +22,7 @@ pub enum LaunchError {
     TooManyRanks(usize),
     #[error(
         "--engine threads needs no launcher: its ranks are threads of one process; leave `launch --ranks \
-         N --` out and set the sizes, as in `burn-megatron pretrain --tensor-parallel 2`"
+         N --` out and set the sizes, as in `burn-megatron pretrain --tp 2`"
     )]
     Threads,
     #[error(

@@ -78,14 +78,14 @@ pub fn check_cuda_graph(
     }
     if kind != DeviceKind::Cuda {
         return Err(format!(
-            "cuda_graph is for --device cuda, and this run is on {kind}; remove it (--cuda-graph=false)"
+            "cuda_graph is for --device cuda, and this run is on {kind}; remove it (--train.cuda_graph=false)"
         )
         .into());
     }
     if ranks > 1 && engine != Engine::Nccl {
         return Err(format!(
             "cuda_graph with {ranks} ranks needs a process for each, and the engine {engine} is not NCCL; start them by \
-             `burn-megatron launch`, or remove it (--cuda-graph=false)"
+             `burn-megatron launch`, or remove it (--train.cuda_graph=false)"
         )
         .into());
     }
@@ -144,7 +144,7 @@ mod tests {
             let checked = check_cuda_graph(&recipe(flags), kind, ranks, engine);
             checked.map_or_else(|error| error.to_string(), |()| "accepted".into())
         };
-        let on = "--cuda-graph --tp 1 --pp 1 --dp 1";
+        let on = "--train.cuda_graph --tp 1 --pp 1 --dp 1";
         for (kind, ranks, engine, text) in [
             (DeviceKind::Cuda, 1, Engine::Threads, "accepted"),
             (DeviceKind::Cuda, 2, Engine::Nccl, "accepted"),

@@ -62,7 +62,7 @@ fn run_until(
         print!("{}", origins.annotate(&text)?);
     }
     let plan = recipe.plan()?;
-    fp8::check_flags(&recipe, &args.fp8)?;
+    fp8::check_flags(&recipe, args.fp8_report, &args.settings)?;
     args.saving.check(&recipe.checkpoint)?;
     save_hf::check(&recipe, &args.saving)?;
     lora::check(&recipe)?;
@@ -70,7 +70,12 @@ fn run_until(
     if args.print_recipe {
         return Ok(ExitCode::SUCCESS);
     }
-    let ranks = ranks::set_up(&args.ranks, args.device, plan.mesh.world_size())?;
+    let ranks = ranks::set_up(
+        &args.ranks,
+        &args.settings,
+        args.device,
+        plan.mesh.world_size(),
+    )?;
     let (own_rank, local_rank) = (ranks.own_rank, ranks.local_rank);
     let wanted = plan.mesh.world_size();
     check_cuda_graph(&recipe, args.device, wanted, ranks.engine)?;
@@ -190,7 +195,7 @@ fn run_until(
             heartbeat_interval: MAX_HEARTBEAT_INTERVAL.min(deadline.min(first_deadline) / 4),
             device: args.device,
             deterministic: deterministic.as_ref(),
-            fp8_report: args.fp8.fp8_report,
+            fp8_report: args.fp8_report,
             place: own_rank.map(|_| LocalRank {
                 rank: local_rank,
                 world_size: on_this_machine,

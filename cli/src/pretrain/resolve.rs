@@ -5,20 +5,23 @@ use std::path::Path;
 use burn_megatron::checkpoint::Checkpoint;
 use burn_megatron::comm::Launch;
 use burn_megatron::kernel_selection::EpilogueFusion;
-use burn_megatron::mesh::{ContextExchange, ContextSplit, ParallelConfig};
-use burn_megatron::pipeline::split::LayerSplit;
+use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::regular_file::is_there;
 use burn_megatron_models::hf::is_hf_folder;
 use burn_megatron_models::hf::peft::is_peft_folder;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use toml::Table;
 
-use super::args::{DataRanks, PretrainArgs};
+use super::args::PretrainArgs;
+use crate::data::settings::DataConfig;
 use crate::error::Error;
 use crate::family::{Families, base_of};
 use crate::layers::{LayeredRecipe, RecipeLayers, table_of};
 use crate::origins::Origin;
 use crate::recipe::Recipe;
 use crate::resume_mode::ResumeMode;
+use crate::saving::CheckpointConfig;
 use crate::{data, lora};
 
 impl Recipe {
@@ -35,21 +38,20 @@ impl Recipe {
     ) -> Result<LayeredRecipe, Error> {
         let mode = ResumeMode::of(args)?;
         let first = mode.recipe(families)?;
-        let flags = training_flags(args);
+        let own = first
+            .as_ref()
+            .filter(|_| mode.is_own(args.run_dir.as_deref()));
+        let edit = |recipe: &mut Table| apply_to_tables(args, recipe);
         let layers = RecipeLayers::new(families, default_recipe, &args.set)
             .with_file(args.recipe.as_deref())
-            .with_weights(args.saving.load.as_deref())
             .resuming(mode.path().zip(first.as_ref()))
-            .with_flags(&flags);
+            .saving_like(own.map(|first| &first.checkpoint))
+            .with_edit(&edit)
+            .with_flags(&args.settings);
         let mut layered = layers.read()?;
-        if let Some(first) = first
-            .as_ref()
-            .filter(|_| mode.is_own(args.run_dir.as_deref()))
-        {
-            go_on_saving(args, &mut layered.recipe, first)?;
-        }
+        check_saving(&layered.recipe, own)?;
         let before = layered.recipe.clone();
-        apply_flags(args, &mut layered.recipe)?;
+        apply_to_recipe(args, &mut layered.recipe)?;
         layered.origins.record_flags(&before, &layered.recipe)?;
         if let Some((first, path)) = first.as_ref().zip(mode.path()) {
             keep_measured(&mut layered, first, path);
@@ -57,7 +59,8 @@ impl Recipe {
         if first.is_none() {
             fill_in(&mut layered)?;
         }
-        lora::set_base(&mut layered.recipe, args.saving.load.as_deref())?;
+        let load = args.settings.text("checkpoint.load").map(Path::new);
+        lora::set_base(&mut layered.recipe, load)?;
         Ok(layered)
     }
 }
@@ -73,109 +76,57 @@ fn keep_measured(layered: &mut LayeredRecipe, first: &Recipe, path: &Path) {
     }
 }
 
-/// The flags of keys that others follow.
-fn training_flags(args: &PretrainArgs) -> Table {
-    let mut train = Table::new();
-    if let Some(steps) = args.steps.map(i64::try_from) {
-        train.insert("steps".into(), steps.unwrap_or(i64::MAX).into());
-    }
-    if let Some(peak) = args.lr {
-        train.insert("learning_rate".into(), peak.into());
-    }
-    Table::from_iter([("train".to_string(), train.into())])
-}
-
-/// A run that is resumed in its own folder saves no less than before.
-fn go_on_saving(args: &PretrainArgs, recipe: &mut Recipe, first: &Recipe) -> Result<(), Error> {
-    if args.saving.no_save && first.checkpoint.save {
-        return Err(
+/// Checks that a run that is resumed in its own folder saves no less than before.
+fn check_saving(recipe: &Recipe, own: Option<&Recipe>) -> Result<(), Error> {
+    match own {
+        Some(first) if first.checkpoint.save && !recipe.checkpoint.save => Err(
             "--no-save would discard the result of a run that saves checkpoints; remove it, or resume into another \
              folder (--run-dir)"
                 .into(),
-        );
+        ),
+        _ => Ok(()),
     }
-    recipe.checkpoint = recipe.checkpoint.clone().continue_from(&first.checkpoint);
+}
+
+/// Applies the flags that change several keys, over which the flags of single keys are laid.
+fn apply_to_tables(args: &PretrainArgs, recipe: &mut Table) -> Result<(), Error> {
+    if args.saving.no_save {
+        for key in ["every", "keep_last", "keep_every", "asynchronous"] {
+            let key = format!("checkpoint.{key}");
+            if args.settings.has(&key) {
+                return Err(format!("--no-save conflicts with --{key}: remove one of them").into());
+            }
+        }
+        change(recipe, "checkpoint", CheckpointConfig::discard)?;
+    }
+    if let Some(path) = &args.data {
+        let is_text = args.settings.has("data.json_key");
+        change(recipe, "data", |data: &mut DataConfig| {
+            data.read_from(path, is_text);
+        })?;
+    }
     Ok(())
 }
 
-/// Applies the other flags.
-fn apply_flags(args: &PretrainArgs, recipe: &mut Recipe) -> Result<(), Error> {
-    let set = |to: &mut usize, from: Option<usize>| *to = from.unwrap_or(*to);
-    set(&mut recipe.parallel.tensor, args.tensor_parallel);
-    if let Some(DataRanks::Number(data)) = args.data_parallel {
-        recipe.parallel.data = Some(data);
-    }
-    if let Some(context) = args.context_parallel {
-        recipe.parallel.context = context;
-        if context == 1 {
-            // The context settings of the recipe no longer apply.
-            recipe.parallel.context_split = ContextSplit::default();
-            recipe.parallel.context_exchange = None;
-            recipe.parallel.context_inner = None;
-            recipe.parallel.context_narrow_gradients = false;
-        }
-    }
-    if let Some(exchange) = &args.context_exchange {
-        recipe.parallel.context_exchange = Some(exchange.parse()?);
-        if recipe.parallel.context_exchange != Some(ContextExchange::Hierarchical) {
-            recipe.parallel.context_inner = None;
-        }
-    }
-    if let Some(hybrid) = args.hybrid_context_parallel {
-        recipe.parallel.hybrid_context_parallel = hybrid;
-        if !hybrid {
-            // The size of the recipe no longer applies.
-            recipe.parallel.max_seqlen_per_dp_cp_rank = None;
-        }
-    }
-    if args.max_seqlen_per_dp_cp_rank.is_some() {
-        recipe.parallel.max_seqlen_per_dp_cp_rank = args.max_seqlen_per_dp_cp_rank;
-    }
-    set(&mut recipe.parallel.expert, args.expert_parallel);
-    if args.expert_parallel == Some(1) {
-        // The overlap of the recipe no longer applies.
-        recipe.parallel.overlap_moe_expert_parallel_comm = false;
-    }
-    if let Some(overlap) = args.overlap_moe_expert_parallel_comm {
-        recipe.parallel.overlap_moe_expert_parallel_comm = overlap;
-    }
-    if args.expert_tensor_parallel.is_some() {
-        recipe.parallel.expert_tensor = args.expert_tensor_parallel;
-    }
-    let parallel = &mut recipe.parallel;
-    parallel.ranks_per_node = args.ranks_per_node.or(parallel.ranks_per_node);
-    if let Some(pipeline) = args.pipeline_parallel {
-        recipe.parallel.pipeline = pipeline;
-        if pipeline == 1 {
-            // The pipeline settings of the recipe no longer apply.
-            recipe.parallel.schedule = None;
-            recipe.parallel.virtual_stages = None;
-            recipe.parallel.split = LayerSplit::Even;
-            recipe.parallel.defer_embedding_wgrad = None;
-            recipe.parallel.receives_ahead = None;
-            recipe.parallel.fp8_transfers = false;
-        }
-    }
-    if let Some(schedule) = &args.pipeline_schedule {
-        recipe.parallel.schedule = Some(schedule.parse()?);
-        recipe.parallel.virtual_stages = None;
-    }
-    if args.defer_embedding_wgrad.is_some() {
-        recipe.parallel.defer_embedding_wgrad = args.defer_embedding_wgrad;
-    }
-    if args.receives_ahead.is_some() {
-        recipe.parallel.receives_ahead = args.receives_ahead;
-    }
-    recipe.parallel.fp8_transfers = args.fp8_transfers.unwrap_or(recipe.parallel.fp8_transfers);
-    if args.virtual_stages.is_some() {
-        recipe.parallel.virtual_stages = args.virtual_stages;
-    }
-    if args.data_parallel == Some(DataRanks::Auto) {
+/// Changes a table of a recipe.
+fn change<T: Serialize + DeserializeOwned>(
+    recipe: &mut Table,
+    key: &str,
+    change: impl FnOnce(&mut T),
+) -> Result<(), Error> {
+    let table = recipe.remove(key);
+    let mut table: T = table.unwrap_or(Table::new().into()).try_into()?;
+    change(&mut table);
+    recipe.insert(key.into(), table_of(&table)?.into());
+    Ok(())
+}
+
+/// Applies the flags whose value depends on other settings.
+fn apply_to_recipe(args: &PretrainArgs, recipe: &mut Recipe) -> Result<(), Error> {
+    if args.settings.is_data_auto() {
         let started = Launch::from_env()?.map(|launch| launch.world_size);
         recipe.parallel.data = Some(data_ranks(&recipe.parallel, started)?);
     }
-    set(&mut recipe.train.micro_batch_size, args.micro_batch_size);
-    set(&mut recipe.train.global_batch_size, args.global_batch_size);
     if let Some(micro_batches) = args.micro_batches {
         let (batch, ranks) = (
             recipe.train.global_batch_size,
@@ -183,27 +134,8 @@ fn apply_flags(args: &PretrainArgs, recipe: &mut Recipe) -> Result<(), Error> {
         );
         recipe.train.micro_batch_size = micro_batch_size(batch, ranks, micro_batches)?;
     }
-    recipe.parallel.sequence_parallel = args
-        .sequence_parallel
-        .unwrap_or(recipe.parallel.sequence_parallel);
-    tp_comm_overlap(args, &mut recipe.parallel)?;
-    recipe.train.seed = args.seed.unwrap_or(recipe.train.seed);
-    recipe.train.clip = args.clip.unwrap_or(recipe.train.clip);
     for choices in &args.kernels {
         recipe.kernels.set(choices)?;
-    }
-    recipe.kernels.loss_chunk_size = args.loss_chunk_size.or(recipe.kernels.loss_chunk_size);
-    recipe.train.cuda_graph = args.cuda_graph.unwrap_or(recipe.train.cuda_graph);
-    args.qk_clip.apply(recipe);
-    args.determinism.apply(recipe);
-    args.sharing.apply(recipe);
-    args.fp8.apply(&mut recipe.fp8, &mut recipe.data_parallel);
-    args.memory.apply(&mut recipe.memory);
-    args.ranks.nccl.apply(&mut recipe.nccl);
-    args.saving.apply(&mut recipe.checkpoint);
-    args.data.apply(&mut recipe.data);
-    if let Some(prompt) = &args.prompt {
-        recipe.sample.prompt = prompt.clone();
     }
     Ok(())
 }
@@ -212,7 +144,7 @@ fn apply_flags(args: &PretrainArgs, recipe: &mut Recipe) -> Result<(), Error> {
 fn data_ranks(parallel: &ParallelConfig, started: Option<usize>) -> Result<usize, Error> {
     let Some(started) = started else {
         return Err(
-            "--data-parallel auto follows from the number of ranks that a launcher started, and there is none; give a \
+            "--dp auto follows from the number of ranks that a launcher started, and there is none; give a \
              number"
                 .into(),
         );
@@ -220,7 +152,7 @@ fn data_ranks(parallel: &ParallelConfig, started: Option<usize>) -> Result<usize
     let replica = replica(parallel);
     if replica == 0 || !started.is_multiple_of(replica) {
         return Err(format!(
-            "--data-parallel auto: {started} ranks were started, which is no multiple of {replica}, the ranks of tensor \
+            "--dp auto: {started} ranks were started, which is no multiple of {replica}, the ranks of tensor \
              x context x pipeline"
         )
         .into());
@@ -231,30 +163,6 @@ fn data_ranks(parallel: &ParallelConfig, started: Option<usize>) -> Result<usize
 /// The ranks of one replica of the model.
 pub fn replica(parallel: &ParallelConfig) -> usize {
     parallel.tensor * parallel.context * parallel.pipeline
-}
-
-/// Applies the flags of tensor-parallel overlap. Another method than that of the recipe does not have its number of chunks,
-/// and where the flags turn sequence parallelism off, the settings of the recipe no longer apply.
-fn tp_comm_overlap(args: &PretrainArgs, parallel: &mut ParallelConfig) -> Result<(), Error> {
-    if args.sequence_parallel == Some(false) {
-        (
-            parallel.tp_comm_overlap,
-            parallel.tp_comm_overlap_num_splits,
-        ) = (None, None);
-    }
-    if let Some(name) = &args.tp_comm_overlap {
-        let method = match name.as_str() {
-            "none" => None,
-            name => Some(name.parse()?),
-        };
-        if method != parallel.tp_comm_overlap {
-            parallel.tp_comm_overlap_num_splits = None;
-        }
-        parallel.tp_comm_overlap = method;
-    }
-    let splits = args.tp_comm_overlap_num_splits;
-    parallel.tp_comm_overlap_num_splits = splits.or(parallel.tp_comm_overlap_num_splits);
-    Ok(())
 }
 
 /// Fills in what follows from the data and the weights, where it was not given.
@@ -336,13 +244,6 @@ mod tests {
         let error = |started| data_ranks(&parallel, started).unwrap_err().to_string();
         assert!(error(Some(6)).contains("6 ranks were started, which is no multiple of 4"));
         assert!(error(None).ends_with("there is none; give a number"));
-        for (text, ranks) in [
-            ("auto", Some(DataRanks::Auto)),
-            ("3", Some(DataRanks::Number(3))),
-            ("-1", None),
-        ] {
-            assert_eq!(text.parse().ok(), ranks, "{text}");
-        }
     }
 
     #[test]

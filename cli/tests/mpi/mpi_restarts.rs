@@ -38,7 +38,7 @@ impl Killed {
         // A kill may come a few steps late.
         let steps = (self.every + 4) * (self.kills + 2);
         let text = format!(
-            "--dp {RANKS} --pp 1 --tp 1 --precision f64 --compute-threads 1 --steps {steps} --save-every 5 --keep-last 2"
+            "--dp {RANKS} --pp 1 --tp 1 --precision f64 --compute-threads 1 --steps {steps} --save-every 5 --checkpoint.keep_last 2"
         );
         text.split(' ').map(str::to_owned).collect()
     }
@@ -214,7 +214,7 @@ fn a_run_is_started_again_after_a_transient_fault() {
     command.args(["launch", "--ranks", "4", "--max-restarts", "1"]);
     command.args(["--restart-delay", "0.1", "--"]);
     let command = stage.pretrain(&mut command, "run");
-    let flags = "--tp 2 --dp 2 --pp 1 --save-every 2 --check-replay 2";
+    let flags = "--tp 2 --dp 2 --pp 1 --save-every 2 --train.check_replay_every 2";
     command.args(flags.split(' '));
     command.args(["--inject", "bit-flip:gradient:7:20@rank=3,step=4,call=5"]);
     let ended = run(command, PATIENCE);

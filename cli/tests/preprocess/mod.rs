@@ -204,9 +204,9 @@ fn losses_of_a_run_are_per_byte_of_its_text() {
         "files",
         "--data",
         "tokens.idx",
-        "--split",
+        "--data.split",
         "80,20",
-        "--data-cache",
+        "--data.cache",
         "cache",
     ];
     let said = run(&folder, &[&pretrain[..], &files].concat());

@@ -38,7 +38,11 @@ fn a_checkpoint_that_cannot_be_read_now_stops_the_run_unless_it_is_skipped() {
 #[test]
 fn going_back_discards_later_checkpoints_only_when_told_and_once_a_new_one_is_there() {
     let stage = Stage::new("back");
-    let flags = [&SAME[..], &["--save-every", "20", "--keep-last", "3"]].concat();
+    let flags = [
+        &SAME[..],
+        &["--save-every", "20", "--checkpoint.keep_last", "3"],
+    ]
+    .concat();
     stage.succeeds("run", &flags);
     let step = stage.file("run", "checkpoints/step-00000020");
     let back = [&flags[..], &["--resume", step.to_str().unwrap()]].concat();

@@ -22,7 +22,12 @@ fn an_interrupted_run_goes_on_with_the_same_metrics() {
         ("terminated", libc::SIGTERM, "false"),
         ("pressed", libc::SIGINT, "true"),
     ] {
-        let auto = ["--resume", "auto", "--async-save", asynchronous];
+        let auto = [
+            "--resume",
+            "auto",
+            "--checkpoint.asynchronous",
+            asynchronous,
+        ];
         let flags = [&SAME[..], &auto].concat();
         let ended = stage.interrupt(name, &flags, 23, signal);
         let said = text(&ended);

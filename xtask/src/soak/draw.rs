@@ -86,14 +86,14 @@ fn saving(random: &mut Random) -> (Vec<String>, usize) {
     let every = random.within((2, 6)).to_string();
     let mut flags = vec!["--save-every".to_owned(), every];
     if random.once_in(2) {
-        flags.extend(["--async-save".to_owned(), "true".to_owned()]);
+        flags.extend(["--checkpoint.asynchronous".to_owned(), "true".to_owned()]);
     }
     let kept = match random.below(4) {
         0 => usize::MAX,
         kept => kept,
     };
     if kept < usize::MAX {
-        flags.extend(["--keep-last".to_owned(), kept.to_string()]);
+        flags.extend(["--checkpoint.keep_last".to_owned(), kept.to_string()]);
     }
     (flags, kept)
 }

@@ -5,6 +5,7 @@ mod layout;
 
 use std::ops::Range;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use layout::{LayoutSyntaxError, parse_layout};
@@ -29,7 +30,7 @@ pub struct StageLayout {
 /// split = { ends = { first = 1, last = 1 } }
 /// split = { layout = "Et*3|(tt|)*2,L" }
 /// ```
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum LayerSplit {
     /// The same number of layers per stage.

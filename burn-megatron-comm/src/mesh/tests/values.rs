@@ -116,7 +116,7 @@ fn a_setting_without_effect_is_refused() {
         assert_eq!(
             refusal(&config).to_string(),
             format!(
-                "{name} applies to pipelines, and pipeline = 1 has none; set pipeline (--pipeline-parallel) to 2 \
+                "{name} applies to pipelines, and pipeline = 1 has none; set pipeline (--pp) to 2 \
                  or more, or remove {name}"
             )
         );

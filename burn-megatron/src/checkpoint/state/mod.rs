@@ -49,7 +49,7 @@ pub struct RunState {
     /// The last losses and norms, if spikes are skipped.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spikes: Option<SpikeWindow>,
-    /// The states of hooks that a program has added to the [`Trainer`](crate::train::Trainer), by their names.
+    /// The states of hooks that a program has added to the `Trainer`, by their names.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub hooks: BTreeMap<String, serde_json::Value>,
 }

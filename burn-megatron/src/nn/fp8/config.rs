@@ -1,29 +1,36 @@
 //! The configuration of 8-bit layers.
 
 use burn_megatron_kernels::fp8::Format;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// 8-bit arithmetic of the linear layers and experts of a run.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Fp8Config {
     /// The method of computing scales; without one, layers compute in the type of the model.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("flag" = "fp8"))]
     pub recipe: Option<Fp8Recipe>,
     /// The formats of values and of gradients.
+    #[schemars(extend("follows" = "recipe set"))]
     pub format: Fp8Format,
     /// The number of blocks at the beginning, and at the end, that compute in the type of the model; it
     /// overrides [`layers`](Self::layers).
+    #[schemars(extend("follows" = "recipe set"))]
     pub first_last_bf16: usize,
     /// Whether one pass over an input makes both copies of it, and the backward gets the second one: one
     /// byte per element, in place of the input in the type of the model, which the backward would read and
     /// quantise again. This changes no result. Where a rank has a part of the sequence, that part is saved
     /// in the type of the model in any case, and gathered again.
+    #[schemars(extend("resume" = "may_differ", "follows" = "recipe set"))]
     pub save_activations: bool,
     /// The run warns if more than this fraction of a tensor's values are beyond the largest of its format.
+    #[schemars(extend("follows" = "recipe set"))]
     pub saturation_limit: f64,
     /// Recipes of the layers whose paths match a pattern; later ones override earlier ones.
     #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("follows" = "recipe set"))]
     pub layers: Vec<Fp8Layers>,
 }
 
@@ -41,7 +48,7 @@ impl Default for Fp8Config {
 }
 
 /// A recipe for some of the layers.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Fp8Layers {
     /// Matches the paths of the layers, such as `blocks.0.mlp.down`, or `blocks.0.moe.experts.down.3` of an expert.
@@ -52,7 +59,7 @@ pub struct Fp8Layers {
 }
 
 /// The formats of values and of gradients.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Fp8Format {
     /// E4M3 for values, E5M2 for gradients. MXFP8 and blockwise scaling keep E4M3 for both.
@@ -73,8 +80,9 @@ pub enum Fp8Format {
 /// recipe = { blockwise = { power_of_two = false } }
 /// recipe = "mxfp8"
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
+#[schemars(extend("names" = ["delayed", "current", "blockwise"]))]
 pub enum Fp8Recipe {
     /// One scale per tensor, from the largest magnitudes of previous steps.
     Delayed(DelayedScaling),
@@ -87,7 +95,7 @@ pub enum Fp8Recipe {
 }
 
 /// Settings of delayed scaling.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct DelayedScaling {
     /// Powers of two between the largest magnitude and the largest value of the format.
@@ -109,7 +117,7 @@ impl Default for DelayedScaling {
 }
 
 /// Which magnitude of the history is used.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum AmaxAlgorithm {
     /// The largest.
@@ -120,7 +128,7 @@ pub enum AmaxAlgorithm {
 }
 
 /// Settings of current scaling.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct CurrentScaling {
     /// Lower bound of the largest magnitude.
@@ -130,7 +138,7 @@ pub struct CurrentScaling {
 }
 
 /// Settings of blockwise scaling.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct BlockScaling {
     /// Whether scales are rounded down to powers of two.

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::nn::BuildError;
@@ -74,7 +75,7 @@ const ALL_LINEAR: &str = "all-linear";
 /// Low-rank adaptation (Hu et al. 2021, arXiv:2106.09685): every parameter of the model is frozen, and the product of
 /// each target layer becomes `x W + s (x A) B` with `A` `[in, rank]`, `B` `[rank, out]` and `s = alpha / rank`. Only
 /// the factors are trained.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct LoraConfig {
     /// `r` of `peft`: at least 1.
@@ -89,6 +90,7 @@ pub struct LoraConfig {
     /// The folder of the model that was adapted: `base_model_name_or_path` of `peft`. Nothing is read from it here: whoever
     /// loads the weights does.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("resume" = "may_differ"))]
     pub base_model: Option<PathBuf>,
     /// The layers with adapters: names of [`LoraTarget`], or `all-linear` for every one that the model has.
     pub target_modules: Vec<String>,

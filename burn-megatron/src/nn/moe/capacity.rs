@@ -1,6 +1,7 @@
 //! Expert capacity: limits the tokens that each expert takes from a rank.
 
 use burn_megatron_kernels::moe::capacity::keep_within_capacity;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::routed_tokens::RankTokens;
@@ -10,7 +11,7 @@ use super::router::{Routing, plain};
 /// dropped: their weights are 0 and those of their other experts stay as they are.
 ///
 /// A rank needs no other to decide, so an expert takes at most this many tokens from each rank.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Capacity {
     /// The multiple of an equal share of the tokens.
@@ -25,7 +26,7 @@ pub struct Capacity {
 }
 
 /// The tokens that an expert keeps if more than its capacity chose it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum KeepPolicy {
     /// Keeps the pairs with the largest weights; of equal weights the first.

@@ -3,6 +3,7 @@
 use burn::tensor::{DType, Int, Tensor, TensorData};
 use burn_megatron_kernels::philox::{Stream, uniform};
 use burn_megatron_kernels::record;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::router::plain;
@@ -12,7 +13,7 @@ use crate::nn::{AxisRank, BatchPosition, DropoutPosition};
 
 /// The method by which the experts of a token are chosen. Weights and their gradients follow from its scores in any
 /// case.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum RouterChoice {
     /// By its scores.

@@ -14,6 +14,7 @@ use burn::tensor::{Tensor, TensorData};
 use burn_megatron_kernels::moe::router::top_k_router;
 use burn_megatron_kernels::moe::statistics::{count_experts, sum_scores, sum_squared_lse};
 use burn_megatron_kernels::{Function, apply};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::routed_tokens::RankTokens;
@@ -26,7 +27,9 @@ use crate::nn::LossFactor;
 use crate::nn::forward_context::constant;
 
 /// A kind of [`RouterLoss`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
 #[serde(rename_all = "kebab-case")]
 pub enum RouterLossKind {
     /// The balance of a micro-batch.
@@ -50,7 +53,7 @@ impl std::fmt::Display for RouterLossKind {
 ///
 /// Choices are counted by their scores alone: without groups of experts and [`ExpertBias`](super::ExpertBias), and
 /// before a [capacity](super::Capacity) drops tokens.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RouterLoss {
     /// The kind of loss.

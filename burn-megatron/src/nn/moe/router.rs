@@ -5,6 +5,7 @@ use burn::module::{Module, Param};
 use burn::tensor::{DType, FloatDType, Int, Tensor, TensorData};
 use burn_megatron_kernels::moe::router::{self as kernels, router_weights, top_k_router};
 use burn_megatron_kernels::{gemm, record};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::bias::ExpertBias;
@@ -17,7 +18,7 @@ use crate::nn::{AxisRank, BuildError, Init, ModelBuilder, ParameterSpec, anchore
 
 /// The function from the scores of a token to the weights of its experts. `z` are its logits, `S` the experts that it
 /// chose.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ScoreFunction {
     /// Softmax of `z` over `S` (Mixtral, Qwen 3, gpt-oss).
@@ -31,7 +32,7 @@ pub enum ScoreFunction {
 }
 
 /// The score of a group of experts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum GroupScore {
     /// The largest score of its experts (DeepSeek-V2).
@@ -41,7 +42,7 @@ pub enum GroupScore {
 }
 
 /// Limits the choice to the best groups of experts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ExpertGroups {
     /// The number of groups, of consecutive experts.
@@ -53,7 +54,7 @@ pub struct ExpertGroups {
 }
 
 /// The type in which a router computes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum RouterDType {
     /// f32, or f64 if the tokens are in f64.

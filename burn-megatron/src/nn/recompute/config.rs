@@ -1,12 +1,13 @@
 //! Which activations are recomputed in the backward, as settings.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{ActivationOffload, RecomputeError, RecomputeLayers, RecomputeMethod};
 use crate::glob::Glob;
 
 /// The extent of recomputation.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum RecomputeGranularity {
     /// Nothing: every activation is kept from the forward to the backward.
@@ -19,7 +20,9 @@ pub enum RecomputeGranularity {
 }
 
 /// A part of a layer that can be recomputed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
 #[serde(rename_all = "snake_case")]
 pub enum RecomputeModule {
     /// The output of the norm before a linear layer: the layer computes it again from the residual stream.
@@ -67,27 +70,32 @@ impl RecomputeModule {
 }
 
 /// Which activations are recomputed in the backward instead of kept. Results are bit-equal whatever the settings.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct RecomputeConfig {
     /// The extent.
     pub granularity: RecomputeGranularity,
     /// Which layers, with [`Full`](RecomputeGranularity::Full); by default all.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("follows" = "granularity"))]
     pub method: Option<RecomputeMethod>,
     /// The number of layers, with [`Full`](RecomputeGranularity::Full); by default 1.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("follows" = "granularity"))]
     pub layers: Option<RecomputeLayers>,
     /// Parts of layers by name, with [`Selective`](RecomputeGranularity::Selective).
     #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("follows" = "granularity"))]
     pub modules: Vec<RecomputeModule>,
     /// Patterns of the paths of modules that are recomputed whole, with
     /// [`Selective`](RecomputeGranularity::Selective): `*` matches within a component, `**` any components.
     #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("follows" = "granularity"))]
     pub patterns: Vec<String>,
     /// The number of micro-batches in flight that keep everything. Of each `w` consecutive micro-batches, where `w` is
     /// the most that the schedule has in flight in the stage, the first so many are not recomputed. By default none.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("follows" = "granularity"))]
     pub micro_batches: Option<usize>,
     /// Which inputs of recomputed blocks are kept on the host. Not serialized here: a recipe has it in
     /// `[memory.offload]`.

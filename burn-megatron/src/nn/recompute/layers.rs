@@ -2,12 +2,13 @@
 
 use std::ops::Range;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{RecomputeConfig, RecomputeGranularity};
 
 /// Which layers are recomputed in full.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum RecomputeMethod {
     /// All layers of a stage in runs of `layers`, the last of which may be shorter. Only the input of each run is
@@ -19,7 +20,7 @@ pub enum RecomputeMethod {
 }
 
 /// A number of layers: the same in every pipeline stage, or one for each.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(untagged)]
 pub enum RecomputeLayers {
     /// In every stage.

@@ -1,5 +1,6 @@
 //! Parameter groups: optimizer settings for the parameters that a path pattern matches.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 #[cfg(test)]
@@ -25,7 +26,7 @@ use crate::glob::{Glob, listed, nearest};
 /// A pattern matches a whole path, such as `blocks.0.mlp.up.weight`. Between two dots, `?` matches one
 /// character and `*` any number; `**` alone matches any number of components. So `**.bias` matches every
 /// bias.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ParameterGroup {
     /// The pattern of the paths.
@@ -43,7 +44,7 @@ pub struct ParameterGroup {
 }
 
 /// The optimizer of a group in a run with [Muon](super::MuonConfig).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum GroupOptimizer {
     /// Muon, for parameters of two dims, and stacks of matrices of three.

@@ -1,7 +1,9 @@
 //! The settings of the loss scale.
 
+use std::borrow::Cow;
 use std::fmt;
 
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{self, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -30,7 +32,7 @@ pub enum LossScale {
 }
 
 /// Settings of a dynamic loss scale; see [`LossScaler`](super::LossScaler) for the rule.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct LossScaleConfig {
     /// The first scale, from `min` to 2^126.
@@ -164,6 +166,18 @@ fn check_that(
         value,
         fits: what(),
     })
+}
+
+/// The schema of the written forms.
+impl JsonSchema for LossScale {
+    fn schema_name() -> Cow<'static, str> {
+        "LossScale".into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        let table = generator.subschema_for::<LossScaleConfig>();
+        json_schema!({"anyOf": [{"enum": ["none", "dynamic"]}, {"type": "number"}, table]})
+    }
 }
 
 impl Serialize for LossScale {

@@ -9,6 +9,7 @@
 use burn::module::Module;
 use burn::tensor::{DType, FloatDType, Tensor};
 use burn_megatron_kernels::flat;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::adamw::burn_adamw;
@@ -36,7 +37,7 @@ const MOMENTUM: &str = "muon.momentum/";
 
 /// Settings of Muon, and of AdamW for the parameters that are no hidden matrices: embeddings, the output weight, norms
 /// and biases. A group can choose otherwise. Both have the learning rate of the run.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct MuonConfig {
     /// Decay of the momentum, `m = momentum m + (1 - momentum) g`.
@@ -57,7 +58,7 @@ pub struct MuonConfig {
 }
 
 /// The factor of an orthogonalized update of a matrix with `input` rows and `output` columns.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum MuonScale {
     /// `sqrt(max(1, output / input))`.

@@ -123,7 +123,7 @@ pub fn run(args: &OverlapArgs) -> Result<ExitCode, Error> {
     let mut rows = vec![];
     for (index, tensor) in args.tensor_parallel.iter().enumerate() {
         let mut bench = TensorBenchmark::new(args, *tensor)?;
-        let setup = set_up(&args.world, DeviceKind::Cpu, *tensor)?;
+        let setup = set_up(&args.world, &args.nccl.0, DeviceKind::Cpu, *tensor)?;
         // A launcher may have given each process its own cores.
         let cores = available_parallelism().map_or(1, usize::from);
         bench.counted |= setup.engine == Engine::Threads && *tensor > cores;
@@ -316,7 +316,7 @@ mod tests {
         let args = parse_text::<OverlapArgs>(flags).unwrap();
         for tensor in &args.tensor_parallel {
             let bench = TensorBenchmark::new(&args, *tensor).unwrap();
-            let setup = set_up(&args.world, DeviceKind::Cpu, *tensor).unwrap();
+            let setup = set_up(&args.world, &args.nccl.0, DeviceKind::Cpu, *tensor).unwrap();
             let rows = setup.world.run(|rank| bench.on_rank(&rank)).unwrap();
             let [none, ring, bulk] = &rows[0][..] else {
                 panic!("{rows:?}")

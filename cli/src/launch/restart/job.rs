@@ -8,20 +8,26 @@ use std::path::PathBuf;
 use burn_megatron::checkpoint::CheckpointFolder;
 use burn_megatron_train::metrics::{MetricsRecord, read_metrics};
 use burn_megatron_train::run_folder::RunFolder;
-use clap::Parser;
+use clap::FromArgMatches;
 
 use crate::cli::{Cli, Command};
 use crate::error::Error;
 use crate::family::Families;
 use crate::launch::args::LaunchArgs;
 use crate::launch::error::LaunchError;
-use crate::pretrain::args::{DataRanks, PretrainArgs};
+use crate::pretrain::args::PretrainArgs;
 use crate::pretrain::resolve::replica;
 use crate::recipe::Recipe;
 use crate::resume_mode::ResumeMode;
 
 /// Flags with a value that say where the first attempt begins; `--inject` is removed as well.
-const OF_FIRST_ATTEMPT: [&str; 4] = ["--resume", "--load", "--run-dir", "--runs-dir"];
+const OF_FIRST_ATTEMPT: [&str; 5] = [
+    "--resume",
+    "--load",
+    "--checkpoint.load",
+    "--run-dir",
+    "--runs-dir",
+];
 
 /// A run of `pretrain`.
 pub struct PretrainJob {
@@ -56,7 +62,8 @@ impl PretrainJob {
         }
         let words = std::iter::once(OsString::from("burn-megatron"));
         let words = words.chain(args.command.iter().cloned());
-        let cli = Cli::try_parse_from(words);
+        let matches = Cli::with_families(families).try_get_matches_from(words);
+        let cli = matches.and_then(|matches| Cli::from_arg_matches(&matches));
         let Cli { command, .. } =
             cli.map_err(|error| LaunchError::NoRestart(error.to_string().trim_end().to_owned()))?;
         let Command::Pretrain(mut pretrain) = command else {
@@ -67,7 +74,7 @@ impl PretrainJob {
             );
             return Err(LaunchError::NoRestart(text));
         };
-        if pretrain.data_parallel == Some(DataRanks::Auto) {
+        if pretrain.settings.is_data_auto() {
             follow_ranks(&mut pretrain, args.ranks, families, default_recipe)?;
         }
         Self::new(&pretrain, families, default_recipe).map(Some)
@@ -186,7 +193,7 @@ impl PretrainJob {
     }
 }
 
-/// Replaces `--data-parallel auto` by the number that follows from the ranks.
+/// Replaces `--dp auto` by the number that follows from the ranks.
 fn follow_ranks(
     args: &mut PretrainArgs,
     ranks: usize,
@@ -194,12 +201,12 @@ fn follow_ranks(
     default_recipe: &str,
 ) -> Result<(), Error> {
     let micro_batches = args.micro_batches.take();
-    args.data_parallel = Some(DataRanks::Number(1));
+    args.settings.set_data(1);
     let one = Recipe::resolve(args, families, default_recipe)?.recipe;
     args.micro_batches = micro_batches;
     // The ranks refuse a number that is not a multiple.
     let data = ranks / replica(&one.parallel).max(1);
-    args.data_parallel = Some(DataRanks::Number(data.max(1)));
+    args.settings.set_data(data.max(1));
     Ok(())
 }
 

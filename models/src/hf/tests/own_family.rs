@@ -3,12 +3,13 @@
 use burn_megatron::checkpoint::{CheckpointError, ElementType, TensorMeta};
 use burn_megatron::model::{ModelConfig, StageBuilder};
 use burn_megatron::nn::BuildError;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Map;
 
 use super::*;
 
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct ToyConfig {
     pub vocabulary: usize,

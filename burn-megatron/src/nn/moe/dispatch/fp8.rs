@@ -7,12 +7,13 @@ use burn_megatron_kernels::fp8::{
     dequantize, encode_scales, quantize,
 };
 use burn_megatron_kernels::moe::permutation::{RowMap, permute_words};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::collective::{Comm, PendingPacked, start_all_to_all_packed};
 
 /// The type of the scales of a dispatch in 8 bits: one for each 128 features of a token.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Fp8DispatchScales {
     /// In f32: the largest feature of a block becomes the largest number of E4M3. They have 20 significant bits, so that a row

@@ -13,6 +13,7 @@ use std::fmt;
 
 use burn::tensor::Tensor;
 use burn_megatron_kernels::moe::permutation::RowLayout;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::experts::ExpertRows;
@@ -30,7 +31,7 @@ pub use volume::{DispatchNodes, DispatchProblem, DispatchVolume, expected_destin
 /// The exchange of tokens with the ranks of their experts.
 ///
 /// `R` ranks of the expert axis exchange the rows of `T` tokens of each rank, with `k` experts per token.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum DispatcherKind {
     /// A token is sent to each of its experts: `T k (R - 1) / R` rows each way.

@@ -1,0 +1,217 @@
+//! A flag for each setting.
+
+use clap::{Arg, ArgAction, ArgMatches, Args, Command, Error, FromArgMatches};
+use toml::{Table, Value};
+
+use super::schema::Setting;
+use super::value::{Given, bytes};
+use super::{Settings, get, set};
+use crate::origins::is_within;
+
+/// The flags that set keys of a recipe: `--parallel.tensor 2`, with `none` for no value.
+#[derive(Clone, Debug, Default)]
+pub struct SettingFlags {
+    given: Vec<(String, Given)>,
+}
+
+/// The flags of the settings of NCCL, for commands without a recipe.
+#[derive(Clone, Debug, Default)]
+pub struct NcclFlags(pub SettingFlags);
+
+/// The setting whose value may be `auto`: it follows from the number of ranks that a launcher started.
+const DATA: &str = "parallel.data";
+const AUTO: &str = "auto";
+
+impl Settings {
+    /// Adds the flags of the settings below `[model]` to a command that has the others.
+    pub fn add_model_flags(&self, command: Command) -> Command {
+        let of_model = |setting: &&Setting| setting.path.starts_with("model.");
+        command.args(self.all().filter(of_model).filter_map(arg))
+    }
+
+    /// Adds the flags of all settings to a command.
+    pub fn add_flags(&self, command: Command) -> Command {
+        command.args(self.all().filter_map(arg))
+    }
+}
+
+impl Settings {
+    /// Returns the message for an unknown flag that has the name of a setting, such as `--tp-comm-overlap`.
+    pub fn explain_flag(&self, flag: &str) -> Option<String> {
+        let name = flag.strip_prefix("--")?.replace('-', "_");
+        let is_of_name = |setting: &&Setting| {
+            let path = setting.path.replace('.', "_");
+            let rest = path.strip_suffix(&name);
+            rest.is_some_and(|rest| rest.is_empty() || rest.ends_with('_'))
+        };
+        let mut found = self
+            .all()
+            .filter(|setting| setting.is_value())
+            .filter(is_of_name);
+        match (found.next(), found.next()) {
+            (Some(setting), None) => {
+                let path = &setting.path;
+                Some(format!(
+                    "unexpected argument {flag}: pretrain sets {path} with --{path}"
+                ))
+            }
+            _ => None,
+        }
+    }
+}
+
+/// The flag of a setting; `None` for a mere table, also if its keys are not known, and for the key that only a file has.
+fn arg(setting: &Setting) -> Option<Arg> {
+    if !setting.is_value() || ["base", "model"].contains(&&setting.path[..]) {
+        return None;
+    }
+    let path = setting.path.clone();
+    let may_be_auto = path == DATA;
+    let heading = match setting.path.split_once('.') {
+        Some((table, _)) => format!("Settings of [{table}]"),
+        None => "Settings".into(),
+    };
+    let forms = setting.forms.clone();
+    let is_size = setting.value_name.as_deref() == Some("BYTES");
+    let arg = Arg::new(path.clone())
+        .long(path)
+        .help(setting.help.clone())
+        .help_heading(heading)
+        .value_name(setting.value_text())
+        .visible_aliases(setting.alias.clone())
+        .hide_short_help(setting.alias.is_none())
+        .action(match forms.is_list() {
+            true => ArgAction::Append,
+            false => ArgAction::Set,
+        });
+    let arg = match forms.alone() {
+        Some(value) => arg.num_args(0..=1).default_missing_value(value),
+        None => arg.allow_negative_numbers(true),
+    };
+    Some(arg.value_parser(move |text: &str| match text {
+        AUTO if may_be_auto => Ok(Given::Value(AUTO.into())),
+        text if is_size => bytes(text),
+        text => forms.parse(text),
+    }))
+}
+
+impl Args for SettingFlags {
+    fn augment_args(command: Command) -> Command {
+        Settings::without_model().add_flags(command)
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+impl FromArgMatches for SettingFlags {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, Error> {
+        let mut given = vec![];
+        for id in matches.ids() {
+            // The flags that are written by hand have other types.
+            if let Ok(Some(values)) = matches.try_get_many::<Given>(id.as_str()) {
+                given.extend(values.map(|value| (id.to_string(), value.clone())));
+            }
+        }
+        Ok(Self { given })
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+impl Args for NcclFlags {
+    fn augment_args(command: Command) -> Command {
+        let settings = Settings::without_model();
+        let of_nccl = |setting: &&Setting| setting.path.starts_with("nccl.");
+        command.args(settings.all().filter(of_nccl).filter_map(arg))
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+impl FromArgMatches for NcclFlags {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, Error> {
+        SettingFlags::from_arg_matches(matches).map(Self)
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), Error> {
+        self.0.update_from_arg_matches(matches)
+    }
+}
+
+impl SettingFlags {
+    /// Returns the values as the tables of a recipe. The name of a variant that the recipe `before` has already keeps the
+    /// settings of this variant.
+    pub fn table(&self, before: &Table) -> Table {
+        let mut table = Table::new();
+        for (path, given) in &self.given {
+            let Given::Value(value) = given else {
+                continue;
+            };
+            if path == DATA && value.as_str() == Some(AUTO) {
+                continue;
+            }
+            let variant = get(before, path).and_then(Value::as_table);
+            let is_same = |name: &str| variant.is_some_and(|variant| variant.contains_key(name));
+            if value.as_str().is_some_and(is_same) {
+                continue;
+            }
+            let list = get(&table, path).and_then(Value::as_array);
+            match (list, value) {
+                (Some(list), Value::Array(more)) => {
+                    let list = list.iter().chain(more).cloned().collect();
+                    set(&mut table, path, Value::Array(list));
+                }
+                _ => set(&mut table, path, value.clone()),
+            }
+        }
+        table
+    }
+
+    /// Returns the keys that are set to no value.
+    pub fn unset(&self) -> impl Iterator<Item = &str> {
+        let unset = self
+            .given
+            .iter()
+            .filter(|(_, given)| *given == Given::Unset);
+        unset.map(|(path, _)| &path[..])
+    }
+
+    /// Returns the text that a key is set to.
+    pub fn text(&self, path: &str) -> Option<&str> {
+        let mut given = self.given.iter().filter(|(given, _)| given == path);
+        match given.next() {
+            Some((_, Given::Value(Value::String(text)))) => Some(text),
+            _ => None,
+        }
+    }
+
+    /// Whether the size of the data axis follows from the number of ranks that a launcher started.
+    pub fn is_data_auto(&self) -> bool {
+        self.text(DATA) == Some(AUTO)
+    }
+
+    /// Replaces the size of the data axis.
+    pub fn set_data(&mut self, ranks: usize) {
+        self.given.retain(|(path, _)| path != DATA);
+        let ranks = i64::try_from(ranks).unwrap_or(i64::MAX);
+        self.given.push((DATA.into(), Given::Value(ranks.into())));
+    }
+
+    /// Returns the keys that are given.
+    pub fn keys(&self) -> impl Iterator<Item = &str> {
+        self.given.iter().map(|(path, _)| &path[..])
+    }
+
+    /// Whether a key is given, or a part of it, or a table that it is in.
+    pub fn has(&self, path: &str) -> bool {
+        self.keys()
+            .any(|given| is_within(given, path) || is_within(path, given))
+    }
+}

@@ -1,0 +1,143 @@
+//! The settings of a recipe, each declared once: as a field of a config struct.
+//!
+//! `schemars` reads the structs into one tree. The flags, the check of keys, the rules for resuming a run and the
+//! reference page are all made of this tree. A field of a config struct may have these facts in
+//! `#[schemars(extend("NAME" = "VALUE"))]`:
+//!
+//! | name | meaning |
+//! |---|---|
+//! | `flag` | a short alias: `"tp"` for `--parallel.tensor` |
+//! | `resume` | whether a resumed run may change the setting: `"may_differ"`, `"order_of_sums"` (only if the run is not deterministic); by default it may not |
+//! | `needs` | the condition under which the setting has a meaning, such as `"pipeline > 1"` |
+//! | `follows` | a setting whose change on the command line drops this one, or the condition that keeps it |
+//! | `value` | the name of the value in the help; the value of `"BYTES"` is a size, such as `2GiB` |
+//!
+//! A flag that breaks the condition of `needs` or `follows` drops the setting that the recipe has.
+
+mod condition;
+mod flags;
+mod merge;
+#[cfg(test)]
+mod reference;
+mod schema;
+#[cfg(test)]
+mod tests;
+mod value;
+
+use std::sync::LazyLock;
+
+use serde_json::{Map, Value as Json};
+use toml::Table;
+
+use crate::error::Error;
+use crate::family::{FAMILY, Families, Model};
+use crate::recipe::RecipeOf;
+
+pub use flags::{NcclFlags, SettingFlags};
+pub use merge::{get, merge, remove, set};
+pub use schema::{ResumeRule, Setting, schema_of};
+
+/// The settings of a recipe, as a tree. `[model]` has the keys of the families.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    root: Setting,
+}
+
+/// The tree without the keys of model families.
+static WITHOUT_MODEL: LazyLock<Setting> = LazyLock::new(|| {
+    let mut root = Setting::of_schema("", &schema_of::<RecipeOf<Json>>());
+    // The root type decides these values, not the type of the table.
+    if let Ok(defaults) = serde_json::to_value(RecipeOf::<Json>::default()) {
+        root.set_defaults(&defaults);
+    }
+    root
+});
+
+impl Settings {
+    /// Returns the settings without the keys of model families.
+    pub fn without_model() -> Self {
+        let root = WITHOUT_MODEL.clone();
+        Self { root }
+    }
+
+    /// Returns the settings with the keys of all these families.
+    pub fn of(families: &Families) -> Self {
+        Self::of_models(families.models())
+    }
+
+    /// Returns the settings with the keys of the family of one model.
+    pub fn of_model(model: &Model) -> Self {
+        Self::of_models(std::slice::from_ref(model))
+    }
+
+    fn of_models(models: &[Model]) -> Self {
+        let mut settings = Self::without_model();
+        let mut schemas: Vec<Json> = vec![];
+        if let Some(table) = settings.root.key_mut("model") {
+            let names = models.iter().map(|model| model.family());
+            table.add_names(FAMILY, names, ResumeRule::MayDiffer);
+            for model in models {
+                let schema = model.schema();
+                if !schemas.contains(&schema) {
+                    table.read(&schema);
+                    schemas.push(schema);
+                }
+            }
+        }
+        settings
+    }
+
+    /// Returns all settings below the root, in the order of the tables.
+    pub fn all(&self) -> impl Iterator<Item = &Setting> {
+        self.root.descendants()
+    }
+
+    /// Returns the setting of a dotted key.
+    pub fn find(&self, path: &str) -> Option<&Setting> {
+        path.split('.')
+            .try_fold(&self.root, |table, key| table.key(key))
+    }
+
+    /// Returns the rule for a key when a run is resumed: the rule of the key, or of the innermost table that has one.
+    pub fn resume_rule(&self, path: &str) -> ResumeRule {
+        let (mut rule, mut setting) = (ResumeRule::Fixed, Some(&self.root));
+        for key in path.split('.') {
+            setting = setting.and_then(|table| table.key(key));
+            rule = setting.and_then(|setting| setting.resume).unwrap_or(rule);
+        }
+        rule
+    }
+
+    /// The table of all settings.
+    pub fn root(&self) -> &Setting {
+        &self.root
+    }
+
+    /// Checks that a recipe has all keys of a table.
+    ///
+    /// # Errors
+    /// The first unknown key, with the most similar one.
+    pub fn check_keys(&self, table: &Table) -> Result<(), Error> {
+        match self.root.unknown_key(table) {
+            None => Ok(()),
+            Some(path) => Err(self.unknown(&path).into()),
+        }
+    }
+
+    /// The message for a key that no recipe has.
+    fn unknown(&self, path: &str) -> String {
+        let distance = |setting: &&Setting| strsim::damerau_levenshtein(&setting.path, path);
+        let similar = self.all().min_by_key(distance);
+        let similar = similar.filter(|similar| distance(similar) <= path.len() / 4 + 1);
+        let hint = similar.map(|similar| format!("; did you mean {}?", similar.path));
+        format!("a recipe has no key {path}{}", hint.unwrap_or_default())
+    }
+}
+
+/// Returns the value of a dotted key in JSON.
+pub fn json_at<'a>(value: &'a Json, path: &str) -> Option<&'a Json> {
+    path.split('.').try_fold(value, |value, key| value.get(key))
+}
+
+/// A table of JSON.
+type Schema = Map<String, Json>;

@@ -1,0 +1,93 @@
+//! The reference page of the book: every setting, its values, its default, its flag and its rules.
+
+use std::fmt::Write;
+
+use serde_json::Value as Json;
+
+use super::Settings;
+use super::schema::{ResumeRule, Setting};
+
+const INTRODUCTION: &str = "# Settings reference
+
+This page lists every setting of a recipe. It is generated from the config structs: run
+`BURN_MEGATRON_WRITE_REFERENCE=1 cargo test -p burn-megatron-cli reference` after a change of a setting.
+
+A setting has the same name everywhere: `tensor` below `[parallel]` in a recipe, `--set parallel.tensor=2` and
+`--parallel.tensor 2` on the command line. Some settings have a short flag in addition. The value `none` removes an
+optional setting. A list is written with commas.
+
+A run that is resumed must have the same settings, except those that *may change when a run is resumed*. A deterministic
+run also keeps the settings that change the order of sums.
+";
+
+impl Settings {
+    /// Returns the page in Markdown.
+    pub fn reference(&self) -> String {
+        let mut page = INTRODUCTION.to_string();
+        let mut table = None;
+        for setting in self.all().filter(|setting| setting.is_value()) {
+            let of = setting.path.split('.').next().filter(|of| *of != "base");
+            if table != Some(of) {
+                table = Some(of);
+                let title = of.map_or("Top level".into(), |of| format!("`[{of}]`"));
+                let help = of
+                    .and_then(|of| self.find(of))
+                    .map(|table| sentence(&table.help));
+                let _ = write!(page, "\n## {title}\n\n{}\n\n", help.unwrap_or_default());
+            }
+            page.push_str(&self.entry(setting));
+        }
+        page.replace("\n\n\n\n", "\n\n")
+    }
+
+    fn entry(&self, setting: &Setting) -> String {
+        let mut entry = format!("- `{}`: ", setting.path);
+        let _ = write!(entry, "`{}`", setting.value_text());
+        let none = setting.forms.can_be_unset.then_some(&Json::Null);
+        if let Some(default) = setting.default.as_ref().or(none) {
+            let _ = write!(entry, ", default `{}`", default_text(default));
+        }
+        if let Some(alias) = &setting.alias {
+            let _ = write!(entry, ", short flag `--{alias}`");
+        }
+        entry.push_str(". ");
+        entry.push_str(&sentence(&setting.help.replace("\n\n", " ")));
+        for name in &setting.forms.names {
+            if let Some(help) = &name.help {
+                let _ = write!(entry, " `{}`: {}", name.text(), sentence(help));
+            }
+        }
+        let needed = setting
+            .conditions
+            .iter()
+            .filter(|condition| condition.is_needed);
+        for condition in needed {
+            let _ = write!(entry, " Requires `{condition}`.");
+        }
+        entry.push_str(match self.resume_rule(&setting.path) {
+            ResumeRule::Fixed => "",
+            ResumeRule::MayDiffer => " *May change when a run is resumed.*",
+            ResumeRule::OrderOfSums => {
+                " *May change when a run is resumed that is not deterministic.*"
+            }
+        });
+        entry.push('\n');
+        entry
+    }
+}
+
+/// The text of a default.
+fn default_text(default: &Json) -> String {
+    match default {
+        Json::Null => "none".into(),
+        other => other.to_string(),
+    }
+}
+
+/// A text that ends with a period.
+fn sentence(text: &str) -> String {
+    match text.chars().next_back() {
+        None | Some('.') => text.into(),
+        Some(_) => format!("{text}."),
+    }
+}
