@@ -46,6 +46,9 @@ const MODULES: [&str; 15] = [
     "model",
 ];
 
+/// What a program with the core crate alone does not build: plots, progress bars, chat templates and tables of text.
+const NOT_IN_CORE: [&str; 5] = ["plotters", "indicatif", "textplots", "minijinja", "parquet"];
+
 /// The source of the core crate.
 const CORE: &str = "burn-megatron/src";
 
@@ -68,6 +71,16 @@ fn check(root: &Path, files: &[String]) -> Result<(), String> {
     read_quietly(&mut cargo(root, &args), |line| metadata.push_str(line))?;
     let mut faults = of_crates(&metadata)?;
     faults.extend(of_modules(root, files)?);
+    for features in ["", "mpi,tracing"] {
+        let mut tree = String::new();
+        let args = "tree --package burn-megatron --edges normal --prefix none --features";
+        let args: Vec<_> = args.split(' ').chain([features]).collect();
+        read_quietly(&mut cargo(root, &args), |line| {
+            tree.push_str(line);
+            tree.push('\n');
+        })?;
+        faults.extend(of_tree(&tree));
+    }
     let page = fs::read_to_string(root.join(PAGE)).map_err(|error| format!("{PAGE}: {error}"))?;
     faults.extend(of_page(&page));
     if faults.is_empty() {
@@ -101,6 +114,15 @@ fn of_crates(metadata: &str) -> Result<Vec<String>, String> {
         }
     }
     Ok(faults)
+}
+
+/// The crates below the core crate that must not be there, from the output of `cargo tree`.
+fn of_tree(tree: &str) -> Vec<String> {
+    let names = tree.lines().filter_map(|line| line.split(' ').next());
+    names
+        .filter(|name| NOT_IN_CORE.contains(name))
+        .map(|name| format!("burn-megatron builds {name}, which belongs to a crate above it"))
+        .collect()
 }
 
 fn of_modules(root: &Path, files: &[String]) -> Result<Vec<String>, String> {
@@ -184,6 +206,15 @@ mod tests {
         assert_eq!(
             found,
             ["the crate burn-megatron-new is not in xtask/src/order.rs"]
+        );
+    }
+
+    #[test]
+    fn a_crate_that_core_must_not_build_is_found() {
+        let found = of_tree("burn-megatron v0.1.0\nserde v1.0.1\nplotters v0.3.7\n");
+        assert_eq!(
+            found,
+            ["burn-megatron builds plotters, which belongs to a crate above it"]
         );
     }
 
