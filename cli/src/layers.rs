@@ -239,6 +239,26 @@ struct Layers<'a> {
     resumed: bool,
 }
 
+impl Recipe {
+    /// Returns this recipe of a transformer with other values of some keys.
+    ///
+    /// # Errors
+    /// Unknown keys, and values of the wrong type.
+    pub fn with_keys(&self, keys: &Table) -> Result<Self, Error> {
+        let families = Families::transformers();
+        let settings = Settings::of_model(&self.model);
+        settings.check_keys(keys)?;
+        let mut layers = Layers {
+            settings: &settings,
+            table: table_of(self)?,
+            origins: Origins::new(Origin::Default),
+            resumed: false,
+        };
+        layers.overlay(keys, Origin::Set)?;
+        Ok(layers.finish(&families, ModelBase::Complete)?.recipe)
+    }
+}
+
 impl Layers<'_> {
     /// Puts a layer over the others.
     fn overlay(&mut self, layer: &Table, origin: Origin) -> Result<(), Error> {

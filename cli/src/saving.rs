@@ -16,7 +16,7 @@ use crate::error::Error;
 #[serde(deny_unknown_fields, default)]
 pub struct CheckpointConfig {
     /// The initial weights, and the model: a checkpoint or a Hugging Face folder.
-    #[schemars(extend("flag" = "load"))]
+    #[schemars(extend("flag" = "load", "value" = "PATH"))]
     pub load: Option<PathBuf>,
     /// Whether to save at the end of the run and when it is interrupted.
     pub save: bool,

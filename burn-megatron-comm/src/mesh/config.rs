@@ -29,8 +29,8 @@ pub struct ParallelConfig {
     /// Ranks that share every weight matrix outside the experts.
     #[schemars(extend("flag" = "tp"))]
     pub tensor: usize,
-    /// Replicas of the model, which share the batch; `None`, or `auto` on the command line, is the size of the world divided
-    /// by the other axes.
+    /// Replicas of the model, which share the batch; `None`, and `auto` on the command line, is the size of the world divided
+    /// by the other axes. A recipe without the key has 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("flag" = "dp", "value" = "N|auto"))]
     pub data: Option<usize>,

@@ -24,12 +24,14 @@ const HELD_OUT: f64 = 0.1;
 #[serde(deny_unknown_fields, default)]
 pub struct ChatConfig {
     /// Files of JSON lines, or folders, whose .jsonl files are read.
+    #[schemars(extend("value" = "PATH,.."))]
     pub files: Vec<PathBuf>,
     /// The share that is held out; 0.1 by default.
     pub held_out: Option<f64>,
     /// Files of held-out conversations, in the place of a share.
     pub held_out_files: Vec<PathBuf>,
     /// The chat template; by default that of the tokenizer.
+    #[schemars(extend("value" = "PATH"))]
     pub template: Option<PathBuf>,
     /// The date that a template writes, as 2025-01-31; by default none.
     pub date: Option<String>,

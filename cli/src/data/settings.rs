@@ -17,7 +17,7 @@ use crate::error::Error;
 pub struct DataConfig {
     /// Text: a file or a folder of text, JSON lines, Parquet or Arrow; by default, without `files`, the text of this
     /// repository.
-    #[schemars(extend("resume" = "may_differ"))]
+    #[schemars(extend("resume" = "may_differ", "value" = "PATH"))]
     pub path: Option<PathBuf>,
     /// The key of the text in JSON lines, Parquet and Arrow; `text` by default.
     #[schemars(extend("flag" = "json-key", "resume" = "may_differ"))]
@@ -27,7 +27,7 @@ pub struct DataConfig {
     pub extensions: Vec<String>,
     /// A tokenizer.json, a folder with one, or `bytes`, the default for text. With token files it is used for the prompt and
     /// the sample only.
-    #[schemars(extend("flag" = "tokenizer", "resume" = "may_differ"))]
+    #[schemars(extend("flag" = "tokenizer", "resume" = "may_differ", "value" = "PATH|bytes"))]
     pub tokenizer: Option<String>,
     /// Whether each document of a text gets the special tokens that its tokenizer adds to a text, such as `<s>`. The default
     /// is true. For token files, set `preprocess --special-tokens`.
@@ -35,9 +35,10 @@ pub struct DataConfig {
     pub special_tokens: Option<bool>,
     /// The shares of training, validation and test of token files, as in "969,30,1". A text allows only "100,0,0", which
     /// holds nothing out.
+    #[schemars(extend("value" = "SHARES"))]
     pub split: Option<String>,
     /// Folder that caches the sample order of token files; by default each process computes it.
-    #[schemars(extend("resume" = "may_differ"))]
+    #[schemars(extend("resume" = "may_differ", "value" = "PATH"))]
     pub cache: Option<PathBuf>,
     /// The end-of-document token of token files, if PREFIX.json does not define it.
     pub eod: Option<u32>,

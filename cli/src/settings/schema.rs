@@ -95,8 +95,11 @@ impl Setting {
 
     /// The values in short: a name of its own, or the kinds.
     pub fn value_text(&self) -> String {
-        let name = self.value_name.clone();
-        name.unwrap_or_else(|| self.forms.describe())
+        match &self.value_name {
+            Some(name) if self.forms.can_be_unset => format!("{name}|none"),
+            Some(name) => name.clone(),
+            None => self.forms.describe(),
+        }
     }
 
     /// Adds a key with one of these names as its value.

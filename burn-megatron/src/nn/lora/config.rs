@@ -90,7 +90,7 @@ pub struct LoraConfig {
     /// The folder of the model that was adapted: `base_model_name_or_path` of `peft`. Nothing is read from it here: whoever
     /// loads the weights does.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("resume" = "may_differ"))]
+    #[schemars(extend("resume" = "may_differ", "value" = "PATH"))]
     pub base_model: Option<PathBuf>,
     /// The layers with adapters: names of [`LoraTarget`], or `all-linear` for every one that the model has.
     pub target_modules: Vec<String>,

@@ -24,7 +24,7 @@ use crate::family::{Families, Model};
 use crate::fp8::{self, Fp8Choice};
 use crate::layers::RecipeLayers;
 use crate::recipe::Recipe;
-use settings::{IN_16_BITS, SETTINGS, SettingCase};
+use settings::{IN_16_BITS, SETTINGS, SettingCase, apply};
 
 /// A case: a model with the settings of a recipe, in some layouts. One table of the report.
 #[derive(Clone)]
@@ -274,13 +274,13 @@ fn case(name: &str, model: Model, seed: u64, layouts: Vec<Layout>) -> VerifyCase
 
 /// A setting of a model, in those of its layouts that the model supports; in none if the model cannot have the setting.
 fn set(setting: &SettingCase, model: VerifyModel, seed: u64) -> Result<VerifyCase, Error> {
-    let (name, _, layouts, change) = setting;
+    let (name, _, layouts, keys) = setting;
     let layouts: Result<Vec<Layout>, _> = layouts.iter().map(|name| name.parse()).collect();
     let (mut layouts, config) = (layouts?, model.config());
     layouts.retain(|layout| config.check_layout(&layout.parallel).is_ok());
     let mut case = small(model, seed, &layouts);
     case.name = format!("{}, {name}", case.name);
-    change(&mut case.recipe);
+    case.recipe = apply(&case.recipe, keys)?;
     let Recipe { kernels, train, .. } = &case.recipe;
     let is_dense = config.moe.is_none() && config.mtp.is_none();
     let has_epilogues = is_dense && config.activation == Activation::GeluTanh;
