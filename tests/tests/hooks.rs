@@ -187,7 +187,7 @@ fn trainer(
 ) -> Result<Trainer<Transformer>, AnyError> {
     let mut case = case.clone();
     if name == "replica_check" {
-        case.train.seed += groups.rank() as u64;
+        case.train.learning_rate *= 1.0 + groups.rank() as f64;
     }
     let trainer = case.trainer(groups)?;
     assert!(trainer.hook_names().contains(&name), "{name}");
