@@ -7,7 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::layers::qk_norm_setting;
-use crate::{MlaConfig, MoeConfig, MtpConfig, Positions};
+use crate::{LayerSpec, Mixer, MlaConfig, MoeConfig, MtpConfig, Positions, StandardMixer};
 
 mod check;
 
@@ -205,6 +205,7 @@ impl TransformerConfig {
 
     /// Its sizes, for the planner.
     pub fn decoder(&self) -> Decoder {
+        let layers: Vec<_> = (0..self.layers).map(|number| self.layer(number)).collect();
         let experts = self.moe.as_ref().map(|moe| Experts {
             experts: moe.experts as u64,
             per_token: moe.experts_per_token as u64,
@@ -212,7 +213,7 @@ impl TransformerConfig {
             width: moe.width(self) as u64,
             shared_width: moe.shared_width.unwrap_or(0) as u64,
             router_bias: moe.router_bias,
-            layers: (0..self.layers).map(|number| moe.is_in(number)).collect(),
+            layers: layers.iter().map(LayerSpec::has_experts).collect(),
             dispatcher: moe.dispatcher,
             fp8_dispatch: moe.fp8_dispatch,
         });
@@ -238,7 +239,10 @@ impl TransformerConfig {
                 Positions::Learned => self.context as u64,
                 Positions::Rotary { .. } => 0,
             },
-            windows: self.windows(),
+            windows: layers
+                .iter()
+                .map(|layer| StandardMixer::window(&layer.mixer))
+                .collect(),
             latent: self.mla.as_ref().map(MlaConfig::widths),
             experts,
             mtp: self.mtp.as_ref().map_or(0, |mtp| mtp.layers as u64),

@@ -15,7 +15,7 @@ use burn_megatron::nn::context::ExchangeProblem;
 use burn_megatron::nn::{BuildError, MultiLatentAttentionConfig, Vocabulary};
 
 use crate::difference::plain;
-use crate::{MoeConfig, Transformer, TransformerConfig};
+use crate::{Mixer, MoeConfig, StandardMixer, Transformer, TransformerConfig};
 
 impl ModelConfig for TransformerConfig {
     type Model = Transformer;
@@ -33,9 +33,9 @@ impl ModelConfig for TransformerConfig {
     }
 
     fn layer_kind(&self, number: usize) -> usize {
-        let moe = self.moe.as_ref();
-        let has_experts = moe.is_some_and(|moe| moe.is_in(number));
-        2 * self.window_of(number).unwrap_or(0) + usize::from(has_experts)
+        let layer = self.layer(number);
+        let window = StandardMixer::window(&layer.mixer).unwrap_or(0);
+        2 * window + usize::from(layer.has_experts())
     }
 
     fn depends_on_micro_batches(&self) -> bool {
@@ -97,7 +97,7 @@ impl ModelConfig for TransformerConfig {
     /// layers and the experts compute in 8 bits, except for the first and last
     /// [`first_last_bf16`](burn_megatron::nn::fp8::Fp8Config::first_last_bf16) blocks of the whole model.
     fn build(&self, stages: &StageBuilder) -> Result<Transformer, BuildError> {
-        Transformer::new(self, stages)
+        Transformer::with_layers(self, |number| self.layer(number), stages)
     }
 
     fn check_layout(&self, layout: &ParallelConfig) -> Result<(), BuildError> {

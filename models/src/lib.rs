@@ -4,16 +4,24 @@
 //! ([`TransformerConfig::gpt2`]), a Llama ([`TransformerConfig::llama`]), a Mixtral
 //! ([`TransformerConfig::mixtral`]) or a DeepSeek-V3 ([`TransformerConfig::deepseek`]), conversion from and to Hugging
 //! Face models ([`hf`]), and from a dense model to one with experts ([`upcycle`]).
+//!
+//! A layer is data: a [`LayerSpec`] has the specification of its mixer and of its feed-forward part. A program can add
+//! mixers of its own: see [`Mixer`].
 
 mod block;
 mod config;
 mod difference;
 mod family;
+mod feed_forward;
+mod flops;
 pub mod hf;
+mod layer_spec;
 mod layers;
+mod mixer;
 mod mla;
 mod moe;
 mod mtp;
+mod part;
 mod positions;
 mod scaling;
 mod transformer;
@@ -22,6 +30,10 @@ mod weights;
 
 pub use block::Block;
 pub use config::TransformerConfig;
+pub use feed_forward::FeedForward;
+pub use flops::LayerFlops;
+pub use layer_spec::{FeedForwardSpec, LayerSpec, MixerSpec};
+pub use mixer::{Mixer, MixerInput, PartOutput, StandardMixer};
 pub use mla::MlaConfig;
 pub use moe::MoeConfig;
 pub use mtp::MtpConfig;

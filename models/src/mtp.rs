@@ -11,7 +11,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::config::refused;
-use crate::{Block, Positions, TransformerConfig};
+use crate::{Block, LayerSpec, Mixer, Positions, TransformerConfig};
 
 /// Multi-token prediction (DeepSeek-V3, arXiv:2412.19437, section 2.2): at each token a model also predicts the tokens after
 /// the next one, each by a module of its own on the last stage. Depth `k` computes from the last norm's output `h` of depth
@@ -75,24 +75,24 @@ impl MtpConfig {
 
 /// A depth of multi-token prediction, with a block of the last layer's kind.
 #[derive(Module, Debug)]
-pub(crate) struct MtpLayer {
+pub(crate) struct MtpLayer<X: Mixer> {
     embedding_norm: Norm,
     hidden_norm: Norm,
     dropout: Dropout,
     projection: ReplicatedLinear,
-    pub block: Block,
+    pub block: Block<X>,
     pub norm: Norm,
     #[module(skip)]
     region: RecomputeRegion,
 }
 
-impl MtpLayer {
-    /// Builds the layers of the last stage, none on other ranks. A block computes in 8 bits if the last of the model
+impl<X: Mixer> MtpLayer<X> {
+    /// Builds the layers of the last stage, none on other ranks. `spec` is the last layer of the model. A block computes in 8 bits if the last of the model
     /// does.
     pub fn all(
         config: &TransformerConfig,
+        spec: &LayerSpec<X::Spec>,
         stages: &StageBuilder,
-        head_width: usize,
         in_8_bits: bool,
     ) -> Result<Vec<Self>, BuildError> {
         let depths = config.mtp.as_ref().map_or(0, |mtp| mtp.layers);
@@ -100,14 +100,14 @@ impl MtpLayer {
             return Ok(vec![]);
         };
         (0..depths)
-            .map(|depth| Self::new(config, &list.child(depth), head_width, in_8_bits))
+            .map(|depth| Self::new(config, spec, &list.child(depth), in_8_bits))
             .collect()
     }
 
     fn new(
         config: &TransformerConfig,
+        spec: &LayerSpec<X::Spec>,
         scope: &ModelBuilder,
-        head_width: usize,
         in_8_bits: bool,
     ) -> Result<Self, BuildError> {
         let hidden = config.hidden;
@@ -124,7 +124,7 @@ impl MtpLayer {
                 .with_init(Init::Normal(config.init_std))
                 .init(&scope.child("projection"))?,
             region: block.recompute_layer_region(),
-            block: Block::new(config, config.layers - 1, head_width, &block)?,
+            block: Block::new(spec, &block)?,
             norm: config.norm().init(&scope.child("norm")),
         })
     }
@@ -136,7 +136,7 @@ impl MtpLayer {
         hidden: Tensor<3>,
         embedded: Tensor<3>,
         layout: ActivationLayout,
-        run: impl FnOnce(&RecomputeRegion, &Block, Residual) -> Residual,
+        run: impl FnOnce(&RecomputeRegion, &Block<X>, Residual) -> Residual,
     ) -> Tensor<3> {
         let embedded = self.dropout.forward(embedded, layout);
         let both = vec![

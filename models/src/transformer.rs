@@ -1,5 +1,7 @@
 //! A decoder-only transformer.
 
+use std::sync::Arc;
+
 use burn::module::Module;
 use burn::tensor::{Int, Tensor};
 use burn_megatron::collective::{self, Comm};
@@ -18,25 +20,28 @@ use burn_megatron::nn::{
     VocabParallelCrossEntropy, VocabParallelEmbedding, VocabParallelEmbeddingConfig, Vocabulary,
 };
 
+use crate::flops::flops_per_token;
 use crate::mtp::{self, MtpLayer, MtpRows};
-use crate::{Block, Positions, TransformerConfig};
+use crate::{Block, LayerSpec, Mixer, Positions, StandardMixer, TransformerConfig};
 
 /// A GPT-2, a Llama or a Mixtral, depending on its config: the whole model, or the stages of one pipeline rank.
 ///
 /// Its forward is independent of ranks, except for the entry into the sequence-parallel region, where the
 /// residual stream `[batch, seq, hidden]` becomes `[batch, seq / tensor, hidden]`.
+///
+/// `X` is the type of the mixers. A program with mixers of its own builds it by [`with_layers`](Self::with_layers).
 #[derive(Module, Debug)]
-pub struct Transformer {
+pub struct Transformer<X: Mixer = StandardMixer> {
     /// On the first stage; also on the last one if the output is tied to it, or further tokens are predicted there.
     embedding: Option<VocabParallelEmbedding>,
     positions: Option<LearnedPositions>,
     dropout: Dropout,
     /// The blocks of all stages of this rank.
-    blocks: StageLayers<Block>,
+    blocks: StageLayers<Block<X>>,
     norm: Option<Norm>,
     output: Option<OutputLayer>,
     /// On the last stage.
-    mtp: Vec<MtpLayer>,
+    mtp: Vec<MtpLayer<X>>,
     #[module(skip)]
     rotary: RotaryTables,
     #[module(skip)]
@@ -51,6 +56,9 @@ pub struct Transformer {
     sequence_multiple: usize,
     #[module(skip)]
     config: TransformerConfig,
+    /// The layers of the whole model.
+    #[module(skip)]
+    layers: Arc<[LayerSpec<X::Spec>]>,
 }
 
 /// The tables of rotary positions.
@@ -75,7 +83,7 @@ impl RotaryTables {
     }
 
     /// Returns the table of a block.
-    fn of(&self, block: &Block) -> Option<&RopeTable> {
+    fn of<X: Mixer>(&self, block: &Block<X>) -> Option<&RopeTable> {
         let windowed = self.windowed.as_ref().filter(|_| block.window().is_some());
         windowed.or(self.all.as_ref())
     }
@@ -128,13 +136,26 @@ fn blocks_at_ends(layers: usize, scope: &ModelBuilder) -> Result<usize, BuildErr
 }
 
 impl Transformer {
-    pub(crate) fn new(
+    /// The target that the loss ignores.
+    pub const IGNORE: i64 = -1;
+}
+
+impl<X: Mixer> Transformer<X> {
+    /// Builds the stages of this rank. `layer` returns the specification of a layer by its number in the whole model, as
+    /// [`TransformerConfig::layer`] does, perhaps with another mixer. It is called after the sizes are checked.
+    ///
+    /// # Errors
+    ///
+    /// [`BuildError`] for sizes that do not fit each other or the layout.
+    pub fn with_layers(
         config: &TransformerConfig,
+        layer: impl Fn(usize) -> LayerSpec<X::Spec>,
         stages: &StageBuilder,
     ) -> Result<Self, BuildError> {
         let root = stages.root();
         let (place, init) = (root.place(), Init::Normal(config.init_std));
         let head_width = config.check(place.size, root.sequence_parallel())?;
+        let layers: Arc<[_]> = (0..config.layers).map(layer).collect();
         let hidden = config.hidden;
         let vocabulary = Vocabulary::padded(
             config.vocabulary,
@@ -167,7 +188,7 @@ impl Transformer {
             .with_label_smoothing(config.label_smoothing)
             .with_z_loss(config.z_loss)
             .with_fused(root.is_fused(Operation::Loss))
-            .with_ignore(Some(Self::IGNORE));
+            .with_ignore(Some(Transformer::IGNORE));
         let further = config.mtp.as_ref().map(|_| LossTerm::FurtherTokens);
         let terms = loss.terms().iter().copied().chain(further);
         Ok(Self {
@@ -186,13 +207,16 @@ impl Transformer {
                 } else {
                     builder.without_fp8()
                 };
-                Block::new(config, i, head_width, &builder)
+                Block::new(&layers[i], &builder)
             })?,
             norm: stages
                 .last("norm")
                 .map(|builder| config.norm().init(&builder)),
             output: output.transpose()?,
-            mtp: MtpLayer::all(config, stages, head_width, ends == 0)?,
+            mtp: match layers.last() {
+                Some(last) => MtpLayer::all(config, last, stages, ends == 0)?,
+                None => vec![],
+            },
             rotary: RotaryTables::new(config, head_width, root)?,
             loss: LinearCrossEntropy::new(loss, root.loss_chunk_size())
                 .with_soft_cap(config.logit_soft_cap),
@@ -207,11 +231,9 @@ impl Transformer {
             },
             sequence_multiple: root.sequence_multiple(),
             config: config.clone(),
+            layers,
         })
     }
-
-    /// The target that the loss ignores.
-    pub const IGNORE: i64 = -1;
 
     /// Embeds tokens `[batch, seq]` into the residual stream.
     fn embed(&self, tokens: Tokens, format: &BatchFormat<'_>) -> Tensor<3> {
@@ -303,7 +325,7 @@ impl Transformer {
     /// Runs blocks that are recomputed together, or not at all.
     fn run_blocks(
         &self,
-        run: &StageRun<'_, Block>,
+        run: &StageRun<'_, Block<X>>,
         x: Residual,
         format: &mut BatchFormat<'_>,
         experts: &MoeForward<'_>,
@@ -338,8 +360,8 @@ impl Transformer {
     }
 }
 
-impl LanguageModel for Transformer {
-    type Cache = KvCache;
+impl<X: Mixer> LanguageModel for Transformer<X> {
+    type Cache = X::Cache;
 
     fn hidden(&self, stage: usize, input: Option<Tensor<3>>, tokens: Tokens) -> Tensor<3> {
         let format = tokens.format();
@@ -409,11 +431,11 @@ impl LanguageModel for Transformer {
     }
 
     fn flops_per_token(&self, seq: usize) -> f64 {
-        self.config.decoder().flops_per_token(seq)
+        flops_per_token::<X>(&self.config, &self.layers, seq)
     }
 }
 
-impl CachedAttention for Transformer {
+impl<X: Mixer<Cache = KvCache>> CachedAttention for Transformer<X> {
     fn attention_windows(&self) -> Vec<Option<usize>> {
         let drafting = self.mtp.first().map(|layer| layer.block.window());
         self.blocks

@@ -1,0 +1,55 @@
+//! The feed-forward part of a block, which computes each token on its own.
+
+use burn::tensor::Tensor;
+use burn_megatron::nn::moe::{MoeForward, MoeMlp};
+use burn_megatron::nn::{BuildError, ModelBuilder, Norm, ParallelMlp, Residual};
+
+use crate::mixer::PartOutput;
+use crate::{FeedForwardSpec, module_enum};
+
+/// The feed-forward part of a [`Block`](crate::Block).
+#[derive(Clone, Debug)]
+pub enum FeedForward {
+    /// An MLP.
+    Dense(ParallelMlp),
+    /// A mixture of experts.
+    Experts(MoeMlp),
+}
+
+module_enum!(FeedForward { Dense, Experts });
+
+impl FeedForward {
+    /// Returns the name in the paths of parameters.
+    pub(crate) fn name(spec: &FeedForwardSpec) -> &'static str {
+        match spec {
+            FeedForwardSpec::Dense(_) => "mlp",
+            FeedForwardSpec::Experts(_) => "moe",
+        }
+    }
+
+    pub(crate) fn init(
+        spec: &FeedForwardSpec,
+        builder: &ModelBuilder,
+    ) -> Result<Self, BuildError> {
+        Ok(match spec {
+            FeedForwardSpec::Dense(mlp) => Self::Dense(mlp.init(builder)?),
+            FeedForwardSpec::Experts(experts) => Self::Experts(experts.init(builder)?),
+        })
+    }
+
+    /// Returns the output for the normalized residual stream, and the sum of the stream.
+    pub(crate) fn forward(
+        &self,
+        norm: &Norm,
+        x: Residual,
+        experts: MoeForward<'_>,
+    ) -> (PartOutput, Tensor<3>) {
+        match self {
+            Self::Dense(mlp) => mlp.forward_normalized(norm, x),
+            Self::Experts(moe) => {
+                let (fed, stream) = moe.forward_normalized(norm, x, experts);
+                ((fed, None), stream)
+            }
+        }
+    }
+}

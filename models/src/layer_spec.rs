@@ -1,0 +1,124 @@
+//! The specification of a layer: plain data, from which a block is built.
+
+use burn_megatron::nn::moe::MoeMlpConfig;
+use burn_megatron::nn::{
+    Init, MultiLatentAttentionConfig, NormConfig, ParallelAttentionConfig, ParallelMlpConfig,
+};
+use serde::{Deserialize, Serialize};
+
+use crate::TransformerConfig;
+
+/// Specification of a layer of a [`Transformer`](crate::Transformer), whose mixer has a specification `S`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct LayerSpec<S = MixerSpec> {
+    /// The part that mixes the tokens of a sequence.
+    pub mixer: S,
+    /// The part that computes each token on its own.
+    pub feed_forward: FeedForwardSpec,
+    /// The norm of the input of each part.
+    pub norm: NormConfig,
+    /// Whether the outputs of both parts are normalized before they are added to the residual stream.
+    pub post_norms: bool,
+    /// Dropout of the outputs of both parts.
+    pub dropout: f64,
+}
+
+/// Specification of a [`StandardMixer`](crate::StandardMixer).
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum MixerSpec {
+    /// Attention with heads that have keys and values, or share them in groups.
+    Attention(ParallelAttentionConfig),
+    /// Multi-head latent attention.
+    Latent(MultiLatentAttentionConfig),
+}
+
+/// Specification of a [`FeedForward`](crate::FeedForward).
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum FeedForwardSpec {
+    /// An MLP.
+    Dense(ParallelMlpConfig),
+    /// A mixture of experts.
+    Experts(MoeMlpConfig),
+}
+
+impl<S> LayerSpec<S> {
+    /// Returns the same layer with another mixer, which `change` makes from the mixer of this layer.
+    pub fn map_mixer<T>(self, change: impl FnOnce(S) -> T) -> LayerSpec<T> {
+        LayerSpec {
+            mixer: change(self.mixer),
+            feed_forward: self.feed_forward,
+            norm: self.norm,
+            post_norms: self.post_norms,
+            dropout: self.dropout,
+        }
+    }
+
+    /// Whether the layer has experts.
+    pub fn has_experts(&self) -> bool {
+        matches!(self.feed_forward, FeedForwardSpec::Experts(_))
+    }
+}
+
+impl TransformerConfig {
+    /// Returns the specification of layer `number` of the whole model.
+    pub fn layer(&self, number: usize) -> LayerSpec {
+        LayerSpec {
+            mixer: self.mixer(number),
+            feed_forward: self.feed_forward(number),
+            norm: self.norm(),
+            post_norms: self.post_norms,
+            dropout: self.dropout,
+        }
+    }
+
+    fn mixer(&self, number: usize) -> MixerSpec {
+        let (init, output_init) = self.inits();
+        if let Some(mla) = &self.mla {
+            let latent = mla.layer(self).with_init(init);
+            return MixerSpec::Latent(latent.with_output_init(output_init));
+        }
+        let (groups, head_width) = (self.groups(), self.width_of_heads());
+        let attention = ParallelAttentionConfig::new(self.hidden, self.heads, groups, head_width)
+            .with_bias(self.has_output_bias())
+            .with_qkv_bias(self.has_qkv_bias())
+            .with_qk_norm(self.qk_norm())
+            .with_window(self.window_of(number))
+            .with_sinks(self.sinks)
+            .with_scale(self.attention_scale)
+            .with_soft_cap(self.attention_soft_cap)
+            .with_dropout(self.attention_dropout)
+            .with_sequence(self.context)
+            .with_init(init)
+            .with_output_init(output_init);
+        MixerSpec::Attention(attention)
+    }
+
+    fn feed_forward(&self, number: usize) -> FeedForwardSpec {
+        let (init, output_init) = self.inits();
+        match self.moe.as_ref().filter(|moe| moe.is_in(number)) {
+            Some(moe) => {
+                let experts = moe.layer(self).with_init(init);
+                FeedForwardSpec::Experts(experts.with_output_init(output_init))
+            }
+            None => {
+                let mlp = ParallelMlpConfig::new(self.hidden, self.mlp_width(), self.activation)
+                    .with_bias(self.bias)
+                    .with_init(init)
+                    .with_output_init(output_init);
+                FeedForwardSpec::Dense(mlp)
+            }
+        }
+    }
+
+    /// The initial values of input and of output projections.
+    fn inits(&self) -> (Init, Init) {
+        let scale = match self.scaled_output_init {
+            true => (2.0 * self.layers as f64).sqrt(),
+            false => 1.0,
+        };
+        (
+            Init::Normal(self.init_std),
+            Init::Normal(self.init_std / scale),
+        )
+    }
+}

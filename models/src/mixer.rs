@@ -1,0 +1,149 @@
+//! The mixer of a block: the part that mixes the tokens of a sequence.
+
+use std::fmt::Debug;
+
+use burn::module::{Module, ModuleDisplay};
+use burn::tensor::Tensor;
+use burn_megatron::kernels::rope::RopeTable;
+use burn_megatron::model::GenerationCache;
+use burn_megatron::nn::{
+    AttentionContext, Bias, BuildError, KvCache, ModelBuilder, MultiLatentAttention, Norm,
+    NormConfig, ParallelAttention, Residual,
+};
+
+use crate::flops::LayerFlops;
+use crate::{MixerSpec, Transformer, module_enum};
+
+/// The output of a part of a block, and a bias that is still to be added to it.
+pub type PartOutput = (Tensor<3>, Option<Bias>);
+
+/// The values that a block gives to its mixer.
+#[derive(Debug)]
+pub struct MixerInput<'a> {
+    /// The table of rotary positions, if the model has them.
+    pub rotary: Option<&'a RopeTable>,
+    /// The earlier tokens that belong to the sequence of a token.
+    pub context: AttentionContext<'a>,
+}
+
+/// The part of a [`Block`](crate::Block) that mixes the tokens of a sequence. A model with mixers of several kinds has an
+/// enum of them, which implements `Module` by [`module_enum!`](crate::module_enum).
+///
+/// Under sequence parallelism the residual stream has a part of the sequence on each tensor rank. The column- and
+/// row-parallel layers gather and scatter it.
+pub trait Mixer: Module + ModuleDisplay + Sync + 'static {
+    /// The specification of a mixer: plain data.
+    type Spec: Clone + Debug + Send + Sync + 'static;
+
+    /// The cache with which a [`Transformer`] of these mixers generates:
+    /// [`RecomputePrefix`](burn_megatron::model::RecomputePrefix), or [`KvCache`] if every mixer reads the layer's cache
+    /// in [`AttentionContext::Cached`].
+    type Cache: GenerationCache<Transformer<Self>>;
+
+    /// Returns the name of the mixer in the paths of its parameters, such as `attention`.
+    fn name(spec: &Self::Spec) -> &'static str;
+
+    /// Returns the number of tokens that a token sees, its own included; by default all earlier ones. Such a mixer may
+    /// have a rotary table of its own.
+    fn window(_spec: &Self::Spec) -> Option<usize> {
+        None
+    }
+
+    /// Returns the operations of a token in sequences of `seq` tokens.
+    fn flops(spec: &Self::Spec, seq: usize) -> LayerFlops;
+
+    /// Builds this rank's part.
+    ///
+    /// # Errors
+    ///
+    /// [`BuildError`] if the sizes do not fit each other or the ranks.
+    fn init(spec: &Self::Spec, builder: &ModelBuilder) -> Result<Self, BuildError>;
+
+    /// Builds the norm of the input. Override it with [`NormConfig::init_for_linear`] if a linear layer computes the norm
+    /// again in the backward.
+    ///
+    /// # Errors
+    ///
+    /// [`BuildError`] if the settings of recomputation do not fit the norm.
+    fn init_norm(
+        _spec: &Self::Spec,
+        norm: &NormConfig,
+        builder: &ModelBuilder,
+    ) -> Result<Norm, BuildError> {
+        Ok(norm.init(builder))
+    }
+
+    /// Returns the output for the normalized residual stream, and the sum of the stream, as
+    /// [`Norm::forward_add`] returns both.
+    fn forward(&self, norm: &Norm, x: Residual, input: MixerInput<'_>) -> (PartOutput, Tensor<3>);
+}
+
+/// The mixers of [`TransformerConfig`](crate::TransformerConfig).
+#[derive(Clone, Debug)]
+pub enum StandardMixer {
+    /// Attention with heads that have keys and values, or share them in groups.
+    Attention(ParallelAttention),
+    /// Multi-head latent attention.
+    Latent(MultiLatentAttention),
+}
+
+module_enum!(StandardMixer { Attention, Latent });
+
+impl Mixer for StandardMixer {
+    type Spec = MixerSpec;
+    type Cache = KvCache;
+
+    fn name(spec: &MixerSpec) -> &'static str {
+        match spec {
+            MixerSpec::Attention(_) => "attention",
+            MixerSpec::Latent(_) => "mla",
+        }
+    }
+
+    fn window(spec: &MixerSpec) -> Option<usize> {
+        match spec {
+            MixerSpec::Attention(attention) => attention.window,
+            MixerSpec::Latent(_) => None,
+        }
+    }
+
+    fn flops(spec: &MixerSpec, seq: usize) -> LayerFlops {
+        match spec {
+            MixerSpec::Attention(attention) => LayerFlops::of_attention(attention, seq),
+            MixerSpec::Latent(latent) => LayerFlops::of_latent(latent, seq),
+        }
+    }
+
+    fn init(spec: &MixerSpec, builder: &ModelBuilder) -> Result<Self, BuildError> {
+        Ok(match spec {
+            MixerSpec::Attention(attention) => Self::Attention(attention.init(builder)?),
+            MixerSpec::Latent(latent) => Self::Latent(latent.init(builder)?),
+        })
+    }
+
+    fn init_norm(
+        spec: &MixerSpec,
+        norm: &NormConfig,
+        builder: &ModelBuilder,
+    ) -> Result<Norm, BuildError> {
+        match spec {
+            MixerSpec::Attention(_) => norm.init_for_linear(builder),
+            MixerSpec::Latent(_) => Ok(norm.init(builder)),
+        }
+    }
+
+    /// # Panics
+    ///
+    /// See [`ParallelAttention::forward_with_context`] and [`MultiLatentAttention::forward`].
+    fn forward(&self, norm: &Norm, x: Residual, input: MixerInput<'_>) -> (PartOutput, Tensor<3>) {
+        let MixerInput { rotary, context } = input;
+        match self {
+            Self::Attention(attention) => attention.forward_normalized(norm, x, rotary, context),
+            Self::Latent(latent) => {
+                let rotary = rotary.expect("latent attention has rotary positions");
+                let (attended, stream) = latent.forward_normalized(norm, x, rotary, context);
+                ((attended, None), stream)
+            }
+        }
+    }
+}

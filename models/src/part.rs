@@ -1,0 +1,192 @@
+//! Modules whose paths are not those of Burn's derive.
+//!
+//! The paths of parameters are keys of weights and checkpoints: `blocks.3.attention.qkv.weight`. The derive would give
+//! `blocks.3.mixer.Attention.qkv.weight`, from the field of the block and the variant of the enum.
+
+use burn::module::{
+    Content, Devices, Module, ModuleDisplay, ModuleDisplayDefault, ModuleMapper, ModuleVisitor,
+};
+use burn::tensor::Device;
+
+/// The type that module visitors are told, as in the derive of [`Block`](crate::Block).
+const CONTAINER: &str = "Struct:Block";
+
+/// A module in the field `field` of a block, with `name` in the place of the field in the paths of its parameters.
+#[derive(Clone, Debug)]
+pub(crate) struct Part<M> {
+    pub field: &'static str,
+    pub name: &'static str,
+    pub module: M,
+}
+
+impl<M> Part<M> {
+    fn map_module(self, change: impl FnOnce(M) -> M) -> Self {
+        Self {
+            module: change(self.module),
+            ..self
+        }
+    }
+}
+
+impl<M: Module> Module for Part<M> {
+    // The derive of the block has entered the field, and leaves it afterwards.
+    fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {
+        visitor.exit_module(self.field, CONTAINER);
+        visitor.enter_module(self.name, CONTAINER);
+        self.module.visit(visitor);
+        visitor.exit_module(self.name, CONTAINER);
+        visitor.enter_module(self.field, CONTAINER);
+    }
+
+    fn map<A: ModuleMapper>(self, mapper: &mut A) -> Self {
+        mapper.exit_module(self.field, CONTAINER);
+        mapper.enter_module(self.name, CONTAINER);
+        let part = self.map_module(|module| module.map(mapper));
+        mapper.exit_module(part.name, CONTAINER);
+        mapper.enter_module(part.field, CONTAINER);
+        part
+    }
+
+    fn num_params(&self) -> usize {
+        self.module.num_params()
+    }
+
+    fn to_device(self, device: &Device) -> Self {
+        self.map_module(|module| module.to_device(device))
+    }
+
+    fn fork(self, device: &Device) -> Self {
+        self.map_module(|module| module.fork(device))
+    }
+
+    fn collect_devices(&self, devices: Devices) -> Devices {
+        self.module.collect_devices(devices)
+    }
+
+    fn valid(&self) -> Self {
+        self.clone().map_module(|module| module.valid())
+    }
+
+    fn train(self) -> Self {
+        self.map_module(Module::train)
+    }
+
+    fn materialize(self) -> Self {
+        self.map_module(Module::materialize)
+    }
+}
+
+impl<M: ModuleDisplay> ModuleDisplayDefault for Part<M> {
+    fn content(&self, content: Content) -> Option<Content> {
+        self.module.content(content)
+    }
+}
+
+impl<M: ModuleDisplay> ModuleDisplay for Part<M> {}
+
+/// Implements Burn's `Module` for an enum whose variants have one module each. Unlike Burn's derive it adds no component
+/// to the paths of parameters, so that the parameters of a module have the same paths inside and outside of the enum.
+///
+/// ```
+/// use burn::nn::{LayerNorm, RmsNorm};
+///
+/// #[derive(Clone, Debug)]
+/// enum AnyNorm {
+///     Layer(LayerNorm),
+///     Rms(RmsNorm),
+/// }
+///
+/// burn_megatron_models::module_enum!(AnyNorm { Layer, Rms });
+/// ```
+#[macro_export]
+macro_rules! module_enum {
+    ($name:ident { $($variant:ident),+ $(,)? }) => {
+        impl ::burn::module::Module for $name {
+            fn visit<V: ::burn::module::ModuleVisitor>(&self, visitor: &mut V) {
+                match self {
+                    $(Self::$variant(module) => ::burn::module::Module::visit(module, visitor),)+
+                }
+            }
+
+            fn map<M: ::burn::module::ModuleMapper>(self, mapper: &mut M) -> Self {
+                match self {
+                    $(Self::$variant(module) => {
+                        Self::$variant(::burn::module::Module::map(module, mapper))
+                    })+
+                }
+            }
+
+            fn num_params(&self) -> usize {
+                match self {
+                    $(Self::$variant(module) => ::burn::module::Module::num_params(module),)+
+                }
+            }
+
+            fn to_device(self, device: &::burn::tensor::Device) -> Self {
+                match self {
+                    $(Self::$variant(module) => {
+                        Self::$variant(::burn::module::Module::to_device(module, device))
+                    })+
+                }
+            }
+
+            fn fork(self, device: &::burn::tensor::Device) -> Self {
+                match self {
+                    $(Self::$variant(module) => {
+                        Self::$variant(::burn::module::Module::fork(module, device))
+                    })+
+                }
+            }
+
+            fn collect_devices(
+                &self,
+                devices: ::burn::module::Devices,
+            ) -> ::burn::module::Devices {
+                match self {
+                    $(Self::$variant(module) => {
+                        ::burn::module::Module::collect_devices(module, devices)
+                    })+
+                }
+            }
+
+            fn valid(&self) -> Self {
+                match self {
+                    $(Self::$variant(module) => {
+                        Self::$variant(::burn::module::Module::valid(module))
+                    })+
+                }
+            }
+
+            fn train(self) -> Self {
+                match self {
+                    $(Self::$variant(module) => {
+                        Self::$variant(::burn::module::Module::train(module))
+                    })+
+                }
+            }
+
+            fn materialize(self) -> Self {
+                match self {
+                    $(Self::$variant(module) => {
+                        Self::$variant(::burn::module::Module::materialize(module))
+                    })+
+                }
+            }
+        }
+
+        impl ::burn::module::ModuleDisplayDefault for $name {
+            fn content(
+                &self,
+                content: ::burn::module::Content,
+            ) -> Option<::burn::module::Content> {
+                match self {
+                    $(Self::$variant(module) => {
+                        ::burn::module::ModuleDisplayDefault::content(module, content)
+                    })+
+                }
+            }
+        }
+
+        impl ::burn::module::ModuleDisplay for $name {}
+    };
+}
