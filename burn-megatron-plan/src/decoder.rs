@@ -15,7 +15,7 @@ use burn_megatron::nn::QkNorm;
 use burn_megatron::nn::context::ExchangeProblem;
 use burn_megatron::nn::moe::{DispatchNodes, DispatcherKind, ExpertGroups, Fp8DispatchScales};
 
-use super::flops::{attention_flops_per_token, keys_per_query, product_flops_per_token};
+use super::flops::keys_per_query;
 use super::model_profile::{BlockProfile, ModelProfile};
 
 pub use latent::LatentWidths;
@@ -210,38 +210,6 @@ impl Decoder {
         let exchange = one.resolve(layout.context_exchange, true);
         let all = ExchangeProblem::of_layout(layout, heads, samples * seq, 2);
         Some((all, exchange.unwrap_or(ContextExchange::AllGather)))
-    }
-
-    /// Operations per token of forward and backward.
-    pub fn flops_per_token(&self, seq: usize) -> f64 {
-        let (q, kv) = (self.heads * self.head_width, self.groups * self.head_width);
-        let (projections, values) = match self.latent {
-            Some(latent) => {
-                let weights: u64 = latent.weights(self.hidden, self.heads).iter().sum();
-                (weights, self.heads * latent.value)
-            }
-            None => (self.hidden * 2 * (q + kv), q),
-        };
-        let matrices = if self.gated { 3 } else { 2 };
-        let columns = |layer: usize| match &self.experts {
-            Some(sizes) if sizes.layers[layer] => {
-                sizes.per_token * sizes.width + sizes.shared_width
-            }
-            _ => self.mlp_width,
-        };
-        let of_layer = |layer: usize| {
-            let weights = projections + self.hidden * matrices * columns(layer);
-            let keys = keys_per_query(seq, self.windows[layer]);
-            product_flops_per_token(weights as f64)
-                + attention_flops_per_token(keys, q as usize, values as usize)
-        };
-        let output = product_flops_per_token((self.hidden * self.vocabulary) as f64);
-        let projection = product_flops_per_token((2 * self.hidden * self.hidden) as f64);
-        let further = match self.layers.checked_sub(1) {
-            Some(last) => self.mtp as f64 * (of_layer(last) + projection + output),
-            None => 0.0,
-        };
-        (0..self.layers).map(of_layer).sum::<f64>() + output + further
     }
 }
 

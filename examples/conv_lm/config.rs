@@ -2,12 +2,14 @@
 
 use std::num::NonZeroUsize;
 
-use burn_megatron::model::{ModelConfig, StageBuilder};
+use burn_megatron::mesh::ParallelConfig;
+use burn_megatron::model::{ModelConfig, RoundingSizes, StageBuilder, check_context};
 use burn_megatron::nn::BuildError;
+use burn_megatron_models::{LayerSpec, Transformer, TransformerConfig};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::model::ConvLm;
+use crate::mixer::{GatedConvConfig, HybridMixer, HybridSpec};
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
@@ -16,6 +18,10 @@ pub struct ConvLmConfig {
     pub context: usize,
     pub hidden: usize,
     pub layers: usize,
+    /// Of the layers with attention.
+    pub heads: usize,
+    /// The last of so many layers has attention, the others have a convolution.
+    pub attention_every: NonZeroUsize,
     /// The tokens that a convolution sees: its own and those before it.
     pub kernel: NonZeroUsize,
 }
@@ -27,13 +33,34 @@ impl Default for ConvLmConfig {
             context: 64,
             hidden: 32,
             layers: 4,
+            heads: 4,
+            attention_every: const { NonZeroUsize::new(4).unwrap() },
             kernel: const { NonZeroUsize::new(4).unwrap() },
         }
     }
 }
 
+impl ConvLmConfig {
+    /// The same model with attention in every layer: a Llama.
+    fn transformer(&self) -> TransformerConfig {
+        TransformerConfig {
+            vocabulary: self.vocabulary,
+            context: self.context,
+            hidden: self.hidden,
+            layers: self.layers,
+            heads: self.heads,
+            groups: None,
+            ..TransformerConfig::llama()
+        }
+    }
+
+    fn has_attention(&self, number: usize) -> bool {
+        (number + 1).is_multiple_of(self.attention_every.get())
+    }
+}
+
 impl ModelConfig for ConvLmConfig {
-    type Model = ConvLm;
+    type Model = Transformer<HybridMixer>;
 
     fn layers(&self) -> usize {
         self.layers
@@ -47,8 +74,39 @@ impl ModelConfig for ConvLmConfig {
         self.context
     }
 
-    fn build(&self, stages: &StageBuilder) -> Result<ConvLm, BuildError> {
-        ConvLm::new(self, stages)
+    fn layer_kind(&self, number: usize) -> usize {
+        usize::from(self.has_attention(number))
+    }
+
+    fn build(&self, stages: &StageBuilder) -> Result<Self::Model, BuildError> {
+        let model = self.transformer();
+        let conv = GatedConvConfig {
+            hidden: self.hidden,
+            kernel: self.kernel.get(),
+        };
+        let layer = |number: usize| -> LayerSpec<HybridSpec> {
+            model
+                .layer(number)
+                .map_mixer(|attention| match self.has_attention(number) {
+                    true => HybridSpec::Standard(attention),
+                    false => HybridSpec::Conv(conv.clone()),
+                })
+        };
+        Transformer::with_layers(&model, layer, stages)
+    }
+
+    /// All but context parallelism, which would need the last tokens of another rank.
+    fn check_layout(&self, layout: &ParallelConfig) -> Result<(), BuildError> {
+        check_context(self, layout)?;
+        self.transformer().check_layout(layout)
+    }
+
+    fn table_bytes(&self) -> u128 {
+        self.transformer().table_bytes()
+    }
+
+    fn rounding_sizes(&self) -> RoundingSizes {
+        self.transformer().rounding_sizes()
     }
 }
 

@@ -201,7 +201,7 @@ fn operations_per_token_are_the_published_ones() {
         ("OLMoE", olmoe, 4096, 7.8659),
         ("gpt-oss 120B", gpt_oss.clone(), 4096, 34.331),
     ] {
-        let flops = config.decoder().flops_per_token(seq) / 1e9;
+        let flops = config.flops_per_token(seq) / 1e9;
         assert!((flops - expected).abs() < 6e-4, "{name}: {flops}");
     }
     // A window of 128 in every layer: 126 pairs per query on average, in the place of 2048.
@@ -209,7 +209,7 @@ fn operations_per_token_are_the_published_ones() {
         window: Some(128),
         ..gpt_oss.clone()
     };
-    let saved = gpt_oss.decoder().flops_per_token(4096) - windowed.decoder().flops_per_token(4096);
+    let saved = gpt_oss.flops_per_token(4096) - windowed.flops_per_token(4096);
     let keys = 2048.0 - (128.0 - 128.0 * 127.0 / 8192.0);
     assert!((saved / (12.0 * 36.0 * keys * 4096.0) - 1.0).abs() < 1e-12);
 }

@@ -27,10 +27,7 @@ impl FeedForward {
         }
     }
 
-    pub(crate) fn init(
-        spec: &FeedForwardSpec,
-        builder: &ModelBuilder,
-    ) -> Result<Self, BuildError> {
+    pub(crate) fn init(spec: &FeedForwardSpec, builder: &ModelBuilder) -> Result<Self, BuildError> {
         Ok(match spec {
             FeedForwardSpec::Dense(mlp) => Self::Dense(mlp.init(builder)?),
             FeedForwardSpec::Experts(experts) => Self::Experts(experts.init(builder)?),

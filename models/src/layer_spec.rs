@@ -122,3 +122,7 @@ impl TransformerConfig {
         )
     }
 }
+
+#[cfg(test)]
+#[path = "layer_spec_tests.rs"]
+mod tests;

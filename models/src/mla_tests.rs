@@ -72,8 +72,7 @@ fn sizes_are_the_published_ones() {
         (682_636_472_320, 259.9921),
     ];
     for (config, (parameters, flops)) in published().into_iter().zip(expected) {
-        let decoder = config.decoder();
-        let found = decoder.flops_per_token(4096) / 1e9;
+        let found = config.flops_per_token(4096) / 1e9;
         assert!((found - flops).abs() < 1e-4, "{found}");
         let builder = ModelBuilder::new(&ParallelContext::single(), &Device::flex());
         let model = config.init_with(builder.outline()).unwrap();

@@ -1,7 +1,42 @@
 use super::*;
+use crate::flops::{attention_flops_per_token, product_flops_per_token};
 use crate::profile::{Exchange, GroupPart, TrainingPass};
 use crate::{Recompute, fit, sent_bytes};
 use burn_megatron::nn::moe::DispatchProblem;
+
+impl Decoder {
+    /// Operations per token of forward and backward, from the sizes of the whole model.
+    pub fn flops_per_token(&self, seq: usize) -> f64 {
+        let (q, kv) = (self.heads * self.head_width, self.groups * self.head_width);
+        let (projections, values) = match self.latent {
+            Some(latent) => {
+                let weights: u64 = latent.weights(self.hidden, self.heads).iter().sum();
+                (weights, self.heads * latent.value)
+            }
+            None => (self.hidden * 2 * (q + kv), q),
+        };
+        let matrices = if self.gated { 3 } else { 2 };
+        let columns = |layer: usize| match &self.experts {
+            Some(sizes) if sizes.layers[layer] => {
+                sizes.per_token * sizes.width + sizes.shared_width
+            }
+            _ => self.mlp_width,
+        };
+        let of_layer = |layer: usize| {
+            let weights = projections + self.hidden * matrices * columns(layer);
+            let keys = keys_per_query(seq, self.windows[layer]);
+            product_flops_per_token(weights as f64)
+                + attention_flops_per_token(keys, q as usize, values as usize)
+        };
+        let output = product_flops_per_token((self.hidden * self.vocabulary) as f64);
+        let projection = product_flops_per_token((2 * self.hidden * self.hidden) as f64);
+        let further = match self.layers.checked_sub(1) {
+            Some(last) => self.mtp as f64 * (of_layer(last) + projection + output),
+            None => 0.0,
+        };
+        (0..self.layers).map(of_layer).sum::<f64>() + output + further
+    }
+}
 
 fn dense(hidden: u64, layers: usize, heads: u64, mlp_width: u64) -> Decoder {
     Decoder {

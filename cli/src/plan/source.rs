@@ -152,7 +152,7 @@ impl PlannedModel for RecipeModel {
     }
 
     fn flops_per_token(&self) -> f64 {
-        self.config.decoder().flops_per_token(self.sequence())
+        self.config.flops_per_token(self.sequence())
     }
 
     fn check(&self, layout: &ParallelConfig) -> Result<(), String> {
