@@ -1,4 +1,4 @@
-//! The example `conv_lm`: a model of Burn's own modules has the whole command line.
+//! The example `conv_lm`: a model with a custom mixer has the whole command line.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -75,7 +75,7 @@ impl Example<'_> {
     fn reshard(&self, expected: &[f64]) -> Result<(), String> {
         let checkpoint = self.run_dir("whole/checkpoints/step-00000004");
         let checkpoint = checkpoint.to_string_lossy();
-        let other = ["--dp", "4", "--pp", "1", "--zero-stage", "1"];
+        let other = ["--dp", "2", "--tp", "1", "--pp", "2", "--zero-stage", "1"];
         self.pretrain("other", &[&other[..], &["--resume", &checkpoint]].concat())?;
         let found = losses_in(&self.run_dir("other"))?;
         let is_near = |(a, b): (&f64, &f64)| (a - b).abs() <= 1e-5 * b.abs();
@@ -89,11 +89,11 @@ impl Example<'_> {
         run_command(&mut self.command(&["checkpoint", "diff", &checkpoint, &files]))
     }
 
-    /// Generates the same text with one rank and with a pipeline of two.
+    /// Generates the same text with one rank and with two tensor ranks.
     fn generate(&self) -> Result<(), String> {
         let model = self.run_dir("killed");
         let model = model.to_string_lossy();
-        let text = |pipeline: &str| {
+        let text = |tensor: &str| {
             let mut lines = vec![];
             let flags = [
                 "generate",
@@ -105,13 +105,15 @@ impl Example<'_> {
                 "40",
             ];
             let mut command = self.command(&flags);
-            command.args(["--pp", pipeline]);
+            command.args(["--tp", tensor]);
             read_quietly(&mut command, |line| lines.push(line.to_string()))?;
             Ok::<_, String>(lines.join("\n"))
         };
         let (one, two) = (text("1")?, text("2")?);
         if one != two || one.len() <= "pub fn ".len() {
-            return Err(format!("one rank generated {one:?}, a pipeline {two:?}"));
+            return Err(format!(
+                "one rank generated {one:?}, two tensor ranks {two:?}"
+            ));
         }
         println!("{one}");
         Ok(())
