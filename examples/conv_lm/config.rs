@@ -14,9 +14,13 @@ use crate::mixer::{GatedConvConfig, HybridMixer, HybridSpec};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct ConvLmConfig {
+    /// The vocabulary size.
     pub vocabulary: usize,
+    /// The maximum sequence length.
     pub context: usize,
+    /// The width of a layer.
     pub hidden: usize,
+    /// The number of layers.
     pub layers: usize,
     /// Of the layers with attention.
     pub heads: usize,

@@ -94,7 +94,7 @@ fn apply_to_tables(args: &PretrainArgs, recipe: &mut Table) -> Result<(), Error>
         for key in ["every", "keep_last", "keep_every", "asynchronous"] {
             let key = format!("checkpoint.{key}");
             if args.settings.has(&key) {
-                return Err(format!("--no-save conflicts with --{key}: remove one of them").into());
+                return Err(format!("--no-save conflicts with {key}: remove one of them").into());
             }
         }
         change(recipe, "checkpoint", CheckpointConfig::discard)?;

@@ -72,15 +72,16 @@ impl Settings {
 
     fn of_models(models: &[Model]) -> Self {
         let mut settings = Self::without_model();
-        let mut schemas: Vec<Json> = vec![];
+        let mut read = vec![];
         if let Some(table) = settings.root.key_mut("model") {
             let names = models.iter().map(|model| model.family());
             table.add_names(FAMILY, names, ResumeRule::MayDiffer);
             for model in models {
-                let schema = model.schema();
-                if !schemas.contains(&schema) {
-                    table.read(&schema);
-                    schemas.push(schema);
+                // Most families have the same type of configuration.
+                let kind = model.as_any().type_id();
+                if !read.contains(&kind) {
+                    table.read(&model.schema());
+                    read.push(kind);
                 }
             }
         }
