@@ -1,4 +1,4 @@
-//! The settings of the model, as a recipe has them in `[model]` beside `family = "conv"`.
+//! The settings of the model, as a recipe has them in `[model]` next to `family = "conv"`.
 
 use std::num::NonZeroUsize;
 
@@ -22,9 +22,9 @@ pub struct ConvLmConfig {
     pub hidden: usize,
     /// The number of layers.
     pub layers: usize,
-    /// Of the layers with attention.
+    /// The heads of a layer with attention.
     pub heads: usize,
-    /// The last of so many layers has attention, the others have a convolution.
+    /// Every layer whose number is a multiple of this has attention. Layers count from 1, and the others have a convolution.
     pub attention_every: NonZeroUsize,
     /// The tokens that a convolution sees: its own and those before it.
     pub kernel: NonZeroUsize,
@@ -99,7 +99,7 @@ impl ModelConfig for ConvLmConfig {
         Transformer::with_layers(&model, layer, stages)
     }
 
-    /// All but context parallelism, which would need the last tokens of another rank.
+    /// Refuses context parallelism: a convolution would need the last tokens of the previous rank.
     fn check_layout(&self, layout: &ParallelConfig) -> Result<(), BuildError> {
         check_context(self, layout)?;
         self.transformer().check_layout(layout)

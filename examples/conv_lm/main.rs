@@ -1,5 +1,5 @@
-//! A command line for a model with a layer that is not ours: `pretrain`, `verify`, `generate`, `checkpoint` and `launch`
-//! of a transformer that has a gated convolution in the place of attention in most layers (`mixer.rs`, `config.rs`).
+//! A command line for a model with a custom layer: `pretrain`, `verify`, `generate`, `checkpoint` and `launch` of a
+//! transformer that has a gated convolution in place of attention in most layers (`mixer.rs`, `config.rs`).
 //!
 //! ```text
 //! cargo run --release -p burn-megatron-examples --bin conv_lm -- verify

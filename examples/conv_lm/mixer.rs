@@ -1,5 +1,5 @@
-//! A mixer of its own: a gated causal convolution (Dauphin et al. 2017, arXiv:1612.08083), whose channels the tensor axis
-//! splits. A layer of the model has it or the attention of a transformer.
+//! A custom mixer: a gated causal convolution (Dauphin et al. 2017, arXiv:1612.08083). The tensor axis splits its channels.
+//! Each layer of the model has either this convolution or attention.
 
 use burn::module::{Module, Param};
 use burn::tensor::activation::sigmoid;
@@ -9,7 +9,7 @@ use burn_megatron::model::RecomputePrefix;
 use burn_megatron::nn::{
     AttentionContext, BuildError, ColumnParallelLinear, ColumnParallelLinearConfig, Init,
     ModelBuilder, Norm, NormConfig, OutputSection, ParameterSpec, Placement, Residual,
-    RowParallelLinear, RowParallelLinearConfig, anchored_value,
+    RowParallelLinear, RowParallelLinearConfig, anchored_value, recompute,
 };
 use burn_megatron_models::{
     LayerFlops, Mixer, MixerInput, MixerSpec, PartOutput, StandardMixer, module_enum,
@@ -39,6 +39,13 @@ impl Mixer for HybridMixer {
         match spec {
             HybridSpec::Standard(spec) => StandardMixer::name(spec),
             HybridSpec::Conv(_) => "conv",
+        }
+    }
+
+    fn window(spec: &HybridSpec) -> Option<usize> {
+        match spec {
+            HybridSpec::Standard(spec) => StandardMixer::window(spec),
+            HybridSpec::Conv(_) => None,
         }
     }
 
@@ -123,14 +130,17 @@ impl GatedConv {
     fn forward(&self, x: Tensor<3>, context: &AttentionContext<'_>) -> Tensor<3> {
         let positions = match context {
             AttentionContext::Rows => None,
-            AttentionContext::Packed(packed) => Some(packed.positions()),
+            AttentionContext::Packed(packed) => Some(packed.positions().clone()),
             AttentionContext::Sharded(_) => unreachable!("the model refuses context parallelism"),
             AttentionContext::Cached(_) => unreachable!("RecomputePrefix reads whole texts"),
         };
         let projected = self.input.forward(x).chunk(2, 2);
         let [value, gate] = projected.try_into().expect("two halves");
-        self.output
-            .forward(self.convolve(value, positions) * sigmoid(gate))
+        // Burn's products save the taps for the backward. Recomputed, they are freed after the forward, so that ZeRO-3 has
+        // the weights of a few layers at once.
+        let conv = self.clone();
+        let mixed = recompute(value, move |value| conv.convolve(value, positions.as_ref()));
+        self.output.forward(mixed * sigmoid(gate))
     }
 
     /// The causal convolution of each channel. With `positions` no token sees another document.

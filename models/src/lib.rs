@@ -6,7 +6,7 @@
 //! Face models ([`hf`]), and from a dense model to one with experts ([`upcycle`]).
 //!
 //! A layer is data: a [`LayerSpec`] has the specification of its mixer and of its feed-forward part. A program can add
-//! mixers of its own: see [`Mixer`].
+//! custom mixers: see [`Mixer`].
 
 mod block;
 mod config;

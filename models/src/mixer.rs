@@ -43,8 +43,8 @@ pub trait Mixer: Module + ModuleDisplay + Sync + 'static {
     /// Returns the name of the mixer in the paths of its parameters, such as `attention`.
     fn name(spec: &Self::Spec) -> &'static str;
 
-    /// Returns the number of tokens that a token sees, its own included; by default all earlier ones. Such a mixer may
-    /// have a rotary table of its own.
+    /// Returns the number of tokens that a token sees, its own included; by default all earlier ones. Layers with a
+    /// window have another rotary table if the model has a `local_base`.
     fn window(_spec: &Self::Spec) -> Option<usize> {
         None
     }

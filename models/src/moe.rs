@@ -198,11 +198,10 @@ impl MoeConfig {
         Ok(())
     }
 
-    /// The columns that the MLP of a block with experts has in all: those of every expert, or of the experts of one
-    /// token.
-    pub(crate) fn columns(&self, model: &TransformerConfig, experts: usize) -> u128 {
+    /// The columns of all experts of a block together.
+    pub(crate) fn columns(&self, model: &TransformerConfig) -> u128 {
         let shared = self.shared_width.unwrap_or(0) as u128;
-        experts as u128 * self.width(model) as u128 + shared
+        self.experts as u128 * self.width(model) as u128 + shared
     }
 }
 

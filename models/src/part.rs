@@ -1,4 +1,4 @@
-//! Modules whose paths are not those of Burn's derive.
+//! Modules whose parameter paths differ from the paths of Burn's derive.
 //!
 //! The paths of parameters are keys of weights and checkpoints: `blocks.3.attention.qkv.weight`. The derive would give
 //! `blocks.3.mixer.Attention.qkv.weight`, from the field of the block and the variant of the enum.

@@ -29,7 +29,7 @@ use crate::{Block, LayerSpec, Mixer, Positions, StandardMixer, TransformerConfig
 /// Its forward is independent of ranks, except for the entry into the sequence-parallel region, where the
 /// residual stream `[batch, seq, hidden]` becomes `[batch, seq / tensor, hidden]`.
 ///
-/// `X` is the type of the mixers. A program with mixers of its own builds it by [`with_layers`](Self::with_layers).
+/// `X` is the type of the mixers. A program with custom mixers builds it by [`with_layers`](Self::with_layers).
 #[derive(Module, Debug)]
 pub struct Transformer<X: Mixer = StandardMixer> {
     /// On the first stage; also on the last one if the output is tied to it, or further tokens are predicted there.

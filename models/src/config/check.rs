@@ -195,7 +195,8 @@ impl TransformerConfig {
             .moe
             .iter()
             .map(|moe| moe.blocks(self.layers) * moe.experts);
-        let mlps = self.mlp_parameters(|moe| moe.experts) + routers.sum::<usize>() as u128;
+        let mlps = (0..self.layers).map(|number| self.mlp_of(number));
+        let mlps = mlps.sum::<u128>() + routers.sum::<usize>() as u128;
         let learned = match self.positions {
             Positions::Learned => self.context as u128,
             Positions::Rotary { .. } => 0,
@@ -203,26 +204,14 @@ impl TransformerConfig {
         let ends = if self.tied { 1 } else { 2 };
         // Each depth has a block of the last one's kind and a projection.
         let depths = self.mtp.as_ref().map_or(0, |mtp| mtp.layers as u128);
-        let further =
-            depths * (attention + self.mlp_of(self.layers - 1, |moe| moe.experts) + 2 * hidden);
+        let further = depths * (attention + self.mlp_of(self.layers - 1) + 2 * hidden);
         hidden * (layers * attention + mlps + further + ends * vocabulary + learned)
     }
 
-    /// The parameters of the MLPs of all blocks per feature of the residual stream, without routers. `experts`
-    /// returns the number of experts that count in a block.
-    fn mlp_parameters(&self, experts: impl Fn(&MoeConfig) -> usize) -> u128 {
-        (0..self.layers)
-            .map(|number| self.mlp_of(number, &experts))
-            .sum()
-    }
-
-    /// The same of block `number`.
-    fn mlp_of(&self, number: usize, experts: impl Fn(&MoeConfig) -> usize) -> u128 {
+    /// The parameters of the MLP or the experts of block `number` per feature of the residual stream, without a router.
+    fn mlp_of(&self, number: usize) -> u128 {
         let matrices = if self.activation.is_gated() { 3 } else { 2 };
         let moe = self.moe.as_ref().filter(|moe| moe.is_in(number));
-        matrices
-            * moe.map_or(self.mlp_width() as u128, |moe| {
-                moe.columns(self, experts(moe))
-            })
+        matrices * moe.map_or(self.mlp_width() as u128, |moe| moe.columns(self))
     }
 }
