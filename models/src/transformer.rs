@@ -155,7 +155,7 @@ impl<X: Mixer> Transformer<X> {
         let root = stages.root();
         let (place, init) = (root.place(), Init::Normal(config.init_std));
         let head_width = config.check(place.size, root.sequence_parallel())?;
-        let layers: Arc<[_]> = (0..config.layers).map(layer).collect();
+        let layers: Arc<[_]> = (0..config.layers).map(&layer).collect();
         let hidden = config.hidden;
         let vocabulary = Vocabulary::padded(
             config.vocabulary,
@@ -207,7 +207,7 @@ impl<X: Mixer> Transformer<X> {
                 } else {
                     builder.without_fp8()
                 };
-                Block::new(&layers[i], &builder)
+                Block::new(&layer(i), &builder)
             })?,
             norm: stages
                 .last("norm")
