@@ -68,10 +68,10 @@ pub enum NcclGroup {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct NcclGroupConfig {
-    /// The fewest CTAs of a collective, 1 to [`MAX_CTAS`]; by default NCCL's choice.
+    /// The fewest CTAs of a collective, 1 to [64](MAX_CTAS); by default NCCL's choice.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub min_ctas: Option<u32>,
-    /// The most CTAs of a collective, 1 to [`MAX_CTAS`]; by default NCCL's choice.
+    /// The most CTAs of a collective, 1 to [64](MAX_CTAS); by default NCCL's choice.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_ctas: Option<u32>,
     /// Whether collectives run on the stream of high priority, beside those of the other stream. By default those of

@@ -321,7 +321,8 @@ impl Layers<'_> {
         }
     }
 
-    /// Drops what was not given of the optimizer, if a layer names another: its own defaults apply.
+    /// Drops the settings of the optimizer, except those of the command line and the groups of parameters, if a layer names
+    /// another optimizer: its own defaults apply.
     fn drop_other_optimizer(&mut self, layer: &Table) {
         let optimizer = |table: &Table| -> Option<Value> {
             Some(table.get("train")?.get("optimizer")?.get("name")?.clone())
@@ -334,7 +335,11 @@ impl Layers<'_> {
         if let Some(Value::Table(train)) = self.table.get_mut("train")
             && let Some(Value::Table(before)) = train.get_mut("optimizer")
         {
-            before.retain(|key, _| self.origins.is_given(&format!("train.optimizer.{key}")));
+            before.retain(|key, _| {
+                let path = format!("train.optimizer.{key}");
+                self.origins.is_of_command_line(&path)
+                    || (key == "groups" && self.origins.is_given(&path))
+            });
             before.insert("name".into(), named);
         }
     }

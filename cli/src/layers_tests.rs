@@ -63,6 +63,29 @@ fn fixture(name: &str) -> String {
 }
 
 #[test]
+fn another_optimizer_on_the_command_line_has_its_own_defaults() {
+    let folder = Folder::new();
+    let text = "[train.optimizer]\nname = 'adamw'\nbeta1 = 0.8\ngroups = [{pattern = '**', weight_decay = 0.5}]";
+    let file = folder.write("recipe.toml", text);
+    let of = |flags: &str| {
+        let optimizer = recipe(&format!("--recipe {file} {flags}")).train.optimizer;
+        serde_json::to_value(optimizer).unwrap()
+    };
+    assert_eq!(of("")["beta1"], 0.8);
+    let sgd = of("--train.optimizer.name sgd");
+    assert_eq!(
+        (sgd["momentum"].as_f64(), sgd.get("beta1")),
+        (Some(0.9), None)
+    );
+    assert_eq!(sgd["groups"][0]["weight_decay"], 0.5);
+    let lion = of("--set train.optimizer.name=lion --train.optimizer.weight_decay 0.3");
+    assert_eq!(
+        (lion["beta1"].as_f64(), lion["weight_decay"].as_f64()),
+        (Some(0.9), Some(0.3))
+    );
+}
+
+#[test]
 fn a_recipe_is_the_default_one_with_its_own_values() {
     let folder = Folder::new();
     let default = recipe("");

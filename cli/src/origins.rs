@@ -132,6 +132,11 @@ impl Origins {
         found.map_or(&self.others, |(_, origin)| origin)
     }
 
+    /// Whether a value is from the command line.
+    pub fn is_of_command_line(&self, path: &str) -> bool {
+        matches!(self.keys.get(path), Some(Origin::Flag | Origin::Set))
+    }
+
     /// Whether a key, or one in the table of this name, was given by a file or a flag.
     pub fn is_given(&self, path: &str) -> bool {
         self.keys.iter().any(|(key, origin)| {

@@ -56,12 +56,12 @@ pub type Recipe = RecipeOf<Model>;
 #[serde(bound(deserialize = "M: Default + Deserialize<'de>"))]
 #[schemars(bound = "M: Default + Serialize + JsonSchema")]
 pub struct RecipeOf<M> {
-    /// Where the keys that the recipe leaves out are taken from.
+    /// Where the keys that the recipe leaves out are taken from; for recipe files alone.
     #[serde(skip_serializing)]
     pub base: BaseRecipe,
     /// The model: its `family`, and the settings of the family.
     pub model: M,
-    /// The parallel layout, without its sharding of the data axis: see [`Recipe::layout`].
+    /// The parallel layout, without its sharding of the data axis.
     #[serde(deserialize_with = "layout")]
     #[schemars(extend("resume" = "order_of_sums"))]
     pub parallel: ParallelConfig,

@@ -73,6 +73,9 @@ impl SetArgs {
         let mut table = Table::new();
         for Setting(setting) in &self.set {
             retired::check_recipe(setting)?;
+            if setting.contains_key("base") {
+                return Err("invalid --set: base is a key of a recipe file".into());
+            }
             settings
                 .check_keys(setting)
                 .map_err(|error| format!("invalid --set: {error}"))?;

@@ -17,6 +17,7 @@ use burn_megatron_models::{
 
 /// The mixer of a layer.
 #[derive(Clone, Debug)]
+#[expect(clippy::large_enum_variant, reason = "a model has one for each layer")]
 pub enum HybridMixer {
     Standard(StandardMixer),
     Conv(GatedConv),

@@ -80,6 +80,10 @@ pub trait Mixer: Module + ModuleDisplay + Sync + 'static {
 
 /// The mixers of [`TransformerConfig`](crate::TransformerConfig).
 #[derive(Clone, Debug)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "a model has one mixer for each layer"
+)]
 pub enum StandardMixer {
     /// Attention with heads that have keys and values, or share them in groups.
     Attention(ParallelAttention),

@@ -63,8 +63,8 @@ pub struct ParallelConfig {
     /// limit, `None` to defer none. For schedules without split backwards.
     #[schemars(extend("needs" = "pipeline > 1"))]
     pub defer_embedding_wgrad: Option<usize>,
-    /// The receives from each pipeline neighbour that are posted ahead of their position in the schedule; `None` is
-    /// [`RECEIVES_AHEAD`](Self::RECEIVES_AHEAD).
+    /// The receives from each pipeline neighbour that are posted ahead of their position in the schedule; by
+    /// default [1](Self::RECEIVES_AHEAD).
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("needs" = "pipeline > 1"))]
     pub receives_ahead: Option<usize>,

@@ -114,17 +114,16 @@ pub struct KernelChoices {
     /// The form of cross entropy.
     pub loss: KernelChoice,
     /// The number of tokens whose logits are in memory at once, if the loss is fused; 0 for all tokens of a micro-batch. By
-    /// default the logits of a chunk take at most 1 GiB: see
-    /// [`LogitsShape::tokens_per_chunk`](crate::nn::LogitsShape::tokens_per_chunk).
+    /// default the logits of a chunk take at most
+    /// [1 GiB](crate::nn::LogitsShape::tokens_per_chunk).
     pub loss_chunk_size: Option<usize>,
     /// The form of matrix products, which add the bias and accumulate weight gradients.
     pub linear: KernelChoice,
     /// The library for fused products of matrices on the CPU, except the products of experts.
     #[schemars(with = "String", extend("enum" = CpuGemm::ALL.map(CpuGemm::name)))]
     pub gemm: CpuGemm,
-    /// Whether GELU (tanh) of an MLP, its derivative and the gradient of its bias are epilogues of the products around
-    /// it: see [`gemm::gelu`](crate::kernels::gemm::gelu). For CUDA; with [`EpilogueFusion::On`] an error where it
-    /// cannot be.
+    /// Whether GELU (tanh) of an MLP, its derivative and the gradient of its bias are [epilogues](crate::kernels::gemm::gelu) of the
+    /// products around it. For CUDA; with [`true`](EpilogueFusion::On) an error where it cannot be.
     pub epilogue_fusion: EpilogueFusion,
     /// The file of algorithms of cuBLASLt that `bench gemm --tune` has written, which rank 0 reads for all ranks; by
     /// default those of its heuristic are used. For CUDA.

@@ -60,8 +60,7 @@ pub struct AdamWConfig {
     pub beta2: f64,
     /// Added to the root of the second moment.
     pub epsilon: f64,
-    /// Decoupled weight decay; none for norms and biases (see
-    /// [`ParameterEntry::decay`](crate::nn::ParameterEntry::decay)), unless a group sets it.
+    /// Decoupled weight decay; none for [norms and biases](crate::nn::ParameterEntry::decay), unless a group sets it.
     pub weight_decay: f64,
     /// Parameters with another weight decay or learning rate, selected by path patterns.
     #[serde(skip_serializing_if = "Vec::is_empty")]

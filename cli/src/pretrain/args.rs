@@ -25,7 +25,12 @@ pub struct PretrainArgs {
     /// Training data: a file of text, JSON lines, Parquet or Arrow, of .gz or .zst too; a folder of them, or of a
     /// Hugging Face dataset; the PREFIX of PREFIX.bin and PREFIX.idx; or conversations to fine-tune on, a .jsonl
     /// file. The default is the text of this repository.
-    #[arg(long, value_name = "PATH|PREFIX", help_heading = "Data")]
+    #[arg(
+        long,
+        value_name = "PATH|PREFIX",
+        conflicts_with_all = ["data.path", "data.files", "data.chat.files"],
+        help_heading = "Data"
+    )]
     pub data: Option<PathBuf>,
     /// A flag for each key of the recipe.
     #[command(flatten)]

@@ -46,7 +46,7 @@ impl Settings {
         };
         let mut found = self
             .all()
-            .filter(|setting| setting.is_value())
+            .filter(|setting| arg(setting).is_some())
             .filter(is_of_name);
         match (found.next(), found.next()) {
             (Some(setting), None) => {
@@ -90,7 +90,7 @@ fn arg(setting: &Setting) -> Option<Arg> {
     };
     Some(arg.value_parser(move |text: &str| match text {
         AUTO if may_be_auto => Ok(Given::Value(AUTO.into())),
-        text if is_size => bytes(text),
+        text if is_size => forms.parse(text).or_else(|_| bytes(text)),
         text => forms.parse(text),
     }))
 }

@@ -13,11 +13,18 @@ This page lists every setting of a recipe. It is generated from the config struc
 `BURN_MEGATRON_WRITE_REFERENCE=1 cargo test -p burn-megatron-cli reference` after a change of a setting.
 
 A setting has the same name everywhere: `tensor` below `[parallel]` in a recipe, `--set parallel.tensor=2` and
-`--parallel.tensor 2` on the command line. Some settings have a short flag in addition. The value `none` removes an
-optional setting. A list is written with commas.
+`--parallel.tensor 2` on the command line. Some settings have a short flag in addition.
 
-A run that is resumed must have the same settings, except those that *may change when a run is resumed*. A deterministic
-run also keeps the settings that change the order of sums.
+The default on this page is the value of a recipe that does not set the key. `pretrain` without `--recipe` starts from a
+small recipe that sets more: `pretrain --print-recipe` shows each value and where it is from.
+
+`N` is a whole number, `NUMBER` any number, `BOOL` is `true` or `false`, and `BYTES` is a size such as `2GiB`. `TABLE` is a
+table of the keys below it. Its flag alone, as in `--train.ema`, turns it on with the defaults of its keys. A flag
+removes an optional setting by the value `none`, and takes a list with commas: `a,b`, or `{x=1},{x=2}` for tables. `--set`
+takes values in TOML. The pages of the book describe the keys of tables in a list.
+
+A run that is resumed must have the same settings, except those that *may change when a run is resumed*.
+`--resume-allow-change KEY` allows another change, as of `train.steps` to train longer.
 ";
 
 impl Settings {
@@ -44,7 +51,9 @@ impl Settings {
         let mut entry = format!("- `{}`: ", setting.path);
         let _ = write!(entry, "`{}`", setting.value_text());
         let none = setting.forms.can_be_unset.then_some(&Json::Null);
-        if let Some(default) = setting.default.as_ref().or(none) {
+        if setting.default_varies {
+            entry.push_str(", default by variant");
+        } else if let Some(default) = setting.default.as_ref().or(none) {
             let _ = write!(entry, ", default `{}`", default_text(default));
         }
         if let Some(alias) = &setting.alias {

@@ -32,6 +32,8 @@ pub struct Setting {
     pub forms: Forms,
     /// The value that a recipe has by default.
     pub default: Option<Json>,
+    /// Whether the default depends on the variant that the table has.
+    pub default_varies: bool,
     /// The short alias of the flag.
     pub alias: Option<String>,
     /// The rule for resuming; `None` for the rule of the table.
@@ -172,7 +174,8 @@ impl Setting {
             self.help = plain(help);
         }
         if let Some(default) = schema.get("default") {
-            self.default.get_or_insert_with(|| default.clone());
+            let first = self.default.get_or_insert_with(|| default.clone());
+            self.default_varies |= first != default;
         }
         let owned = |key: &str| text(key).map(String::from);
         self.alias = self.alias.take().or_else(|| owned("flag"));

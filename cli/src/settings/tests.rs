@@ -137,6 +137,17 @@ fn values_have_the_types_of_the_settings() {
             "memory.offload.activations = 2048",
         ),
         (
+            &["--memory.offload.activations", "0"],
+            "memory.offload.activations = 0",
+        ),
+        (
+            &[
+                "--train.batch_warmup",
+                "{until_step=3,global_batch_size=4},{until_step=5,global_batch_size=6}",
+            ],
+            "train.batch_warmup = [{until_step=3,global_batch_size=4},{until_step=5,global_batch_size=6}]",
+        ),
+        (
             &["--nccl.groups.tensor.max_ctas", "8"],
             "nccl.groups.tensor.max_ctas = 8",
         ),

@@ -213,6 +213,8 @@ impl Forms {
         match brackets {
             '[' if self.list.is_some() => return from_toml(),
             '{' if self.has_table => return from_toml(),
+            // Tables, whose commas do not separate them.
+            '{' if self.list.is_some() => return self.value(&format!("[{text}]")),
             _ => {}
         }
         if self.boolean

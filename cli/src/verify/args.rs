@@ -14,14 +14,14 @@ pub struct VerifyArgs {
     /// Layouts, such as `tp2-sp-dp2,tp4`: tpN tensor, sp sequence parallel, tpring or tpbulk its overlap, dpN data,
     /// ppN pipeline, mbN samples per micro-batch, zN ZeRO stage, hsdpN ranks per sharding group, nodeN ranks per
     /// node; then, after a slash, the pipeline schedule and the stages per rank, as in `pp2-mb1/interleaved/v2`. The
-    /// default is tensor {1,2,4} x sequence parallel {off,on} x data {1,2}, twelve pipelines, twelve sharded
+    /// default is tensor {1,2,4} x sequence parallel {off,on} x data {1,2}, thirteen pipelines, twelve sharded
     /// layouts, and further settings in some; for models with experts eighteen layouts of expert ranks; for a recipe
     /// its own layout.
     #[arg(long, value_delimiter = ',', value_name = "LAYOUT,..")]
     pub layouts: Vec<Layout>,
     /// Models to verify: small transformers (gpt, gpt-untied, llama, llama-tied, mixtral, mixtral-shared, olmoe,
-    /// gpt-oss, gemma), or registered families with their default settings, in the layouts of the default that they support. By default
-    /// the former in the `burn-megatron` command, and the families in other commands.
+    /// gpt-oss, gemma, deepseek), or registered families with their default settings, in the layouts of the default that they
+    /// support. By default the former in the `burn-megatron` command, and the families in other commands.
     #[arg(long, value_delimiter = ',', value_name = "MODEL,..")]
     pub models: Vec<String>,
     /// Verify a recipe instead, with its batch size and all settings that decide what is computed, on random

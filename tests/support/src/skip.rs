@@ -79,7 +79,7 @@ mod tests {
             println!("captured");
             return skipped("this is a child");
         }
-        let name = "tests::the_line_comes_through_the_harness";
+        let name = "skip::tests::the_line_comes_through_the_harness";
         let output = std::process::Command::new(std::env::current_exe().unwrap())
             .args(["--exact", name])
             .env(CHILD, "1")

@@ -46,7 +46,7 @@ pub enum LayerSplit {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         last: Option<usize>,
     },
-    /// A layout string: see [`parse_layout`].
+    /// A [layout string](parse_layout) as in Megatron-LM: `Et*3|(tt|)*2,L`.
     Layout(String),
 }
 

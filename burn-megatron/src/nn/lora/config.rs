@@ -92,7 +92,7 @@ pub struct LoraConfig {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("resume" = "may_differ", "value" = "PATH"))]
     pub base_model: Option<PathBuf>,
-    /// The layers with adapters: names of [`LoraTarget`], or `all-linear` for every one that the model has.
+    /// The layers with adapters: [names](LoraTarget) such as `q_proj`, or `all-linear` for every one that the model has.
     pub target_modules: Vec<String>,
     /// `init_lora_weights` of `peft`: `A` is uniform in `1 / sqrt(in)` on both sides of 0 (Kaiming's with `a = sqrt(5)`)
     /// and `B` 0, so that the model computes what it did. If false, `B` is uniform in `1 / sqrt(rank)`, for tests.

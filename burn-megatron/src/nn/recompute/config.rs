@@ -15,7 +15,7 @@ pub enum RecomputeGranularity {
     None,
     /// Whole layers.
     Full,
-    /// Parts of layers: [`RecomputeConfig::modules`] and [`RecomputeConfig::patterns`].
+    /// Parts of layers: [`modules`](RecomputeConfig::modules) and [`patterns`](RecomputeConfig::patterns).
     Selective,
 }
 
@@ -75,20 +75,20 @@ impl RecomputeModule {
 pub struct RecomputeConfig {
     /// The extent.
     pub granularity: RecomputeGranularity,
-    /// Which layers, with [`Full`](RecomputeGranularity::Full); by default all.
+    /// Which layers, with granularity [`full`](RecomputeGranularity::Full); by default all.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("follows" = "granularity"))]
     pub method: Option<RecomputeMethod>,
-    /// The number of layers, with [`Full`](RecomputeGranularity::Full); by default 1.
+    /// The number of layers, with granularity [`full`](RecomputeGranularity::Full); by default 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("follows" = "granularity"))]
     pub layers: Option<RecomputeLayers>,
-    /// Parts of layers by name, with [`Selective`](RecomputeGranularity::Selective).
+    /// Parts of layers by name, with granularity [`selective`](RecomputeGranularity::Selective).
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("follows" = "granularity"))]
     pub modules: Vec<RecomputeModule>,
     /// Patterns of the paths of modules that are recomputed whole, with
-    /// [`Selective`](RecomputeGranularity::Selective): `*` matches within a component, `**` any components.
+    /// granularity [`selective`](RecomputeGranularity::Selective): `*` matches within a component, `**` any components.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("follows" = "granularity"))]
     pub patterns: Vec<String>,
