@@ -17,7 +17,7 @@ pub const TEXT: RGBColor = RGBColor(60, 60, 60);
 /// The color of grid lines.
 pub const FAINT: RGBColor = RGBColor(225, 225, 225);
 
-/// What a chart is drawn on.
+/// The drawing area of a chart.
 pub type Area<'a> = DrawingArea<SVGBackend<'a>, plotters::coord::Shift>;
 
 /// Why a plot cannot be drawn.

@@ -9,7 +9,7 @@ use burn_megatron_data::Padding;
 /// The steps and the samples of a run so far.
 pub(crate) struct RunPosition {
     pub count: StepCount,
-    /// The number of samples trained on, those of a launched step included.
+    /// The number of samples trained on, with the samples of a launched step.
     pub samples: u64,
     /// See [`TrainOutcome::padding`](crate::TrainOutcome::padding), on this rank.
     pub padding: Padding,

@@ -72,7 +72,7 @@ pub mod regular_file;
 mod testing;
 pub mod text_table;
 
-/// The items that most programs need; that of `burn-megatron-train` has these and the trainer.
+/// The items that most programs need. The prelude of `burn-megatron-train` adds the trainer.
 pub mod prelude {
     pub use crate::comm::{Communicator, ParallelContext, Rank, World};
     pub use crate::data_parallel::DistributedDataParallel;

@@ -18,7 +18,7 @@ use burn_megatron_data::{Batch, DataError, IGNORE};
 pub(super) struct HybridContextHook(Arc<HybridContext>);
 
 impl HybridContextHook {
-    /// None if it is off. `length` is that of rows, and `routers` are those of all stages.
+    /// Returns `None` if it is off. `length` is the length of a row, and `routers` are the routers of all stages.
     ///
     /// Collective: call on all ranks of the stage.
     pub fn new(

@@ -11,7 +11,7 @@ use super::{Difference, Site};
 pub struct Origin {
     /// The ranks on which it did; several for a collective.
     pub ranks: Vec<usize>,
-    /// What computed it.
+    /// The computation.
     pub site: Site,
     /// Whether its inputs differ already, while nothing before it does: what computed them is not recorded.
     pub is_before: bool,

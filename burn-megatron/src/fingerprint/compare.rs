@@ -11,7 +11,7 @@ use super::{Event, Site};
 pub struct Difference {
     /// The position among what the rank computed.
     pub position: usize,
-    /// What computed it.
+    /// The computation.
     pub site: Site,
     /// Whether it got other inputs.
     pub input: bool,

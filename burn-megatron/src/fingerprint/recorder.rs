@@ -51,7 +51,7 @@ pub struct CallKey {
 /// Something that was computed, with the fingerprints of what it read and returned.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// What computed it.
+    /// The computation.
     pub site: Site,
     /// Of all that it read.
     pub input: u64,

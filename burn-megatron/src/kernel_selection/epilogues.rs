@@ -25,7 +25,7 @@ pub enum EpilogueFusion {
 
 const MEASURED: &str = "measured";
 
-/// The schema is that of the written form.
+/// The schema describes the written form.
 fn bool_or_name(schema: &mut Schema) {
     *schema = json_schema!({"enum": [true, false, MEASURED]});
 }

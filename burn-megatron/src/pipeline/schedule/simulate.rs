@@ -189,7 +189,7 @@ impl Simulation {
         &self.stages[rank]
     }
 
-    /// What each rank does, in the order of the ranks.
+    /// The actions of each rank with their times, in the order of the ranks.
     pub fn all_timelines(&self) -> impl Iterator<Item = &[ActionSpan]> {
         self.timelines.iter().map(Vec::as_slice)
     }
