@@ -24,7 +24,7 @@ pub(crate) use aot_instances::aot_instances;
 
 use backward::{attention_delta, attention_keys, attention_queries, attention_sink};
 use forward::attention_forward;
-use launch::{KeyTarget, LaunchArgs, Tiles, in_vectors, launch};
+use launch::{KeyTarget, LaunchArgs, Tiles, in_vectors, tiles};
 use plan::TilePlan;
 use tile::{
     AttentionSizesLaunch, AttentionStridesLaunch, DeviceMaskRangeLaunch, DeviceStridesLaunch,
@@ -56,58 +56,14 @@ pub(super) fn backward(
     AttentionCall::new(problem, inputs, places, TilePlan::new).backward()
 }
 
-impl Tiles for TileShape {
-    fn rows(&self) -> usize {
-        self.rows
-    }
-
-    fn forward(
-        args: LaunchArgs<Self>,
-        sink: ComptimeOptionArgs<OwnedTensor<f32>>,
-        [out, lse]: [BufferArg; 2],
-        with_max: bool,
-    ) {
-        launch!(
-            attention_forward,
-            args,
-            [],
-            [sink],
-            [out, lse],
-            [],
-            [with_max, args.dtype]
-        )
-    }
-
-    fn queries(
-        args: LaunchArgs<Self>,
-        [dout, lse, delta]: [BufferArg; 3],
-        dq: BufferArg,
-        strides: DeviceStridesLaunch,
-    ) {
-        launch!(
-            attention_queries,
-            args,
-            [],
-            [dout, lse, delta],
-            [dq],
-            [strides],
-            [args.dtype]
-        )
-    }
-
-    fn keys(args: LaunchArgs<Self>, [dout, lse, delta]: [BufferArg; 3], target: KeyTarget) {
-        let [dk, dv] = target.strides(args.vector);
-        launch!(
-            attention_keys,
-            args,
-            [],
-            [dout, lse, delta],
-            [target.buffer],
-            [dk, dv],
-            [target.add, [args.dtype, target.dtype]]
-        )
-    }
-}
+tiles!(
+    TileShape,
+    |tiles: &Self| [tiles.rows, tiles.units()],
+    attention_forward,
+    attention_queries,
+    attention_keys,
+    []
+);
 
 /// One problem on one device.
 #[derive(Debug)]
@@ -202,15 +158,21 @@ impl<'a, T: Tiles> AttentionCall<'a, T> {
             in_vectors(dq, self.plan.vector),
         );
         let gradients = &outputs[outputs.len() - 1];
+        let is_flat = self.places.is_some();
+        let vector = if is_flat {
+            self.plan.flat_vector
+        } else {
+            self.plan.vector
+        };
+        let add = self.places.map(|places| places.map(|place| place.add));
         for tiles in &self.plan.keys {
             let target = KeyTarget {
                 buffer: buffer(gradients),
                 dtype: dtype_to_storage_type(gradients.dtype),
-                strides: [dk, dv],
-                add: self
-                    .places
-                    .map_or([false; 2], |places| places.map(|place| place.add)),
-                is_flat: self.places.is_some(),
+                vector,
+                strides: [dk, dv].map(|strides| in_vectors(strides, vector)),
+                add: add.unwrap_or_default(),
+                is_flat,
             };
             T::keys(self.of_keys(*tiles, of_keys.clone()), statistics(), target);
         }
@@ -257,9 +219,13 @@ impl<'a, T: Tiles> AttentionCall<'a, T> {
         };
         let in_vectors = |strides| in_vectors(strides, self.plan.vector);
         let [q, k, v] = self.head_strides.map(in_vectors);
+        let client = self.projections[0].client.clone();
+        let [tile_rows, units] = tiles.sizes();
+        let cubes = rows.div_ceil(tile_rows) * heads * problem.batch;
         LaunchArgs {
-            client: self.projections[0].client.clone(),
-            cubes: rows.div_ceil(tiles.rows()) * heads * problem.batch,
+            count: grid(&client, cubes),
+            units: CubeDim::new_1d(units as u32),
+            client,
             tiles,
             vector: self.plan.vector,
             projections: [0, 1, 2].map(|part| buffer(&self.projections[part.min(last)])),

@@ -36,6 +36,8 @@ const BACKWARD: [[usize; 3]; 6] = [
 #[derive(Clone, Debug)]
 pub(super) struct TilePlan<T> {
     pub vector: usize,
+    /// Elements that gradients of keys and values in a flat buffer are written by.
+    pub flat_vector: usize,
     pub forward: T,
     /// The tiles of the gradient of the queries.
     pub queries: T,
@@ -62,6 +64,7 @@ impl TilePlan<TileShape> {
         let backward = shape(BACKWARD, 2);
         Self {
             vector,
+            flat_vector: vector,
             forward: shape(FORWARD, 1),
             queries: backward,
             keys: vec![backward],

@@ -27,9 +27,9 @@ use queries::mma_queries;
 
 use super::super::problem::AttentionProblem;
 use super::AttentionCall;
-use super::launch::{KeyTarget, LaunchArgs, Tiles, launch};
+use super::launch::{KeyTarget, LaunchArgs, Tiles, tiles};
 use super::tile::DeviceStridesLaunch;
-use crate::cube::mma::{self, PAIR};
+use crate::cube::mma;
 use crate::gradient::Place;
 
 /// Outputs as [`AttentionForwardOp`](super::super::ops::AttentionForwardOp) has them.
@@ -56,56 +56,11 @@ fn aligned(problem: &AttentionProblem, mut inputs: Vec<CubeTensor>) -> Vec<CubeT
     inputs.into_iter().map(mma::aligned).chain(rest).collect()
 }
 
-impl Tiles for MmaShape {
-    fn rows(&self) -> usize {
-        self.rows()
-    }
-
-    fn forward(
-        args: LaunchArgs<Self>,
-        sink: ComptimeOptionArgs<OwnedTensor<f32>>,
-        [out, lse]: [BufferArg; 2],
-        with_max: bool,
-    ) {
-        launch!(
-            mma_forward,
-            args,
-            [],
-            [sink],
-            [out, lse],
-            [],
-            [with_max, args.dtype]
-        )
-    }
-
-    fn queries(
-        args: LaunchArgs<Self>,
-        [dout, lse, delta]: [BufferArg; 3],
-        dq: BufferArg,
-        strides: DeviceStridesLaunch,
-    ) {
-        launch!(
-            mma_queries,
-            args,
-            [],
-            [dout, lse, delta],
-            [dq],
-            [strides],
-            [args.dtype]
-        )
-    }
-
-    fn keys(args: LaunchArgs<Self>, [dout, lse, delta]: [BufferArg; 3], target: KeyTarget) {
-        let vector = if target.is_flat { PAIR } else { args.vector };
-        let [dk, dv] = target.strides(vector);
-        launch!(
-            mma_keys,
-            args,
-            [vector],
-            [dout, lse, delta],
-            [target.buffer],
-            [dk, dv],
-            [target.is_flat, target.add, [args.dtype, target.dtype]]
-        )
-    }
-}
+tiles!(
+    MmaShape,
+    |tiles: &Self| [tiles.rows(), tiles.units()],
+    mma_forward,
+    mma_queries,
+    mma_keys,
+    [vector, is_flat]
+);
