@@ -2,12 +2,13 @@
 //!
 //! [`aot_instances`] lists the kernels of all operations, each in every element type and with typical
 //! sizes; `cargo xtask check-cuda` compiles them to machine code. The operations import
-//! [`AotInstance`] from a module below them, so only this list imports every operation.
+//! [`AotList`] from a module below them, so only this list imports every operation.
 
+use crate::cube::instance::AotList;
 pub use crate::cube::instance::{AotInstance, AotTarget};
 
 /// All kernels of the crate, for one target.
-pub fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
+pub fn aot_instances(target: AotTarget) -> Vec<AotInstance> {
     let operations = [
         crate::activation::kernel::aot_instances,
         crate::adamw::aot_instances,
@@ -18,6 +19,8 @@ pub fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
         crate::embedding::kernel::aot_instances,
         crate::flat::kernel::aot_instances,
         crate::fp8::codec::aot_instances,
+        crate::fp8::delayed::kernel::aot_instances,
+        crate::fp8::matrix::kernel::aot_instances,
         crate::fp8::product::scales::kernel::aot_instances,
         crate::fp8::quantize::kernel::aot_instances,
         crate::moe::capacity::kernel::aot_instances,
@@ -32,8 +35,10 @@ pub fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
         crate::rope::kernel::aot_instances,
         crate::softmax::kernel::aot_instances,
     ];
-    operations
-        .into_iter()
-        .flat_map(|instances| instances(target))
-        .collect()
+    let all = vec![];
+    let mut list = AotList { target, all };
+    for add in operations {
+        add(&mut list);
+    }
+    list.all
 }

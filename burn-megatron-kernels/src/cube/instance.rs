@@ -29,33 +29,41 @@ pub struct AotInstance {
     pub multiplies: bool,
 }
 
-impl AotInstance {
-    /// A kernel that streams rows of memory.
-    pub(crate) fn streaming(name: String, kernel: impl CubeKernel + 'static) -> Self {
-        Self {
-            name,
-            kernel: Box::new(kernel),
-            streams: true,
-            multiplies: false,
-        }
+/// Collects the kernels that operations [add](instance) for one target.
+pub(crate) struct AotList {
+    pub target: AotTarget,
+    pub all: Vec<AotInstance>,
+}
+
+impl AotList {
+    /// Adds a kernel that streams rows of memory.
+    pub(crate) fn streaming(&mut self, name: String, kernel: impl CubeKernel + 'static) {
+        self.add(name, kernel, true, false);
     }
 
-    /// Any other kernel.
-    pub(crate) fn other(name: String, kernel: impl CubeKernel + 'static) -> Self {
-        Self {
-            name,
-            kernel: Box::new(kernel),
-            streams: false,
-            multiplies: false,
-        }
+    /// Adds a kernel that multiplies by matrix units.
+    pub(crate) fn multiplying(&mut self, name: String, kernel: impl CubeKernel + 'static) {
+        self.add(name, kernel, false, true);
     }
 
-    /// A kernel that multiplies by matrix units.
-    pub(crate) fn multiplying(name: String, kernel: impl CubeKernel + 'static) -> Self {
-        Self {
-            multiplies: true,
-            ..Self::other(name, kernel)
-        }
+    /// Adds any other kernel.
+    pub(crate) fn other(&mut self, name: String, kernel: impl CubeKernel + 'static) {
+        self.add(name, kernel, false, false);
+    }
+
+    fn add(
+        &mut self,
+        name: String,
+        kernel: impl CubeKernel + 'static,
+        streams: bool,
+        multiplies: bool,
+    ) {
+        self.all.push(AotInstance {
+            name,
+            kernel: Box::new(kernel),
+            streams,
+            multiplies,
+        });
     }
 }
 
@@ -126,23 +134,27 @@ where
     (0..count).map(|_| DefaultArg::default_arg()).collect()
 }
 
-/// `kernel!(target, units, Kernel [_ (given(true)) _] (a, b))`: a kernel for cubes of `units`
-/// units, with its runtime arguments in brackets, `_` for a [`DefaultArg`], and its compile-time
-/// arguments in parentheses.
-macro_rules! kernel {
+/// `instance!(list.streaming("name/{type}"), units, Kernel [_ (given(true)) _] (a, b))`: adds a kernel
+/// for cubes of `units` units to an [`AotList`], with its runtime arguments in brackets, `_` for a
+/// [`DefaultArg`], and its compile-time arguments in parentheses.
+macro_rules! instance {
     (@argument _) => { $crate::cube::instance::DefaultArg::default_arg() };
     (@argument ($argument:expr)) => { $argument };
-    ($target:expr, $units:expr, $kernel:ty [$($argument:tt)*] ($($comptime:expr),*)) => {
-        <$kernel>::new(
-            $target.settings($units),
-            $target.device.clone(),
-            $target.compiler.clone(),
-            $($crate::cube::instance::kernel!(@argument $argument),)*
+    (
+        $list:ident.$add:ident($name:literal), $units:expr,
+        $kernel:ty [$($argument:tt)*] ($($comptime:expr),*)
+    ) => {{
+        let kernel = <$kernel>::new(
+            $list.target.settings($units),
+            $list.target.device.clone(),
+            $list.target.compiler.clone(),
+            $($crate::cube::instance::instance!(@argument $argument),)*
             $($comptime),*
-        )
-    };
+        );
+        $list.$add(format!($name), kernel);
+    }};
 }
-pub(crate) use kernel;
+pub(crate) use instance;
 
 /// The types that kernels are compiled in, each with its name and the vector of a 128-bit load.
 pub(crate) fn types() -> [(&'static str, ElemType, usize); 3] {

@@ -9,7 +9,7 @@ use cubecl::prelude::*;
 
 use super::AccumulateRowsOp;
 use super::table::{SEGMENT, SPLIT, SegmentTable, WHOLE};
-use crate::cube::instance::{AotInstance, AotTarget, kernel, types};
+use crate::cube::instance::{AotList, instance, types};
 use crate::cube::{RowPlan, empty, grid, own, upload};
 
 /// The most units of a cube.
@@ -175,28 +175,20 @@ pub(super) fn accumulate_rows(op: &AccumulateRowsOp, mut inputs: Vec<CubeTensor>
 }
 
 /// The embeddings of GPT-2 124M and XL, into f32.
-pub(crate) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
+pub(crate) fn aot_instances(list: &mut AotList) {
     let [(_, single, _), ..] = types();
-    let mut all = vec![];
     for (name, dtype, vector) in types() {
         for width in [768, 1600] {
             let sizes = RowSizes::new(width / vector);
-            let kernel = kernel!(
-                target, sizes.units, segments_kernel::SegmentsKernel
-                [_ _ _ _ _ _ _]
-                (vector, sizes, [dtype, single])
-            );
-            let called = format!("embedding/segments/{name}/{width}");
             // Rows are gathered: their indices are read one by one.
-            all.push(AotInstance::other(called, kernel));
-            let kernel = kernel!(
-                target, sizes.units, parts_kernel::PartsKernel
-                [_ _ _ _ _ _]
-                (vector, sizes, single)
+            instance!(
+                list.other("embedding/segments/{name}/{width}"), sizes.units,
+                segments_kernel::SegmentsKernel [_ _ _ _ _ _ _] (vector, sizes, [dtype, single])
             );
-            let called = format!("embedding/parts/{vector}/{name}/{width}");
-            all.push(AotInstance::other(called, kernel));
+            instance!(
+                list.other("embedding/parts/{vector}/{name}/{width}"), sizes.units,
+                parts_kernel::PartsKernel [_ _ _ _ _ _] (vector, sizes, single)
+            );
         }
     }
-    all
 }

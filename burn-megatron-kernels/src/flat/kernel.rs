@@ -6,7 +6,7 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
-use crate::cube::instance::{AotInstance, AotTarget, kernel, types};
+use crate::cube::instance::{AotList, instance, types};
 use crate::cube::{RowPlan, grid, own};
 
 /// Units per cube. They share nothing, so any number that fills a multiprocessor works.
@@ -156,43 +156,39 @@ pub(super) fn scale(x: CubeTensor, factor: CubeTensor) -> CubeTensor {
 }
 
 /// Sums in f32 of every type, and 16-bit sums; written over and added. Zeros in f32. Products of every type.
-pub(crate) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
+pub(crate) fn aot_instances(list: &mut AotList) {
     let [(_, single, lanes), halves @ ..] = types();
-    let mut all = vec![];
     for add in [false, true] {
         let form = if add { "add" } else { "write" };
-        let name = |flat, values| format!("accumulate/{form}/{flat}/{values}");
         for (values, dtype, _) in types() {
-            let kernel = instance(target, lanes, add, [single, dtype]);
-            // Values of 16 bits that are not added are all that is read, 64 bits at a time.
-            let wide = add || dtype == single;
-            all.push(if wide {
-                AotInstance::streaming(name("f32", values), kernel)
+            if add || dtype == single {
+                instance!(
+                    list.streaming("accumulate/{form}/f32/{values}"), UNITS,
+                    accumulate_kernel::AccumulateKernel [_ _ _ _] (lanes, add, [single, dtype])
+                );
             } else {
-                AotInstance::other(name("f32", values), kernel)
-            });
+                // Values of 16 bits are all that is read, 64 bits at a time.
+                instance!(
+                    list.other("accumulate/{form}/f32/{values}"), UNITS,
+                    accumulate_kernel::AccumulateKernel [_ _ _ _] (lanes, add, [single, dtype])
+                );
+            }
         }
         for (half, dtype, lanes) in halves {
-            let kernel = instance(target, lanes, add, [dtype; 2]);
-            all.push(AotInstance::streaming(name(half, half), kernel));
+            instance!(
+                list.streaming("accumulate/{form}/{half}/{half}"), UNITS,
+                accumulate_kernel::AccumulateKernel [_ _ _ _] (lanes, add, [dtype; 2])
+            );
         }
     }
-    let clear = kernel!(
-        target, UNITS, clear_kernel::ClearKernel [_ _ _] (lanes, lanes as u32, single)
+    instance!(
+        list.other("clear/f32"), UNITS,
+        clear_kernel::ClearKernel [_ _ _] (lanes, lanes as u32, single)
     );
-    all.push(AotInstance::other("clear/f32".into(), clear));
     for (name, dtype, lanes) in types() {
-        let scale = kernel!(target, UNITS, scale_kernel::ScaleKernel [_ _ _] (lanes, dtype));
-        all.push(AotInstance::streaming(format!("scale/{name}"), scale));
+        instance!(
+            list.streaming("scale/{name}"), UNITS,
+            scale_kernel::ScaleKernel [_ _ _] (lanes, dtype)
+        );
     }
-    all
-}
-
-fn instance(
-    target: &AotTarget,
-    vector: usize,
-    add: bool,
-    dtypes: [ElemType; 2],
-) -> accumulate_kernel::AccumulateKernel {
-    kernel!(target, UNITS, accumulate_kernel::AccumulateKernel [_ _ _ _] (vector, add, dtypes))
 }

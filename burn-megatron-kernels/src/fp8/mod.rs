@@ -20,7 +20,7 @@ pub(crate) mod delayed;
 mod format;
 #[cfg(feature = "cubecl")]
 pub(crate) mod kernel;
-mod matrix;
+pub(crate) mod matrix;
 pub(crate) mod product;
 pub(crate) mod quantize;
 mod statistics;

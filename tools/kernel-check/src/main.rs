@@ -95,7 +95,7 @@ fn kernels(cli: &Cli) -> Result<Vec<Work>, String> {
     for arch in archs {
         let folder = cli.keep.join(arch.name);
         fs::create_dir_all(&folder).map_err(|e| format!("{}: {e}", folder.display()))?;
-        let kernels = aot_instances(&emit::target(*arch));
+        let kernels = aot_instances(emit::target(*arch));
         let names = names(&kernels)?;
         let every_type = !cli.arch.is_empty() || arch.name == types::EVERY_TYPE;
         let part = cli.only.as_deref().unwrap_or_default();

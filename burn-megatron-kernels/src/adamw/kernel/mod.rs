@@ -10,13 +10,12 @@ pub(super) use segments::largest_sums;
 pub(super) use squares::sum_of_squares;
 pub(super) use update::update;
 
-use crate::cube::instance::{AotInstance, AotTarget};
+use crate::cube::instance::AotList;
 
-/// The AOT instances of the optimizer.
-pub(crate) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
-    let mut all = update::aot_instances(target);
-    all.extend(squares::aot_instances(target));
-    all.extend(segments::aot_instances(target));
-    all.push(outcome::aot_instance(target));
-    all
+/// Adds the AOT instances of the optimizer.
+pub(crate) fn aot_instances(list: &mut AotList) {
+    update::aot_instances(list);
+    squares::aot_instances(list);
+    segments::aot_instances(list);
+    outcome::aot_instances(list);
 }

@@ -7,7 +7,7 @@ use cubecl::prelude::*;
 use crate::adamw::outcome::OutcomeRule;
 use crate::adamw::outcome::columns::{LARGEST, SQUARES, TOKENS_HIGH, TOKENS_LOW, TOKENS_UNIT};
 use crate::adamw::outcome::elements::{COUNT, DECAY, FACTOR, KIND, NORM, ROOT, SIZE, UNCLIPPED};
-use crate::cube::instance::{AotInstance, AotTarget, kernel};
+use crate::cube::instance::{AotList, instance};
 use crate::cube::{Reduction, RowPlan, cube_sum, empty};
 
 /// Units of the cube.
@@ -140,12 +140,9 @@ pub(in crate::adamw) fn step_outcome(inputs: Vec<CubeTensor>, rule: &OutcomeRule
     outcome
 }
 
-pub(super) fn aot_instance(target: &AotTarget) -> AotInstance {
-    AotInstance::other(
-        "step_outcome".to_string(),
-        kernel!(
-            target, UNITS, outcome_kernel::OutcomeKernel
-            [_ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _] (true)
-        ),
-    )
+pub(super) fn aot_instances(list: &mut AotList) {
+    instance!(
+        list.other("step_outcome"), UNITS,
+        outcome_kernel::OutcomeKernel [_ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _ _] (true)
+    );
 }

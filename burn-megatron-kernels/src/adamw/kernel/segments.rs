@@ -8,7 +8,7 @@ use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
 use crate::adamw::segments::CHUNK;
-use crate::cube::instance::{AotInstance, AotTarget, kernel, types};
+use crate::cube::instance::{AotList, instance, types};
 use crate::cube::{Reduction, RowPlan, cube_sum, empty, grid, lane_sum, own};
 
 /// Units of a cube.
@@ -134,20 +134,15 @@ fn vectors(vector: usize) -> u32 {
     (CHUNK / vector) as u32 / UNITS
 }
 
-pub(super) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
-    let mut all = vec![];
+pub(super) fn aot_instances(list: &mut AotList) {
     for (name, dtype, vector) in types() {
-        all.push(AotInstance::streaming(
-            format!("largest_sums_of_squares/{name}"),
-            kernel!(
-                target, UNITS, chunks_kernel::ChunksKernel [_ _ _ _]
-                (vector, vectors(vector), true, dtype)
-            ),
-        ));
+        instance!(
+            list.streaming("largest_sums_of_squares/{name}"), UNITS,
+            chunks_kernel::ChunksKernel [_ _ _ _] (vector, vectors(vector), true, dtype)
+        );
     }
-    all.push(AotInstance::other(
-        "largest_sums_of_squares/segments".to_string(),
-        kernel!(target, UNITS, largest_kernel::LargestKernel [_ _ _ _ _ _] (true)),
-    ));
-    all
+    instance!(
+        list.other("largest_sums_of_squares/segments"), UNITS,
+        largest_kernel::LargestKernel [_ _ _ _ _ _] (true)
+    );
 }

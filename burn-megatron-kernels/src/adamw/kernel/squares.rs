@@ -7,7 +7,7 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
-use crate::cube::instance::{AotInstance, AotTarget, kernel, types};
+use crate::cube::instance::{AotList, instance, types};
 use crate::cube::{Reduction, RowPlan, cube_sum, empty, grid, lane_sum};
 
 /// Units of the cube that adds up one group.
@@ -110,19 +110,15 @@ pub(in crate::adamw) fn sum_of_squares(inputs: Vec<CubeTensor>) -> CubeTensor {
     total
 }
 
-pub(super) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
-    let mut all = vec![];
+pub(super) fn aot_instances(list: &mut AotList) {
     for (name, dtype, vector) in types() {
-        all.push(AotInstance::streaming(
-            format!("sum_of_squares/{name}"),
-            kernel!(
-                target, UNITS, squares_kernel::SquaresKernel [_ _ _ _ _] (vector, true, dtype)
-            ),
-        ));
+        instance!(
+            list.streaming("sum_of_squares/{name}"), UNITS,
+            squares_kernel::SquaresKernel [_ _ _ _ _] (vector, true, dtype)
+        );
     }
-    all.push(AotInstance::other(
-        "sum_of_squares/total".to_string(),
-        kernel!(target, LAST_UNITS, total_kernel::TotalKernel [_ _ _] (true)),
-    ));
-    all
+    instance!(
+        list.other("sum_of_squares/total"), LAST_UNITS,
+        total_kernel::TotalKernel [_ _ _] (true)
+    );
 }

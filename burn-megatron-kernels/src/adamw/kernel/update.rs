@@ -9,7 +9,7 @@ use cubecl::prelude::*;
 use crate::adamw::DECAY_BLOCK;
 use crate::adamw::outcome::elements::{DECAY, FACTOR, KIND, ROOT, SIZE};
 use crate::adamw::update::StepScalars;
-use crate::cube::instance::{AotInstance, AotTarget, kernel, sequence, types};
+use crate::cube::instance::{AotList, instance, sequence, types};
 use crate::cube::{RowPlan, empty, grid, own};
 
 /// Units per cube. They share nothing, so any number that fills a multiprocessor works.
@@ -173,29 +173,16 @@ pub(in crate::adamw) fn update(
 
 /// Moments in f32 and bf16, gradients in every type, an outcome, copies of the weights in the type of the
 /// gradient, factors of the decay and of the rate.
-pub(super) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
+pub(super) fn aot_instances(list: &mut AotList) {
     let [(_, single, vector), _, (_, brain, _)] = types();
-    let mut all = vec![];
     for (moments, moment) in [("f32", single), ("bf16", brain)] {
         for (name, dtype, _) in types() {
-            all.push(instance(
-                target,
-                &format!("adamw/{name}/moments-{moments}"),
-                vector,
-                [moment, dtype, dtype],
-            ));
+            instance!(
+                list.streaming("adamw/{name}/moments-{moments}"), UNITS,
+                adamw_kernel::AdamwKernel
+                [_ _ _ _ (sequence(1)) (sequence(2)) (sequence(1)) _ _ _ _ _ _ _ _ _ _ _]
+                (vector, [moment, dtype, dtype])
+            );
         }
     }
-    all
-}
-
-fn instance(target: &AotTarget, name: &str, vector: usize, dtypes: [ElemType; 3]) -> AotInstance {
-    AotInstance::streaming(
-        name.to_string(),
-        kernel!(
-            target, UNITS, adamw_kernel::AdamwKernel
-            [_ _ _ _ (sequence(1)) (sequence(2)) (sequence(1)) _ _ _ _ _ _ _ _ _ _ _]
-            (vector, dtypes)
-        ),
-    )
 }

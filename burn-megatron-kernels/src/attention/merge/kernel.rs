@@ -7,7 +7,7 @@ use cubecl::ir::{ElemType, FloatKind};
 use cubecl::prelude::*;
 
 use super::UNSEEN;
-use crate::cube::instance::{AotInstance, AotTarget, kernel};
+use crate::cube::instance::{AotList, instance};
 use crate::cube::{RowPlan, empty, grid, own};
 
 /// Units of a cube, which share nothing.
@@ -83,10 +83,10 @@ pub(super) fn merge(mut inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
 }
 
 /// In f32, with heads of width 128.
-pub(crate) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
+pub(crate) fn aot_instances(list: &mut AotList) {
     let f32 = ElemType::Float(FloatKind::F32);
-    let kernel = kernel!(
-        target, UNITS, merge_kernel::MergeKernel [_ _ _ _ _ _ _ _] (4, 32, f32)
+    instance!(
+        list.streaming("attention/merge/f32"), UNITS,
+        merge_kernel::MergeKernel [_ _ _ _ _ _ _ _] (4, 32, f32)
     );
-    vec![AotInstance::streaming("attention/merge/f32".into(), kernel)]
 }

@@ -6,7 +6,7 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
-use crate::cube::instance::{AotInstance, AotTarget, kernel, sequence, types};
+use crate::cube::instance::{AotList, instance, sequence, types};
 use crate::cube::{empty, grid, own};
 use crate::gradient::Place;
 
@@ -205,8 +205,7 @@ fn units(count: usize, most: u32) -> u32 {
 }
 
 /// One to three sets, to tensors and to a flat buffer, written and added.
-pub(super) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
-    let mut all = vec![];
+pub(super) fn aot_instances(list: &mut AotList) {
     for (name, dtype, _) in types() {
         for (form, sets, apart, add) in [
             ("one", 1, true, false),
@@ -224,16 +223,10 @@ pub(super) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
                 units: MAX_UNITS,
             };
             let outputs = if apart { sets } else { 1 };
-            let kernel = kernel!(
-                target, MAX_UNITS, fold_kernel::FoldKernel
-                [_ (sequence(outputs)) _ _ _ _ _ _ _ _]
-                (variant, dtype)
+            instance!(
+                list.other("column_sum/fold/{name}/{form}"), MAX_UNITS,
+                fold_kernel::FoldKernel [_ (sequence(outputs)) _ _ _ _ _ _ _ _] (variant, dtype)
             );
-            all.push(AotInstance::other(
-                format!("column_sum/fold/{name}/{form}"),
-                kernel,
-            ));
         }
     }
-    all
 }

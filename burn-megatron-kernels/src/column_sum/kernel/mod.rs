@@ -7,7 +7,7 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
-use crate::cube::instance::{AotInstance, AotTarget, kernel, types};
+use crate::cube::instance::{AotList, instance, types};
 use crate::cube::{RowPlan, empty, grid};
 
 mod fold;
@@ -75,19 +75,13 @@ pub(crate) fn column_sum(x: CubeTensor, columns: usize, target: SumTarget) -> Ve
 }
 
 /// The gradient of the bias of QKV in GPT-2 124M, and the fold of every operation.
-pub(crate) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
-    let mut all = fold::aot_instances(target);
+pub(crate) fn aot_instances(list: &mut AotList) {
+    fold::aot_instances(list);
     for (name, dtype, vector) in types() {
         let across = Strips::new(65_536, 2304 / vector).across;
-        let kernel = kernel!(
-            target, STRIP_UNITS, column_sum_kernel::ColumnSumKernel
-            [_ _ _ _ _ _]
-            (vector, across, dtype)
+        instance!(
+            list.streaming("column_sum/partials/{name}/2304"), STRIP_UNITS,
+            column_sum_kernel::ColumnSumKernel [_ _ _ _ _ _] (vector, across, dtype)
         );
-        all.push(AotInstance::streaming(
-            format!("column_sum/partials/{name}/2304"),
-            kernel,
-        ));
     }
-    all
 }

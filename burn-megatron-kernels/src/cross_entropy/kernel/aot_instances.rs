@@ -8,7 +8,7 @@ use super::gradient::{
 };
 use super::loss_and_gradient::loss_and_gradient_kernel;
 use super::statistics::statistics_kernel;
-use crate::cube::instance::{AotInstance, AotTarget, default_fields, kernel, types};
+use crate::cube::instance::{AotList, default_fields, instance, types};
 
 default_fields!(VocabularyColumnsCompilationArg [width first valid tokens]);
 default_fields!(GradientScalesCompilationArg [keep share twice_z nan]);
@@ -18,43 +18,28 @@ default_fields!(LossScalesCompilationArg [keep share smoothing z nan]);
 const ROW_UNITS: u32 = 1024;
 
 /// Every kernel of cross entropy, in every type.
-pub(crate) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
+pub(crate) fn aot_instances(list: &mut AotList) {
     let index = ElemType::Int(IntKind::I32);
     let ignore = Some(-100);
-    let mut instances = Vec::new();
     for (name, dtype, vector) in types() {
-        let kernel = kernel!(
-            target, ROW_UNITS, statistics_kernel::StatisticsKernel
-            [_ _ _ _ _ _ _ _]
+        instance!(
+            list.streaming("cross_entropy/statistics/{name}/131072"), ROW_UNITS,
+            statistics_kernel::StatisticsKernel [_ _ _ _ _ _ _ _]
             (vector, ignore, ROW_UNITS, true, [dtype, index])
         );
-        let title = format!("cross_entropy/statistics/{name}/131072");
-        instances.push(AotInstance::streaming(title, kernel));
-
-        let kernel = kernel!(
-            target, ROW_UNITS, gradient_kernel::GradientKernel
-            [_ _ _ _ _ _ _ _]
+        instance!(
+            list.streaming("cross_entropy/gradient/{name}/131072"), ROW_UNITS,
+            gradient_kernel::GradientKernel [_ _ _ _ _ _ _ _]
             (vector, ignore, ROW_UNITS, [dtype, index])
         );
-        let title = format!("cross_entropy/gradient/{name}/131072");
-        instances.push(AotInstance::streaming(title, kernel));
-
-        let kernel = kernel!(
-            target, ROW_UNITS, loss_and_gradient_kernel::LossAndGradientKernel
-            [_ _ _ _ _ _ _ _ _]
+        instance!(
+            list.streaming("cross_entropy/loss_and_gradient/{name}/131072"), ROW_UNITS,
+            loss_and_gradient_kernel::LossAndGradientKernel [_ _ _ _ _ _ _ _ _]
             (vector, false, ignore, ROW_UNITS, true, [dtype, index])
         );
-        let title = format!("cross_entropy/loss_and_gradient/{name}/131072");
-        instances.push(AotInstance::streaming(title, kernel));
     }
-    let kernel = kernel!(
-        target, UNITS, combine_kernel::CombineKernel
-        [_ _ _ _ _ _ _ _]
-        (true, ignore, index)
+    instance!(
+        list.other("cross_entropy/combine/f32"), UNITS,
+        combine_kernel::CombineKernel [_ _ _ _ _ _ _ _] (true, ignore, index)
     );
-    instances.push(AotInstance::other(
-        "cross_entropy/combine/f32".into(),
-        kernel,
-    ));
-    instances
 }

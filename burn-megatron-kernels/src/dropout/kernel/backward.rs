@@ -14,7 +14,7 @@ use super::super::backward::DropoutBackwardOp;
 use super::forward::elementwise;
 use super::*;
 use crate::column_sum::kernel::{Partials, STRIP_UNITS, Strips, SumTarget, fold};
-use crate::cube::instance::{AotInstance, AotTarget, kernel, types};
+use crate::cube::instance::{AotList, instance, types};
 use crate::cube::{empty, grid};
 
 #[cube(launch_unchecked)]
@@ -121,22 +121,18 @@ fn summed(op: &DropoutBackwardOp, gradient: CubeTensor, target: SumTarget) -> Ve
 }
 
 /// Rows of 4096 elements with every mask alignment.
-pub(super) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
-    let mut all = Vec::new();
+pub(super) fn aot_instances(list: &mut AotList) {
     for (name, element, vector) in types() {
         for draws in [
             MaskAlignment::None,
             MaskAlignment::Aligned,
             MaskAlignment::Any,
         ] {
-            let kernel = kernel!(
-                target, STRIP_UNITS, summed_gradient_kernel::SummedGradientKernel
-                [_ _ _ _ _ _ _ _]
+            instance!(
+                list.streaming("bias_dropout_add/backward/{name}/4096/{draws:?}"), STRIP_UNITS,
+                summed_gradient_kernel::SummedGradientKernel [_ _ _ _ _ _ _ _]
                 (vector, STRIP_UNITS as usize, WORDS.div_ceil(vector), draws, [element; 2])
             );
-            let name = format!("bias_dropout_add/backward/{name}/4096/{draws:?}");
-            all.push(AotInstance::streaming(name, kernel));
         }
     }
-    all
 }

@@ -8,7 +8,7 @@ use cubecl::prelude::*;
 
 use super::super::backward::DropoutForwardOp;
 use super::*;
-use crate::cube::instance::{AotInstance, AotTarget, given, kernel, types};
+use crate::cube::instance::{AotList, given, instance, types};
 use crate::cube::{Elementwise, Operation, SPLITS, Split, empty, grid, launch_tuned};
 
 /// A portion of the split is a group of `each` vectors.
@@ -177,39 +177,26 @@ impl Elementwise for DropoutLaunch {
 }
 
 /// With a bias, a residual and every mask alignment.
-pub(super) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
-    let mut all = Vec::new();
+pub(super) fn aot_instances(list: &mut AotList) {
     for (name, element, vector) in types() {
         for draws in [
             MaskAlignment::None,
             MaskAlignment::Aligned,
             MaskAlignment::Any,
         ] {
-            let called = format!("bias_dropout_add/forward/{name}/{draws:?}");
             // A unit that draws has the most to hold in each portion.
             let splits = match draws {
                 MaskAlignment::Aligned => &SPLITS[..],
                 _ => &[DropoutLaunch::STATIC],
             };
-            for split in splits {
-                let kernel = instance(target, element, vector, draws, *split);
-                all.push(AotInstance::streaming(format!("{called}-{split}"), kernel));
+            for split in splits.iter().copied() {
+                instance!(
+                    list.streaming("bias_dropout_add/forward/{name}/{draws:?}-{split}"), split.units,
+                    bias_dropout_add_kernel::BiasDropoutAddKernel
+                    [_ (given(true)) (given(true)) _ _ _ _ _]
+                    (vector, WORDS.div_ceil(vector), draws, split, [element; 3])
+                );
             }
         }
     }
-    all
-}
-
-fn instance(
-    target: &AotTarget,
-    element: ElemType,
-    vector: usize,
-    draws: MaskAlignment,
-    split: Split,
-) -> bias_dropout_add_kernel::BiasDropoutAddKernel {
-    kernel!(
-        target, split.units, bias_dropout_add_kernel::BiasDropoutAddKernel
-        [_ (given(true)) (given(true)) _ _ _ _ _]
-        (vector, WORDS.div_ceil(vector), draws, split, [element; 3])
-    )
 }

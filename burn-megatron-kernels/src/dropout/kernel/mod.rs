@@ -7,7 +7,7 @@ use cubecl::client::Client;
 use cubecl::prelude::*;
 
 use super::DropoutMask;
-use crate::cube::instance::{AotInstance, AotTarget};
+use crate::cube::instance::AotList;
 
 pub(crate) mod alignment;
 mod backward;
@@ -34,8 +34,7 @@ fn optional<T: CubePrimitive>(tensor: Option<CubeTensor>) -> ComptimeOptionArgs<
 }
 
 /// The AOT instances of the operation.
-pub(crate) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
-    let mut all = forward::aot_instances(target);
-    all.extend(backward::aot_instances(target));
-    all
+pub(crate) fn aot_instances(list: &mut AotList) {
+    forward::aot_instances(list);
+    backward::aot_instances(list);
 }

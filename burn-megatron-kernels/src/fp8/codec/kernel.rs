@@ -9,7 +9,7 @@ use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
 use super::Coding;
-use crate::cube::instance::{AotInstance, AotTarget, kernel, types};
+use crate::cube::instance::{AotList, instance, types};
 use crate::cube::{RowPlan, empty, grid};
 use crate::fp8::format::{Format, Rounding};
 use crate::fp8::kernel as code;
@@ -219,37 +219,24 @@ pub(super) fn decode(codes: CubeTensor, count: usize, dtype: DType, coding: Codi
 }
 
 /// Every format from and to every type, and the scales.
-pub(crate) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
-    let codings = [
+pub(crate) fn aot_instances(list: &mut AotList) {
+    for (format, coding) in [
         ("e4m3", Coding::Value(Format::E4M3)),
         ("e5m2", Coding::Value(Format::E5M2)),
         ("e2m1", Coding::Value(Format::E2M1)),
         ("e8m0", Coding::Scale(Rounding::Up)),
-    ];
-    let mut all = vec![];
-    for (format, coding) in codings {
+    ] {
         for (name, dtype, vector) in types() {
             let plan = CodecPlan::of(vector, coding, false);
-            let encode = kernel!(
-                target, UNITS, encode_kernel::EncodeKernel
-                [_ _ _ _]
-                (vector, plan.words, plan, coding, dtype)
-            );
-            all.push(AotInstance::streaming(
-                format!("fp8/encode/{name}/{format}"),
-                encode,
-            ));
-            let decode = kernel!(
-                target, UNITS, decode_kernel::DecodeKernel
-                [_ _ _ _]
-                (vector, plan.words, plan, coding, dtype)
+            instance!(
+                list.streaming("fp8/encode/{name}/{format}"), UNITS,
+                encode_kernel::EncodeKernel [_ _ _ _] (vector, plan.words, plan, coding, dtype)
             );
             // It reads a quarter or half of the bytes that it writes.
-            all.push(AotInstance::other(
-                format!("fp8/decode/{name}/{format}"),
-                decode,
-            ));
+            instance!(
+                list.other("fp8/decode/{name}/{format}"), UNITS,
+                decode_kernel::DecodeKernel [_ _ _ _] (vector, plan.words, plan, coding, dtype)
+            );
         }
     }
-    all
 }

@@ -8,7 +8,7 @@ use cubecl::prelude::*;
 
 use super::ops::LogOp;
 use super::{LOG_COLUMNS, ScaleRules};
-use crate::cube::instance::{AotInstance, AotTarget, kernel};
+use crate::cube::instance::{AotList, instance};
 use crate::cube::{Reduction, RowPlan, cube_sum, empty, grid, own};
 use crate::fp8::kernel::tile::UNITS;
 use crate::fp8::quantize::kernel::reduce::cube_total;
@@ -173,9 +173,9 @@ pub(super) fn next_scales(rules: &ScaleRules, inputs: Vec<CubeTensor>) -> Vec<Cu
     outputs.into()
 }
 
-pub(crate) fn aot_instance(target: &AotTarget) -> AotInstance {
-    let kernel = kernel!(
-        target, UNITS, next_scales_kernel::NextScalesKernel [_ _ _ _ _ _ _ _] (true)
+pub(crate) fn aot_instances(list: &mut AotList) {
+    instance!(
+        list.other("fp8/next_scales"), UNITS,
+        next_scales_kernel::NextScalesKernel [_ _ _ _ _ _ _ _] (true)
     );
-    AotInstance::other("fp8/next_scales".into(), kernel)
 }

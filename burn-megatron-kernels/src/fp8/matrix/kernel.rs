@@ -9,7 +9,7 @@ use super::super::kernel::tile::{
     GROUPS, PATCH_ROWS, STAGED, UNITS, staged_index, transposed_words, write_columns,
 };
 use super::{BLOCK, words};
-use crate::cube::instance::{AotInstance, AotTarget, kernel};
+use crate::cube::instance::{AotList, instance};
 use crate::cube::{empty, grid};
 
 /// Loads of 16 codes that a row of a tile takes; with 4 rows for each unit they are the cube.
@@ -133,11 +133,10 @@ pub(super) fn pad(flat: CubeTensor, [rows, depth]: [usize; 2]) -> CubeTensor {
 }
 
 /// Both kernels.
-pub(crate) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
-    let transpose = kernel!(target, UNITS, transpose_kernel::TransposeKernel [_ _ _ _] (4));
-    let pad = kernel!(target, UNITS, pad_kernel::PadKernel [_ _ _ _] ());
-    vec![
-        AotInstance::streaming("fp8/transpose".into(), transpose),
-        AotInstance::other("fp8/pad".into(), pad),
-    ]
+pub(crate) fn aot_instances(list: &mut AotList) {
+    instance!(
+        list.streaming("fp8/transpose"), UNITS,
+        transpose_kernel::TransposeKernel [_ _ _ _] (4)
+    );
+    instance!(list.other("fp8/pad"), UNITS, pad_kernel::PadKernel [_ _ _ _] ());
 }

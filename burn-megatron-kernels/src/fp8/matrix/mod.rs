@@ -11,7 +11,7 @@ use crate::launch::launch_one;
 
 mod cpu;
 #[cfg(feature = "cubecl")]
-pub(super) mod kernel;
+pub(crate) mod kernel;
 mod ops;
 #[cfg(test)]
 mod tests;

@@ -7,7 +7,7 @@ use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
 use super::KeepOp;
-use crate::cube::instance::{AotInstance, AotTarget, kernel};
+use crate::cube::instance::{AotList, instance};
 use crate::cube::{empty, grid};
 
 /// Units of a cube.
@@ -127,16 +127,14 @@ pub(super) fn keep(op: &KeepOp, mut inputs: Vec<CubeTensor>) -> CubeTensor {
 }
 
 /// One of each; weights are in f32.
-pub(crate) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
-    let first = kernel!(target, UNITS, keep_first_kernel::KeepFirstKernel [_ _ _ _ _ _] ());
-    let dtype = dtype_to_storage_type(DType::F32);
-    let largest = kernel!(
-        target, UNITS, keep_largest_kernel::KeepLargestKernel
-        [_ _ _ _ _ _ _ _]
-        (dtype)
+pub(crate) fn aot_instances(list: &mut AotList) {
+    instance!(
+        list.other("moe/keep-first"), UNITS,
+        keep_first_kernel::KeepFirstKernel [_ _ _ _ _ _] ()
     );
-    vec![
-        AotInstance::other("moe/keep-first".into(), first),
-        AotInstance::other("moe/keep-largest".into(), largest),
-    ]
+    let dtype = dtype_to_storage_type(DType::F32);
+    instance!(
+        list.other("moe/keep-largest"), UNITS,
+        keep_largest_kernel::KeepLargestKernel [_ _ _ _ _ _ _ _] (dtype)
+    );
 }

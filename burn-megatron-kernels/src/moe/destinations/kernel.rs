@@ -5,7 +5,7 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::ExpertPlacement;
-use crate::cube::instance::{AotInstance, AotTarget, kernel};
+use crate::cube::instance::{AotList, instance};
 use crate::cube::{empty, grid};
 
 /// Units of a cube.
@@ -88,7 +88,7 @@ pub(super) fn destinations(ranks: &ExpertPlacement, indices: CubeTensor) -> Cube
 }
 
 /// One, for 64 experts on 8 ranks.
-pub(crate) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
+pub(crate) fn aot_instances(list: &mut AotList) {
     let ranks = ExpertPlacement {
         experts: 64,
         experts_per_rank: 8,
@@ -99,6 +99,8 @@ pub(crate) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
         size: 1,
         count: 8,
     };
-    let kernel = kernel!(target, UNITS, destinations_kernel::DestinationsKernel [_ _ _ _] (ranks));
-    vec![AotInstance::other("moe/destinations".into(), kernel)]
+    instance!(
+        list.other("moe/destinations"), UNITS,
+        destinations_kernel::DestinationsKernel [_ _ _ _] (ranks)
+    );
 }

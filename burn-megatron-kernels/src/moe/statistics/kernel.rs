@@ -9,7 +9,7 @@ use cubecl::prelude::*;
 
 use super::backward::{CountOp, GradientOp, SumKind, SumsOp};
 use crate::column_sum::kernel::{Partials, SumTarget, fold};
-use crate::cube::instance::{AotInstance, AotTarget, given, kernel, types};
+use crate::cube::instance::{AotList, given, instance, types};
 use crate::cube::{cube_sum, empty, grid};
 use crate::moe::permutation::sort::kernel::histogram;
 use crate::moe::router::kernel::{AOT_CUBE, TokenCube, scores};
@@ -311,13 +311,11 @@ pub(super) fn count(op: &CountOp, mut inputs: Vec<CubeTensor>) -> CubeTensor {
 }
 
 /// Of 256 experts, by each score, and of the z-loss.
-pub(crate) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
-    let kinds = scores().map(|(name, score)| (name, SumKind::Scores(score)));
-    let kinds = kinds
-        .into_iter()
-        .chain([("squared-lse", SumKind::SquaredLse)]);
-    let kinds: Vec<_> = kinds.collect();
-    let mut all = vec![];
+pub(crate) fn aot_instances(list: &mut AotList) {
+    let mut kinds = scores()
+        .map(|(name, score)| (name, SumKind::Scores(score)))
+        .to_vec();
+    kinds.push(("squared-lse", SumKind::SquaredLse));
     for (name, dtype, _) in types() {
         for (of, kind) in &kinds {
             let variant = SumVariant {
@@ -325,24 +323,20 @@ pub(crate) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
                 size: kind.width(256),
                 cube: AOT_CUBE,
             };
-            let kernel = kernel!(
-                target, AOT_CUBE.units, router_sums_kernel::RouterSumsKernel
-                [_ (given(true)) _ _ _ _ _ _]
-                (variant, dtype)
+            instance!(
+                list.other("moe/sums/{name}/{of}"), AOT_CUBE.units,
+                router_sums_kernel::RouterSumsKernel
+                [_ (given(true)) _ _ _ _ _ _] (variant, dtype)
             );
-            all.push(AotInstance::other(format!("moe/sums/{name}/{of}"), kernel));
-            let kernel = kernel!(
-                target, AOT_CUBE.units, router_sums_gradient_kernel::RouterSumsGradientKernel
-                [_ _ (given(true)) _ _ _ _]
-                (*kind, AOT_CUBE, dtype)
+            instance!(
+                list.other("moe/sums-gradient/{name}/{of}"), AOT_CUBE.units,
+                router_sums_gradient_kernel::RouterSumsGradientKernel
+                [_ _ (given(true)) _ _ _ _] (*kind, AOT_CUBE, dtype)
             );
-            all.push(AotInstance::other(
-                format!("moe/sums-gradient/{name}/{of}"),
-                kernel,
-            ));
         }
     }
-    let kernel = kernel!(target, UNITS, add_counts_kernel::AddCountsKernel [_ _ _ _ _] ());
-    all.push(AotInstance::other("moe/add-counts".into(), kernel));
-    all
+    instance!(
+        list.other("moe/add-counts"), UNITS,
+        add_counts_kernel::AddCountsKernel [_ _ _ _ _] ()
+    );
 }

@@ -5,7 +5,7 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::*;
-use crate::cube::instance::{AotInstance, AotTarget, given, kernel, types as elements};
+use crate::cube::instance::{AotList, given, instance, types as elements};
 use crate::cube::{cube_sum, empty, grid, lane_sum};
 
 /// Elements that a unit keeps at most, of the output and of its gradient each.
@@ -211,28 +211,24 @@ fn sum_of_heads(plan: &SoftmaxProblem, rows: CubeTensor) -> CubeTensor {
 
 /// Rows of 4096 keys, read twice and in registers, the widest rows in registers, and the sum over
 /// the rows of a head.
-pub(super) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
-    let mut all = Vec::new();
+pub(super) fn aot_instances(list: &mut AotList) {
     for (name, element, vector) in elements() {
-        for (register_vectors, units) in [
+        for (held, units) in [
             (0, 4096 / PREFERRED_VALUES as u32),
             (PREFERRED_VALUES / vector, 4096 / PREFERRED_VALUES as u32),
             (REGISTER_VALUES / vector, 1024),
         ] {
-            let kernel = kernel!(
-                target, units, gradient_kernel::GradientKernel
+            let keys = units as usize * (vector * held).max(PREFERRED_VALUES);
+            instance!(
+                list.streaming("masked_softmax/backward/{name}/{keys}/held{held}"), units,
+                gradient_kernel::GradientKernel
                 [_ _ (given(true)) (given(false)) _ (given(true)) _ _ _]
-                (vector, KeyRangeKind::Window, register_vectors, units, true, element)
+                (vector, KeyRangeKind::Window, held, units, true, element)
             );
-            let keys = units as usize * (vector * register_vectors).max(PREFERRED_VALUES);
-            let name = format!("masked_softmax/backward/{name}/{keys}/held{register_vectors}");
-            all.push(AotInstance::streaming(name, kernel));
         }
     }
-    let kernel = kernel!(target, 1024, sink_kernel::SinkKernel [_ _ _] (1024, true));
-    all.push(AotInstance::other(
-        "masked_softmax/sink/f32/1024".into(),
-        kernel,
-    ));
-    all
+    instance!(
+        list.other("masked_softmax/sink/f32/1024"), 1024,
+        sink_kernel::SinkKernel [_ _ _] (1024, true)
+    );
 }

@@ -5,7 +5,7 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::*;
-use crate::cube::instance::{AotInstance, AotTarget, given, kernel, types as elements};
+use crate::cube::instance::{AotList, given, instance, types as elements};
 use crate::cube::{cube_max, cube_sum, empty, grid, lane_max, lane_sum};
 
 /// Values in f32 that a unit keeps at most: a cube of 1024 units has 64 registers per unit.
@@ -258,21 +258,17 @@ pub(in super::super) fn forward(
 }
 
 /// Rows of 4096 keys, in registers and read twice.
-pub(super) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
-    let mut all = Vec::new();
+pub(super) fn aot_instances(list: &mut AotList) {
     for (name, element, vector) in elements() {
         for register_vectors in [0, 4] {
             let units = 4096 / (vector * 4) as u32;
-            let kernel = kernel!(
-                target, units, softmax_kernel::SoftmaxKernel
-                [_ (given(true)) (given(false)) (given(false)) _ (given(true)) _ _ _ _
-                _]
+            instance!(
+                list.streaming("masked_softmax/forward/{name}/4096/held{register_vectors}"), units,
+                softmax_kernel::SoftmaxKernel
+                [_ (given(true)) (given(false)) (given(false)) _ (given(true)) _ _ _ _ _]
                 (vector, KeyRangeKind::Window, false, register_vectors, units, true, [element,
                 ElemType::UInt(UIntKind::U8)])
             );
-            let name = format!("masked_softmax/forward/{name}/4096/held{register_vectors}");
-            all.push(AotInstance::streaming(name, kernel));
         }
     }
-    all
 }

@@ -10,7 +10,7 @@ use cubecl::ir::{ElemType, UIntKind};
 use cubecl::prelude::*;
 
 use super::{KeyRange, SinkKind, SoftmaxProblem};
-use crate::cube::instance::{AotInstance, AotTarget, default_fields};
+use crate::cube::instance::{AotList, default_fields};
 use crate::cube::{Reduction, RowPlan};
 
 mod backward;
@@ -139,8 +139,7 @@ where
 }
 
 /// The AOT instances of the operation.
-pub(crate) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
-    let mut all = forward::aot_instances(target);
-    all.extend(backward::aot_instances(target));
-    all
+pub(crate) fn aot_instances(list: &mut AotList) {
+    forward::aot_instances(list);
+    backward::aot_instances(list);
 }

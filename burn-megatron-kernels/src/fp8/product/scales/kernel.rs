@@ -7,7 +7,7 @@ use cubecl::ir::{ElemType, FloatKind, UIntKind};
 use cubecl::prelude::*;
 
 use super::{ScaleOrder, TILE};
-use crate::cube::instance::{AotInstance, AotTarget, kernel};
+use crate::cube::instance::{AotList, instance};
 use crate::cube::{empty, grid};
 
 /// Units per cube. They share nothing, so any number that fills a multiprocessor works.
@@ -88,19 +88,17 @@ pub(super) fn arrange(order: ScaleOrder, scales: CubeTensor) -> CubeTensor {
 }
 
 /// Every order, with the words that it is for.
-pub(crate) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
+pub(crate) fn aot_instances(list: &mut AotList) {
     let float = ElemType::Float(FloatKind::F32);
     let codes = ElemType::UInt(UIntKind::U32);
-    [
+    for (name, order, dtype) in [
         ("transposed", ScaleOrder::Transposed, float),
         ("filled", ScaleOrder::Filled, float),
         ("tiled", ScaleOrder::Tiled, codes),
-    ]
-    .map(|(name, order, dtype)| {
-        let kernel = kernel!(
-            target, UNITS, arrange_kernel::ArrangeKernel [_ _ _ _ _] (order, dtype)
+    ] {
+        instance!(
+            list.other("library_scales/{name}"), UNITS,
+            arrange_kernel::ArrangeKernel [_ _ _ _ _] (order, dtype)
         );
-        AotInstance::other(format!("library_scales/{name}"), kernel)
-    })
-    .into()
+    }
 }

@@ -7,7 +7,7 @@ use super::reduce::{FinishVariant, finish_kernel, scale_kernel};
 use super::values::{DequantizeVariant, amax_kernel, dequantize_kernel};
 use crate::activation::Activation;
 use crate::activation::kernel::ActivationVariant;
-use crate::cube::instance::{AotInstance, AotTarget, given, kernel, types};
+use crate::cube::instance::{AotList, given, instance, types};
 use crate::fp8::format::Format;
 use crate::fp8::kernel::tile::UNITS;
 
@@ -39,8 +39,7 @@ fn sources() -> Vec<(&'static str, ScalingKind, Option<Activation>)> {
 }
 
 /// Both copies by every way of scaling and in every type; largest magnitudes; values.
-pub(crate) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
-    let mut all = vec![];
+pub(crate) fn aot_instances(list: &mut AotList) {
     for (name, dtype, vector) in types() {
         for (scaling, kind, activation) in sources() {
             let plan = QuantizePlan {
@@ -54,21 +53,18 @@ pub(crate) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
                 flushes: false,
                 unrolled: true,
             };
-            let kernel = kernel!(
-                target, UNITS, quantize_kernel::QuantizeKernel
+            let source = activation.map_or(String::new(), |activation| format!("{activation:?}/"));
+            instance!(
+                list.streaming("fp8/quantize/{source}{scaling}/{name}"), UNITS,
+                quantize_kernel::QuantizeKernel
                 [_ (given(activation.is_some())) _ _ _ _ _ _ _ _ _]
                 (vector, plan.patch() / 4, 4, plan, dtype)
             );
-            let name = match activation {
-                Some(activation) => format!("fp8/quantize/{activation:?}/{scaling}/{name}"),
-                None => format!("fp8/quantize/{scaling}/{name}"),
-            };
-            all.push(AotInstance::streaming(name, kernel));
         }
-        let amax = kernel!(
-            target, UNITS, amax_kernel::AmaxKernel [_ _ _] (vector, true, dtype)
+        instance!(
+            list.streaming("fp8/amax/{name}"), UNITS,
+            amax_kernel::AmaxKernel [_ _ _] (vector, true, dtype)
         );
-        all.push(AotInstance::streaming(format!("fp8/amax/{name}"), amax));
     }
     // A word of codes for 128 bits of values.
     for (scaling, kind) in KINDS {
@@ -77,32 +73,23 @@ pub(crate) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
             format: Format::E4M3,
             flushes: false,
         };
-        let kernel = kernel!(
-            target, UNITS, dequantize_kernel::DequantizeKernel [_ _ _ _ _] (4, reading, 4)
+        instance!(
+            list.other("fp8/dequantize/{scaling}"), UNITS,
+            dequantize_kernel::DequantizeKernel [_ _ _ _ _] (4, reading, 4)
         );
-        all.push(AotInstance::other(
-            format!("fp8/dequantize/{scaling}"),
-            kernel,
-        ));
     }
-    all.extend(small(target));
-    all.extend(crate::fp8::matrix::kernel::aot_instances(target));
-    all.push(crate::fp8::delayed::kernel::aot_instance(target));
-    all
-}
-
-/// The kernels of one cube.
-fn small(target: &AotTarget) -> [AotInstance; 2] {
     let finish = FinishVariant {
         counts: true,
         logged: true,
         descale: true,
         planes: true,
     };
-    let finish = kernel!(target, UNITS, finish_kernel::FinishKernel [_ _ _ _ _ _ _ _] (finish));
-    let scale = kernel!(target, 1, scale_kernel::ScaleKernel [_ _ _] (false, Format::E4M3));
-    [
-        AotInstance::other("fp8/finish".into(), finish),
-        AotInstance::other("fp8/scale".into(), scale),
-    ]
+    instance!(
+        list.other("fp8/finish"), UNITS,
+        finish_kernel::FinishKernel [_ _ _ _ _ _ _ _] (finish)
+    );
+    instance!(
+        list.other("fp8/scale"), 1,
+        scale_kernel::ScaleKernel [_ _ _] (false, Format::E4M3)
+    );
 }

@@ -6,7 +6,7 @@ use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
 use super::GatherOp;
-use crate::cube::instance::{AotInstance, AotTarget, kernel, types};
+use crate::cube::instance::{AotList, instance, types};
 use crate::cube::{RowPlan, empty, grid};
 
 /// Units of a cube.
@@ -83,21 +83,14 @@ pub(super) fn gather(op: &GatherOp, mut inputs: Vec<CubeTensor>) -> CubeTensor {
 }
 
 /// Rows of whole vectors, and weights.
-pub(crate) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
-    let mut all = vec![];
+pub(crate) fn aot_instances(list: &mut AotList) {
     for (name, dtype, vector) in types() {
         for vector in [vector, 1] {
-            let kernel = kernel!(
-                target, UNITS, gather_kernel::GatherKernel
-                [_ _ _ _ _ _ _]
-                (vector, dtype)
-            );
             // Rows are gathered: their indices are read one by one.
-            all.push(AotInstance::other(
-                format!("moe/gather/{name}/{vector}"),
-                kernel,
-            ));
+            instance!(
+                list.other("moe/gather/{name}/{vector}"), UNITS,
+                gather_kernel::GatherKernel [_ _ _ _ _ _ _] (vector, dtype)
+            );
         }
     }
-    all
 }

@@ -10,7 +10,7 @@ use cubecl::prelude::*;
 
 use super::super::layout::LayoutSizes;
 use super::{CHUNK, CountOp, MAX_EXPERTS, PlaceOp};
-use crate::cube::instance::{AotInstance, AotTarget, kernel};
+use crate::cube::instance::{AotList, instance};
 use crate::cube::{empty, grid};
 
 /// Units of a cube.
@@ -260,16 +260,11 @@ fn matrix(tensor: &CubeTensor) -> [usize; 2] {
 }
 
 /// One of each: nothing depends on sizes.
-pub(crate) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
-    let histogram = kernel!(
-        target, UNITS, histogram_kernel::HistogramKernel
-        [_ _ _ _ _ _] ()
+pub(crate) fn aot_instances(list: &mut AotList) {
+    instance!(
+        list.other("moe/histogram"), UNITS,
+        histogram_kernel::HistogramKernel [_ _ _ _ _ _] ()
     );
-    let scan = kernel!(target, UNITS, scan_kernel::ScanKernel [_ _ _ _ _ _] ());
-    let place = kernel!(target, UNITS, place_kernel::PlaceKernel [_ _ _ _ _ _ _ _] ());
-    vec![
-        AotInstance::other("moe/histogram".into(), histogram),
-        AotInstance::other("moe/scan".into(), scan),
-        AotInstance::other("moe/place".into(), place),
-    ]
+    instance!(list.other("moe/scan"), UNITS, scan_kernel::ScanKernel [_ _ _ _ _ _] ());
+    instance!(list.other("moe/place"), UNITS, place_kernel::PlaceKernel [_ _ _ _ _ _ _ _] ());
 }

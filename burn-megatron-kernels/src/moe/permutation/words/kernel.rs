@@ -5,7 +5,7 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::PermuteWordsOp;
-use crate::cube::instance::{AotInstance, AotTarget, kernel};
+use crate::cube::instance::{AotList, instance};
 use crate::cube::{empty, grid};
 
 /// Units of a cube.
@@ -66,12 +66,10 @@ pub(super) fn permute_words(op: &PermuteWordsOp, mut inputs: Vec<CubeTensor>) ->
 }
 
 /// One, for any widths.
-pub(crate) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
-    let kernel = kernel!(
-        target, UNITS, permute_words_kernel::PermuteWordsKernel
-        [_ _ _ _ _ _ _ _]
-        ()
-    );
+pub(crate) fn aot_instances(list: &mut AotList) {
     // Rows are gathered: their indices are read one by one.
-    vec![AotInstance::other("moe/permute_words".into(), kernel)]
+    instance!(
+        list.other("moe/permute_words"), UNITS,
+        permute_words_kernel::PermuteWordsKernel [_ _ _ _ _ _ _ _] ()
+    );
 }

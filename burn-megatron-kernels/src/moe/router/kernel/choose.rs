@@ -7,7 +7,7 @@ use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
 use super::{AOT_CUBE, TokenCube, matrix, scores};
-use crate::cube::instance::{AotInstance, AotTarget, given, kernel, types};
+use crate::cube::instance::{AotList, given, instance, types};
 use crate::cube::{empty, grid};
 use crate::moe::router::{LOWEST, RouterOptions};
 use crate::moe::score::ScoreFunction;
@@ -202,29 +202,22 @@ pub(in crate::moe::router) fn choose(
 }
 
 /// 256 experts, by each score, and as DeepSeek-V3 chooses them.
-pub(super) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
-    let mut all = vec![];
+pub(super) fn aot_instances(list: &mut AotList) {
     for (name, dtype, _) in types() {
         for (of, score) in scores() {
-            for grouped in [false, true] {
+            for (form, grouped) in [("plain", false), ("grouped", true)] {
                 let variant = ChooseVariant {
                     score,
                     grouped,
                     size: 256,
                     cube: AOT_CUBE,
                 };
-                let kernel = kernel!(
-                    target, AOT_CUBE.units, choose_kernel::ChooseKernel
-                    [_ (given(grouped)) _ _ _ _ _ _ _]
-                    (variant, dtype)
+                instance!(
+                    list.other("moe/choose/{name}/{of}/{form}"), AOT_CUBE.units,
+                    choose_kernel::ChooseKernel
+                    [_ (given(grouped)) _ _ _ _ _ _ _] (variant, dtype)
                 );
-                let form = if grouped { "grouped" } else { "plain" };
-                all.push(AotInstance::other(
-                    format!("moe/choose/{name}/{of}/{form}"),
-                    kernel,
-                ));
             }
         }
     }
-    all
 }

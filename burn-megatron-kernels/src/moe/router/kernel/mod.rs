@@ -3,7 +3,7 @@
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::client::Client;
 
-use crate::cube::instance::{AotInstance, AotTarget};
+use crate::cube::instance::AotList;
 use crate::cube::{Reduction, RowPlan};
 use crate::moe::score::ScoreFunction;
 
@@ -51,8 +51,7 @@ fn matrix(tensor: &CubeTensor) -> [usize; 2] {
     [shape[0], shape[1]]
 }
 
-pub(crate) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
-    let mut all = choose::aot_instances(target);
-    all.extend(weights::aot_instances(target));
-    all
+pub(crate) fn aot_instances(list: &mut AotList) {
+    choose::aot_instances(list);
+    weights::aot_instances(list);
 }

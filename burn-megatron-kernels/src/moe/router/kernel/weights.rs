@@ -7,7 +7,7 @@ use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
 use super::{AOT_CUBE, TokenCube, matrix, scores};
-use crate::cube::instance::{AotInstance, AotTarget, kernel, types};
+use crate::cube::instance::{AotList, instance, types};
 use crate::cube::{empty, grid};
 use crate::moe::router::RouterOptions;
 use crate::moe::score::ScoreFunction;
@@ -237,8 +237,7 @@ pub(in crate::moe::router) fn gradient(
 }
 
 /// By each score.
-pub(super) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
-    let mut all = vec![];
+pub(super) fn aot_instances(list: &mut AotList) {
     for (name, dtype, _) in types() {
         for (of, score) in scores() {
             let variant = WeightsVariant {
@@ -246,25 +245,15 @@ pub(super) fn aot_instances(target: &AotTarget) -> Vec<AotInstance> {
                 normalizes: true,
                 cube: AOT_CUBE,
             };
-            let kernel = kernel!(
-                target, AOT_CUBE.units, router_weights_kernel::RouterWeightsKernel
-                [_ _ _ _ _ _ _]
-                (variant, dtype)
+            instance!(
+                list.other("moe/weights/{name}/{of}"), AOT_CUBE.units,
+                router_weights_kernel::RouterWeightsKernel [_ _ _ _ _ _ _] (variant, dtype)
             );
-            all.push(AotInstance::other(
-                format!("moe/weights/{name}/{of}"),
-                kernel,
-            ));
-            let kernel = kernel!(
-                target, AOT_CUBE.units, router_weights_gradient_kernel::RouterWeightsGradientKernel
-                [_ _ _ _ _ _ _ _]
-                (variant, dtype)
+            instance!(
+                list.other("moe/router-gradient/{name}/{of}"), AOT_CUBE.units,
+                router_weights_gradient_kernel::RouterWeightsGradientKernel
+                [_ _ _ _ _ _ _ _] (variant, dtype)
             );
-            all.push(AotInstance::other(
-                format!("moe/router-gradient/{name}/{of}"),
-                kernel,
-            ));
         }
     }
-    all
 }
