@@ -60,6 +60,21 @@ impl KernelError {
             message: message.into(),
         }
     }
+
+    /// An option out of its range.
+    pub(crate) fn option(
+        operation: &'static str,
+        name: &'static str,
+        value: impl ToString,
+        fits: &'static str,
+    ) -> Self {
+        Self::Option {
+            operation,
+            name,
+            value: value.to_string(),
+            fits,
+        }
+    }
 }
 
 /// Returns the value, or panics with the message of the error.

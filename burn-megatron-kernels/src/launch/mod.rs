@@ -105,6 +105,14 @@ pub(crate) fn launch(kernel: impl DeviceOp, inputs: Vec<DispatchTensor>) -> Vec<
     backend::run(Arc::new(kernel), inputs, outputs)
 }
 
+/// Returns a known number of inputs or outputs of a kernel.
+pub(crate) fn exactly<T, const N: usize>(tensors: Vec<T>) -> [T; N] {
+    match <[T; N]>::try_from(tensors) {
+        Ok(tensors) => tensors,
+        Err(tensors) => unreachable!("{} tensors of a kernel that has {N}", tensors.len()),
+    }
+}
+
 /// [`launch`] for a kernel with one output.
 pub(crate) fn launch_one(kernel: impl DeviceOp, inputs: Vec<DispatchTensor>) -> DispatchTensor {
     launch(kernel, inputs).remove(0)
