@@ -7,7 +7,7 @@ use burn::tensor::Tensor;
 
 use super::engine::AttentionEngine;
 use super::problem::{AttentionProblem, ProjectionGradients, Projections};
-use crate::Function;
+use crate::function::{Function, Gradients, Tensors};
 
 /// Inputs: queries, keys and values or the joint projection, then the sink if there is one.
 ///
@@ -32,12 +32,7 @@ impl Function for Attention {
         (out, saved)
     }
 
-    fn backward(
-        &self,
-        saved: Vec<DispatchTensor>,
-        gradient: DispatchTensor,
-        _needed: &[bool],
-    ) -> Vec<Option<DispatchTensor>> {
+    fn backward(&self, saved: Tensors, gradient: DispatchTensor, _needed: &[bool]) -> Gradients {
         let mut saved = saved.into_iter();
         let (projections, sink) = self.inputs(&mut saved);
         let result = (next(&mut saved), next(&mut saved));

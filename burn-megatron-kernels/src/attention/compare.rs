@@ -86,7 +86,7 @@ impl SmallProblem {
                 |count, width, key| random([BATCH, LENGTH, count, width], 2.0, key, &device, dtype);
             let q = part(heads.heads, heads.width, 2);
             let (k, v) = (part(groups, heads.width, 3), part(groups, value_width, 4));
-            let problem = AttentionProblem::separate(&q, &k, &v, None, &options)?;
+            let problem = AttentionProblem::separate([&q, &k, &v], None, &options)?;
             (problem, Projections::Separate { q, k, v })
         };
         let dout = random(problem.out_shape(), 1.0, 1, &device, dtype);

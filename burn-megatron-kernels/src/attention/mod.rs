@@ -100,13 +100,8 @@ pub fn flash_attention_with(
     sink: Option<Tensor<1>>,
     options: &AttentionOptions,
 ) -> Tensor<4> {
-    let problem = accept(AttentionProblem::separate(
-        &q,
-        &k,
-        &v,
-        sink.as_ref(),
-        options,
-    ));
+    let problem = AttentionProblem::separate([&q, &k, &v], sink.as_ref(), options);
+    let problem = accept(problem);
     let mut inputs = [q, k, v].map(Tensor::into_dispatch).to_vec();
     inputs.extend(widened(&problem, sink).map(Tensor::into_dispatch));
     apply(inputs, step(engine, problem))
@@ -141,12 +136,8 @@ pub fn flash_attention_packed_with(
     sink: Option<Tensor<1>>,
     options: &AttentionOptions,
 ) -> Tensor<3> {
-    let problem = accept(AttentionProblem::packed(
-        &qkv,
-        heads,
-        sink.as_ref(),
-        options,
-    ));
+    let problem = AttentionProblem::packed(&qkv, heads, sink.as_ref(), options);
+    let problem = accept(problem);
     let mut inputs = vec![qkv.into_dispatch()];
     inputs.extend(widened(&problem, sink).map(Tensor::into_dispatch));
     apply(inputs, step(engine, problem))
@@ -171,13 +162,8 @@ pub fn attention_forward(
     sink: Option<Tensor<1>>,
     options: &AttentionOptions,
 ) -> (Tensor<4>, Tensor<3>) {
-    let problem = accept(AttentionProblem::separate(
-        &q,
-        &k,
-        &v,
-        sink.as_ref(),
-        options,
-    ));
+    let problem = AttentionProblem::separate([&q, &k, &v], sink.as_ref(), options);
+    let problem = accept(problem);
     check_support(engine, &problem);
     let sink = widened(&problem, sink);
     let projections = Projections::Separate { q, k, v };
@@ -209,13 +195,8 @@ pub fn attention_backward(
     options: &AttentionOptions,
     sums: Option<FlatGradients>,
 ) -> AttentionGradients {
-    let problem = accept(AttentionProblem::separate(
-        &q,
-        &k,
-        &v,
-        sink.as_ref(),
-        options,
-    ));
+    let problem = AttentionProblem::separate([&q, &k, &v], sink.as_ref(), options);
+    let problem = accept(problem);
     accept(problem.check_result(&result, &dout, sums.as_ref()));
     check_support(engine, &problem);
     let narrow = sink.as_ref().map(|sink| sink.dtype());

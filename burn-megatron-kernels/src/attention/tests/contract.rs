@@ -376,7 +376,7 @@ fn the_largest_scores_are_those_of_the_visible_products() {
                 let [of_q, of_k] = [&q, &k].map(|x| doubles(x.clone()));
                 let options = case.options(&device);
                 let problem =
-                    AttentionProblem::separate(&q, &k, &v, sink.as_ref(), &options).unwrap();
+                    AttentionProblem::separate([&q, &k, &v], sink.as_ref(), &options).unwrap();
                 let projections = Projections::Separate { q, k, v };
                 let forward = |with_max| {
                     engine.forward(&problem, projections.clone(), sink.clone(), with_max)

@@ -37,7 +37,7 @@ fn the_log_sum_exp_of_the_matrix_units_is_that_of_the_portable_kernels() {
                 causal: true,
                 ..Default::default()
             };
-            let problem = AttentionProblem::separate(&q, &k, &v, None, &options).unwrap();
+            let problem = AttentionProblem::separate([&q, &k, &v], None, &options).unwrap();
             let projections = Projections::Separate { q, k, v };
             let (out, lse, _) = engine.forward(&problem, projections.clone(), None, false);
             let (expected, of_portable, _) = Portable.forward(&problem, projections, None, false);
