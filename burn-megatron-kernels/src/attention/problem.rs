@@ -40,6 +40,44 @@ pub struct AttentionProblem {
     pub sink: bool,
     /// Whether queries, keys and values come as one joint projection.
     pub packed: bool,
+    /// Whether the forward also returns the largest score of each query.
+    pub with_max: bool,
+}
+
+/// The inputs of an attention.
+#[derive(Clone, Debug)]
+pub struct AttentionInputs {
+    /// Queries, keys and values.
+    pub projections: Projections,
+    /// `[heads]`, in the type of the log-sum-exp.
+    pub sink: Option<Tensor<1>>,
+}
+
+/// The results of a forward.
+#[derive(Clone, Debug)]
+pub struct AttentionOutputs {
+    /// `[batch, queries, heads, value width]`. A query that sees no key gets 0.
+    pub out: Tensor<4>,
+    /// `[batch, heads, queries]`: the log-sum-exp of the scores that each query sees, its sink included. It is f64 for f64,
+    /// otherwise f32, and minus infinity for a query that sees no key.
+    pub lse: Tensor<3>,
+    /// The largest score of each query, scaled and masked, without the sink, in the shape and the type of the log-sum-exp.
+    /// For a query that sees nothing it is minus infinity, or at most -1e30.
+    pub largest: Option<Tensor<3>>,
+}
+
+/// The inputs of a backward.
+#[derive(Debug)]
+pub struct BackwardInputs {
+    /// Those of the forward.
+    pub inputs: AttentionInputs,
+    /// Output and log-sum-exp. They may cover more keys than these: probabilities are `exp(score - lse)`.
+    pub result: (Tensor<4>, Tensor<3>),
+    /// The gradient of the output.
+    pub dout: Tensor<4>,
+    /// Where the gradients of keys and values are written or added as they were summed. Only with separate projections,
+    /// and checked.
+    pub sums: Option<FlatGradients>,
 }
 
 /// Queries, keys and values.
@@ -208,6 +246,7 @@ impl AttentionProblem {
             options,
             sink: sink.is_some(),
             packed,
+            with_max: false,
         })
     }
 

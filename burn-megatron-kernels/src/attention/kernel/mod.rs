@@ -32,28 +32,21 @@ use tile::{
 };
 
 use super::mask::MaskRange;
-use super::ops::HeadStrides;
+use super::ops::{AttentionOp, HeadStrides, Kernels, Pass};
 use super::problem::AttentionProblem;
 use crate::cpu::wide;
-use crate::cube::{Reduction, RowPlan, empty, grid, own};
+use crate::cube::{RowPlan, empty, grid, optional, own};
 use crate::gradient::Place;
 
-/// Outputs as [`AttentionForwardOp`](super::ops::AttentionForwardOp) has them.
-pub(super) fn forward(
-    problem: &AttentionProblem,
-    inputs: Vec<CubeTensor>,
-    with_max: bool,
-) -> Vec<CubeTensor> {
-    AttentionCall::new(problem, inputs, None, TilePlan::new).forward(with_max)
-}
-
-/// Outputs as [`AttentionBackwardOp`](super::ops::AttentionBackwardOp) has them.
-pub(super) fn backward(
-    problem: &AttentionProblem,
-    inputs: Vec<CubeTensor>,
-    places: Option<[Place; 2]>,
-) -> Vec<CubeTensor> {
-    AttentionCall::new(problem, inputs, places, TilePlan::new).backward()
+/// See [`Pass`] for inputs and outputs.
+pub(super) fn run(op: &AttentionOp, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
+    match op.kernels {
+        Kernels::Portable => AttentionCall::new(op, inputs, TilePlan::new).run(),
+        Kernels::Mma => {
+            let inputs = mma::aligned(&op.problem, inputs);
+            AttentionCall::new(op, inputs, mma::plan).run()
+        }
+    }
 }
 
 tiles!(
@@ -69,6 +62,7 @@ tiles!(
 #[derive(Debug)]
 struct AttentionCall<'a, T> {
     problem: &'a AttentionProblem,
+    pass: Pass,
     projections: Vec<CubeTensor>,
     /// The inputs after the projections, contiguous.
     rest: VecDeque<CubeTensor>,
@@ -81,12 +75,16 @@ struct AttentionCall<'a, T> {
 
 impl<'a, T: Tiles> AttentionCall<'a, T> {
     fn new(
-        problem: &'a AttentionProblem,
+        op: &'a AttentionOp,
         mut inputs: Vec<CubeTensor>,
-        places: Option<[Place; 2]>,
         plan: impl FnOnce(&Client, &AttentionProblem, &[HeadStrides]) -> TilePlan<T>,
     ) -> Self {
-        let rest = inputs.split_off(if problem.packed { 1 } else { 3 });
+        let (problem, pass) = (&op.problem, op.pass);
+        let places = match pass {
+            Pass::Forward => None,
+            Pass::Backward { places } => places,
+        };
+        let rest = inputs.split_off(problem.projections());
         let projections: Vec<_> = inputs.into_iter().map(readable).collect();
         let layouts: Vec<_> = projections
             .iter()
@@ -97,6 +95,7 @@ impl<'a, T: Tiles> AttentionCall<'a, T> {
         let all = [head_strides, gradients].concat();
         Self {
             problem,
+            pass,
             plan: plan(&projections[0].client, problem, &all),
             projections,
             rest: rest.into_iter().map(into_contiguous).collect(),
@@ -114,19 +113,26 @@ impl<'a, T: Tiles> AttentionCall<'a, T> {
         }
     }
 
-    fn forward(mut self, with_max: bool) -> Vec<CubeTensor> {
+    fn run(self) -> Vec<CubeTensor> {
+        match self.pass {
+            Pass::Forward => self.forward(),
+            Pass::Backward { .. } => self.backward(),
+        }
+    }
+
+    fn forward(mut self) -> Vec<CubeTensor> {
         let problem = self.problem;
         let sink = problem.sink.then(|| self.next());
         let bounds = problem.options.ranges.is_some().then(|| self.next());
         let like = &self.projections[0];
         let out = empty(like, problem.out_shape(), problem.dtype);
-        let shape = problem.statistics_shape(with_max);
+        let shape = problem.statistics_shape();
         let lse = empty(like, shape, wide(problem.dtype));
         T::forward(
             self.of_queries(self.plan.forward, bounds),
-            ComptimeOptionArgs::from(sink.map(CubeTensor::into_tensor_arg)),
+            optional(sink),
             [&out, &lse].map(buffer),
-            with_max,
+            problem.with_max,
         );
         vec![out, lse]
     }
@@ -229,7 +235,7 @@ impl<'a, T: Tiles> AttentionCall<'a, T> {
             tiles,
             vector: self.plan.vector,
             projections: [0, 1, 2].map(|part| buffer(&self.projections[part.min(last)])),
-            bounds: ComptimeOptionArgs::from(bounds.map(CubeTensor::into_tensor_arg)),
+            bounds: optional(bounds),
             strides: AttentionStridesLaunch::new(q, k, v, in_vectors(out)),
             sizes: AttentionSizesLaunch::new(
                 DeviceMaskRangeLaunch::new(
@@ -280,7 +286,7 @@ impl<'a, T: Tiles> AttentionCall<'a, T> {
         let heads = problem.heads.heads;
         let dsink = empty(&sink, [heads], wide(problem.dtype));
         let client = sink.client.clone();
-        let reduction = RowPlan::new(&client, problem.dtype, problem.heads.width).reduction;
+        let plan = RowPlan::new(&client, problem.dtype, problem.heads.width);
         let units = client.properties().hardware.plane_size_max.max(256);
         unsafe {
             attention_sink::launch_unchecked(
@@ -295,7 +301,7 @@ impl<'a, T: Tiles> AttentionCall<'a, T> {
                 heads as u32,
                 problem.queries as u32,
                 units,
-                reduction == Reduction::Planes,
+                plan.planes(),
             );
         }
         dsink

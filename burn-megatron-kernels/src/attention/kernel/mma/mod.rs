@@ -22,37 +22,18 @@ pub(in crate::attention) use plan::{MAX_WIDTH, STEP, shared_memory};
 
 use forward::mma_forward;
 use keys::mma_keys;
-use plan::{MmaShape, plan};
+use plan::MmaShape;
+pub(super) use plan::plan;
 use queries::mma_queries;
 
 use super::super::problem::AttentionProblem;
-use super::AttentionCall;
 use super::launch::{KeyTarget, LaunchArgs, Tiles, tiles};
 use super::tile::DeviceStridesLaunch;
 use crate::cube::mma;
-use crate::gradient::Place;
-
-/// Outputs as [`AttentionForwardOp`](super::super::ops::AttentionForwardOp) has them.
-pub(in crate::attention) fn forward(
-    problem: &AttentionProblem,
-    inputs: Vec<CubeTensor>,
-    with_max: bool,
-) -> Vec<CubeTensor> {
-    AttentionCall::new(problem, aligned(problem, inputs), None, plan).forward(with_max)
-}
-
-/// Outputs as [`AttentionBackwardOp`](super::super::ops::AttentionBackwardOp) has them.
-pub(in crate::attention) fn backward(
-    problem: &AttentionProblem,
-    inputs: Vec<CubeTensor>,
-    places: Option<[Place; 2]>,
-) -> Vec<CubeTensor> {
-    AttentionCall::new(problem, aligned(problem, inputs), places, plan).backward()
-}
 
 /// The inputs with [aligned](mma::aligned) projections.
-fn aligned(problem: &AttentionProblem, mut inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
-    let rest = inputs.split_off(if problem.packed { 1 } else { 3 });
+pub(super) fn aligned(problem: &AttentionProblem, mut inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
+    let rest = inputs.split_off(problem.projections());
     inputs.into_iter().map(mma::aligned).chain(rest).collect()
 }
 

@@ -182,7 +182,7 @@ pub(in crate::attention) fn shared_memory(width: usize, value_width: usize) -> u
 }
 
 /// The tiles for a problem.
-pub(super) fn plan(
+pub(in super::super) fn plan(
     _client: &Client,
     problem: &AttentionProblem,
     _head_strides: &[HeadStrides],
