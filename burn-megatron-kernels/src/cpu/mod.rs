@@ -5,11 +5,13 @@
 //! each SIMD width that the processor may have.
 
 mod element;
+mod lines;
 mod math;
 mod rows;
 mod tasks;
 
 pub(crate) use element::{Element, Real};
+pub(crate) use lines::{add, narrow, widen};
 pub(crate) use rows::{ROW_GRAIN, rows_per_task, unfused, vectorized};
 pub(crate) use tasks::{for_each_task, map_tasks};
 
