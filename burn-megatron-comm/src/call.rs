@@ -132,14 +132,10 @@ impl Call {
             }
             Call::Barrier => check_empty(len),
         };
-        match reason {
-            None => Ok(()),
-            Some(reason) => Err(CommError::InvalidCall {
-                group: group.to_string(),
-                call: Signature::sized(self.clone(), dtype, len).describe(group),
-                reason,
-            }),
-        }
+        let call = || Signature::sized(self.clone(), dtype, len).describe(group);
+        reason.map_or(Ok(()), |reason| {
+            Err(CommError::invalid_call(group, call(), reason))
+        })
     }
 }
 
@@ -229,14 +225,12 @@ pub(crate) fn check_parts(
     if foreign.is_empty() && missing.is_empty() && repeated.is_empty() {
         return Ok(());
     }
-    Err(CommError::InvalidCall {
-        group: whole.to_string(),
-        call: describe_split(name, groups),
-        reason: format!(
-            "invalid groups: expected each rank of the group in exactly one of them; missing: {missing:?}, \
-             repeated: {repeated:?}, not in the group: {foreign:?}"
-        ),
-    })
+    let reason = format!(
+        "invalid groups: expected each rank of the group in exactly one of them; missing: {missing:?}, \
+         repeated: {repeated:?}, not in the group: {foreign:?}"
+    );
+    let call = describe_split(name, groups);
+    Err(CommError::invalid_call(whole, call, reason))
 }
 
 /// A collective, a message, or a split of the group.
@@ -294,6 +288,14 @@ impl Signature {
             Operation::Call(call) => call.name(),
             Operation::Split { .. } => "split",
         }
+    }
+
+    /// Whether this is a send or a receive.
+    pub fn is_message(&self) -> bool {
+        matches!(
+            self.operation,
+            Operation::Call(Call::Send { .. } | Call::Receive { .. })
+        )
     }
 
     /// Whether it must be compared with that of every rank; otherwise with one rank is enough.
@@ -398,20 +400,22 @@ fn describe_split(name: &str, groups: &[Vec<usize>]) -> String {
 
 /// A hash of groups of ranks, the same on every rank.
 pub(crate) fn hash_of_groups(groups: &[Vec<usize>]) -> u64 {
-    digest(groups.iter().flat_map(|ranks| {
+    let numbers = groups.iter().flat_map(|ranks| {
         let ranks = ranks.iter().map(|rank| *rank as u64);
         std::iter::once(u64::MAX).chain(ranks)
-    }))
+    });
+    digest(1, numbers)
 }
 
-/// A hash of numbers, by the finaliser of SplitMix64 (Steele et al. 2014, doi:10.1145/2660193.2660195).
-pub(crate) fn digest(numbers: impl Iterator<Item = u64>) -> u64 {
+/// A hash of numbers that begins with `seed`, by the finaliser of SplitMix64 (Steele et al. 2014,
+/// doi:10.1145/2660193.2660195).
+pub(crate) fn digest(seed: u64, numbers: impl IntoIterator<Item = u64>) -> u64 {
     let mix = |x: u64| {
         let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         x ^ (x >> 31)
     };
-    numbers.fold(1, |state, number| {
+    numbers.into_iter().fold(seed, |state, number| {
         mix(state
             .wrapping_add(0x9e37_79b9_7f4a_7c15)
             .wrapping_add(number))

@@ -45,14 +45,12 @@ impl ParallelContext {
         let axes = axes.into();
         let unknown = axes.difference(grid.axes());
         if !unknown.is_empty() {
-            return Err(CommError::InvalidCall {
-                group: self.world.group().to_string(),
-                call: format!("group {grid}: {axes}"),
-                reason: format!(
-                    "invalid axis {unknown}: expected axes of the {grid} grid, which has {}",
-                    grid.axes()
-                ),
-            });
+            let known = grid.axes();
+            let reason = format!(
+                "invalid axis {unknown}: expected axes of the {grid} grid, which has {known}"
+            );
+            let call = format!("group {grid}: {axes}");
+            return Err(CommError::invalid_call(self.world.group(), call, reason));
         }
         if let Some(standard) = self.standard(grid, axes) {
             return Ok(self.standard_group(standard).clone());

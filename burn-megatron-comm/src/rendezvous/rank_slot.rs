@@ -30,7 +30,7 @@ impl RegisteredRank {
     /// Whether it has returned, and before that call.
     pub fn returned_before(&self, call: CallId) -> Option<bool> {
         let calls = self.returned.as_ref()?;
-        let made = calls.get(&call.group);
+        let made = calls.get(&call.group.0);
         Some(made.is_none_or(|made| *made <= call.sequence))
     }
 }

@@ -5,14 +5,13 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use super::message::{
-    CallId, CoordinatorMessage, FailureCause, FailureKind, FailureReport, Hello, MissingRanks,
-    RankMessage,
+    CallId, CoordinatorMessage, FailureCause, FailureKind, Hello, MissingRanks, RankMessage,
 };
 use super::rank_slot::{RankSlot, RegisteredRank, incompatibility, is_final};
 use super::status_query::{QueryPurpose, StatusQuery};
 use crate::error::ranks_verb;
 use crate::rank_runs::RankRuns;
-use crate::report::call_log::RankPosition;
+use crate::report::call_log::{FailureReport, RankPosition};
 
 /// The delay of a failure report, as a cause of higher precedence may follow: a rank whose peer has died can report its
 /// own error before the death of the peer is detected.

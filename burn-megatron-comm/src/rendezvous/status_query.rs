@@ -3,12 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
-use super::message::{CallId, CoordinatorMessage, FailureReport, MissingRanks, RankStatus};
+use super::message::{CallId, CoordinatorMessage, MissingRanks, RankStatus};
 use super::rank_slot::{RankSlot, is_final};
 use super::registry::{Outgoing, Recipient, Registry};
 use crate::auth::printable_text;
 use crate::rank_runs::RankRuns;
-use crate::report::call_log::{RankPosition, describe_ranks};
+use crate::report::call_log::{FailureReport, RankPosition, describe_ranks};
 
 /// The time for the ranks to answer a status query.
 const QUERY_TIMEOUT: Duration = Duration::from_secs(1);

@@ -22,7 +22,7 @@ use crate::rendezvous::MIN_HEARTBEAT_TIMEOUT;
 use crate::report::flight_recorder::Deadlines;
 pub use error::{RankPanic, WorldError};
 pub use rank::Rank;
-#[cfg(feature = "cuda")]
+#[cfg(any(test, feature = "cuda", feature = "mpi"))]
 pub(crate) use rank::from_panic;
 
 /// The most ranks that [`World::threads`] starts.

@@ -53,8 +53,5 @@ pub(crate) use transport::NcclTransport;
 const ENGINE: &str = "nccl";
 
 fn error(message: String) -> CommError {
-    CommError::Engine {
-        engine: ENGINE.into(),
-        message,
-    }
+    CommError::engine(ENGINE, message)
 }

@@ -395,11 +395,6 @@ impl Transport for NcclTransport {
         }));
     }
 
-    /// Unknown: NCCL waits on the device.
-    fn missing(&self, _group_id: GroupId, _sequence: u64) -> Option<Vec<usize>> {
-        None
-    }
-
     fn abort(&self) {
         let comms = &self.state.comms;
         if comms.aborted.swap(true, Ordering::AcqRel) {

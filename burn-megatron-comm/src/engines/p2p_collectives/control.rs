@@ -192,14 +192,14 @@ impl ControlMessage {
                     body: bytes,
                 })
             }
-            None => Err(CommError::Engine {
-                engine: engine.to_owned(),
-                message: format!(
+            None => Err(CommError::engine(
+                engine,
+                format!(
                     "rank {from} sent a control message of {} bytes that cannot be decoded; do all ranks run the \
                      same build of this program?",
                     bytes.len()
                 ),
-            }),
+            )),
         }
     }
 }

@@ -18,7 +18,7 @@ impl MessageKind {
             Operation::Call(call) => call,
             Operation::Split { name, groups } => {
                 return MessageKind::Split {
-                    name: digest(name.bytes().map(u64::from)),
+                    name: digest(1, name.bytes().map(u64::from)),
                     parts: hash_of_groups(groups),
                 };
             }

@@ -9,12 +9,12 @@ use super::collective::InFlightCollective;
 use super::control::{ControlMessage, MAX_INLINE_BYTES, MessageKind};
 use super::messages::{self, complete};
 use super::p2p::{P2pEvent, P2pTransport};
-use super::requests::{CallId, RequestKind, RequestTable};
+use super::requests::{RequestKind, RequestTable};
 use super::rounds::{RoundOutcome, first_round};
 use crate::call::{Call, Operation};
 use crate::error::CommError;
 use crate::pool::{BufferPool, PooledBuffer};
-use crate::process::{Job, ResultSlot};
+use crate::process::{CallId, Job, ResultSlot};
 
 /// Identifies a control message that arrived before the local call, by its call and sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

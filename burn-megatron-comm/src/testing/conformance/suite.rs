@@ -251,13 +251,9 @@ impl<'a> CaseContext<'a> {
         let text = format!("split {name} of {} into {groups:?}", comm.group());
         let part = comm.split(name, groups);
         let part = part.map_err(|error| self.failed(text.clone(), error))?;
-        let own = comm.group().world_rank();
-        let place = groups.iter().find_map(|ranks| {
-            let index = ranks.iter().position(|rank| *rank == own)?;
-            Some(format!(
-                "{name} {ranks:?} at index {index} of {}",
-                ranks.len()
-            ))
+        let place = comm.group().part(name, groups).map(|(_, group)| {
+            let (ranks, index) = (group.ranks(), group.index());
+            format!("{name} {ranks:?} at index {index} of {}", ranks.len())
         });
         let group = part.group();
         let (ranks, index, size) = (group.ranks(), part.rank(), part.size());

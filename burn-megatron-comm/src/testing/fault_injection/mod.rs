@@ -189,10 +189,7 @@ impl FaultSite {
     }
 
     fn error(&self, message: &str) -> CommError {
-        CommError::Engine {
-            engine: "fault injection".to_owned(),
-            message: format!("{self}: {message}"),
-        }
+        CommError::engine("fault injection", format!("{self}: {message}"))
     }
 }
 
