@@ -1,9 +1,9 @@
 //! The calls of a communicator, and how those of two ranks are matched.
 
 use std::collections::BTreeMap;
-use std::fmt;
 
 use serde::{Deserialize, Serialize};
+use strum::VariantArray as _;
 
 use crate::buffer::{Buffer, DType};
 use crate::communicator::Group;
@@ -12,8 +12,20 @@ use crate::error::{CommError, list_ranks};
 /// The reduction that a collective applies to the inputs of the ranks.
 ///
 /// `bf16` and `f16` accumulate in `f32` and are rounded once, at the end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    Hash,
+    Serialize,
+    Deserialize,
+    strum::Display,
+    strum::VariantArray,
+)]
 #[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "lowercase")]
 pub enum ReduceOp {
     /// The sum. Integers wrap around.
     Sum,
@@ -27,23 +39,7 @@ pub enum ReduceOp {
 
 impl ReduceOp {
     /// All reductions. Control messages hold the index of a reduction in this list.
-    pub const ALL: [ReduceOp; 4] = [
-        ReduceOp::Sum,
-        ReduceOp::Average,
-        ReduceOp::Max,
-        ReduceOp::Min,
-    ];
-}
-
-impl fmt::Display for ReduceOp {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            ReduceOp::Sum => "sum",
-            ReduceOp::Average => "average",
-            ReduceOp::Max => "max",
-            ReduceOp::Min => "min",
-        })
-    }
+    pub const ALL: [ReduceOp; 4] = *Self::VARIANTS.as_array().unwrap();
 }
 
 /// One call of a [`Communicator`](crate::Communicator). Roots and peers are indices inside the group;

@@ -99,7 +99,11 @@ impl NcclPlan {
 
     /// A message of one byte, on the side of this rank of its communicator.
     pub fn byte(rank: usize) -> Self {
-        let plan = |input, output, step| Self {
+        let (input, output, steps) = match rank {
+            SENDER => (1, 0, sends(&[(RECEIVER, 0, 1)])),
+            _ => (0, 1, receives(&[(SENDER, 0, 1)])),
+        };
+        Self {
             scope: CommScope::Message {
                 from: SENDER,
                 to: RECEIVER,
@@ -108,28 +112,7 @@ impl NcclPlan {
             input,
             output,
             result: output,
-            steps: vec![step],
-        };
-        let (at, count) = (0, 1);
-        match rank {
-            SENDER => plan(
-                1,
-                0,
-                NcclOp::Send {
-                    to: RECEIVER,
-                    at,
-                    count,
-                },
-            ),
-            _ => plan(
-                0,
-                1,
-                NcclOp::Receive {
-                    from: SENDER,
-                    at,
-                    count,
-                },
-            ),
+            steps,
         }
     }
 
