@@ -288,6 +288,12 @@ impl Buffer {
         Ok(())
     }
 
+    /// [`write`](Self::write) of elements that are known to have this type.
+    pub(crate) fn copy_from(&mut self, at: usize, other: &Buffer, range: Range<usize>) {
+        let written = self.write(at, other, range);
+        written.expect("the buffers of one call have one type");
+    }
+
     /// Sets an element to NaN. Returns false if there is no such element, or if the type has no NaN.
     pub(crate) fn set_nan(&mut self, at: usize) -> bool {
         fn set<T>(values: &mut [T], at: usize, nan: T) -> bool {

@@ -403,6 +403,17 @@ pub(crate) fn hash_of_groups(groups: &[Vec<usize>]) -> u64 {
     digest(1, numbers)
 }
 
+/// Adjacent ranges of these lengths.
+#[cfg(any(test, feature = "mpi", feature = "cuda"))]
+pub(crate) fn consecutive_ranges(counts: &[usize]) -> Vec<std::ops::Range<usize>> {
+    let mut end = 0;
+    let range = |count: &usize| {
+        end += count;
+        end - count..end
+    };
+    counts.iter().map(range).collect()
+}
+
 /// A hash of numbers that begins with `seed`, by the finaliser of SplitMix64 (Steele et al. 2014,
 /// doi:10.1145/2660193.2660195).
 pub(crate) fn digest(seed: u64, numbers: impl IntoIterator<Item = u64>) -> u64 {

@@ -1,7 +1,7 @@
 //! The NCCL operations of a call, with the positions of their data.
 
 use crate::buffer::DType;
-use crate::call::{Call, Operation, ReduceOp, Signature};
+use crate::call::{Call, Operation, ReduceOp, Signature, consecutive_ranges};
 use crate::communicator::Group;
 
 /// One NCCL operation. Counts and offsets are in elements; peers are indices in the group, or in the pair of a
@@ -129,13 +129,10 @@ fn sends_and_receives(send: &[usize], receive: &[usize]) -> Vec<NcclOp> {
 
 /// The peers with the offset and the length of their elements.
 fn offsets(counts: &[usize]) -> Vec<(usize, usize, usize)> {
-    let mut next = 0;
-    let place = |(peer, count): (usize, &usize)| {
-        let at = next;
-        next += count;
-        (peer, at, *count)
-    };
-    counts.iter().enumerate().map(place).collect()
+    let ranges = consecutive_ranges(counts).into_iter().enumerate();
+    ranges
+        .map(|(peer, range)| (peer, range.start, range.len()))
+        .collect()
 }
 
 fn sends(offsets: &[(usize, usize, usize)]) -> Vec<NcclOp> {

@@ -9,17 +9,19 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use burn::tensor::Device;
+use parking_lot::Mutex;
 
 use super::buffer_provider::{DeviceBufferProvider, Wake};
 use super::buffers::DeviceBuffers;
 use super::call::{CallMemory, NcclCall};
 use super::collective_streams::CollectiveStreams;
-use super::communicator::{CallQueue, CommKey};
+use super::communicator::{CallQueue, CommKey, LiveComms};
 use super::driver::DeviceDriver;
 use super::engine_state::{EngineState, Split, WorkerCommand};
 use super::library::Library;
 use super::opening::Opening;
 use super::plan::{CommScope, NcclPlan};
+use super::registered::{CopyCount, Registration};
 use super::stream_order::StreamOrder;
 use super::types;
 use super::version::Version;
@@ -84,7 +86,20 @@ impl NcclTransport {
         check_version(&config, &library)?;
         let streams = CollectiveStreams::new(&config, &*driver, provider.stream_order());
         let streams = streams.map_err(super::error)?;
-        let state = EngineState::new(library, driver, store, pool, timeout, config, streams);
+        let registration = Registration::of(config.registered_buffers, &library);
+        let state = Arc::new(EngineState {
+            library,
+            driver,
+            store,
+            pool,
+            timeout,
+            config,
+            streams,
+            comms: LiveComms::default(),
+            copies: CopyCount::default(),
+            first_failure: Mutex::default(),
+            registration_state: Mutex::new(registration),
+        });
         let worker = start_worker(&state, rank)?;
         let transport = Arc::new(Self {
             state,

@@ -1,7 +1,6 @@
 //! A collective that all members have joined, and the result of each member.
 
 use std::mem;
-use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
@@ -126,7 +125,7 @@ fn share_reduction(
             reduce_range(&inputs, range.clone(), op, &mut reduced);
             PooledBuffer::new(reduced, pool)
         });
-        copy_into(&mut result, range.start, reduced, 0..range.len());
+        result.copy_from(range.start, reduced, 0..range.len());
     }
     result
 }
@@ -148,7 +147,7 @@ fn take_value(outcome: Arc<CollectiveOutcome>, call: &RecordedCall, pool: &Buffe
     match Arc::try_unwrap(outcome).map(|last| last.completed.into_inner()) {
         Err(shared) => match shared.completed.get() {
             Some(CompletedCollective::Reduction { value, .. }) => {
-                copy_into(&mut own, 0, value.get().expect(missing), 0..len);
+                own.copy_from(0, value.get().expect(missing), 0..len);
             }
             _ => unreachable!("{missing}"),
         },
@@ -238,13 +237,8 @@ fn assemble<'a>(
 ) -> Buffer {
     let mut at = 0;
     for (source, start, count) in chunks {
-        copy_into(&mut result, at, source, start..start + count);
+        result.copy_from(at, source, start..start + count);
         at += count;
     }
     result
-}
-
-fn copy_into(target: &mut Buffer, at: usize, source: &Buffer, range: Range<usize>) {
-    let written = target.write(at, source, range);
-    written.expect("the types were compared when the contributions arrived");
 }
