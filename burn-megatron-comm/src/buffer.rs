@@ -5,10 +5,24 @@ use std::ops::Range;
 
 use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
+use strum::VariantArray as _;
 
 /// The type of the elements of a [`Buffer`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    Hash,
+    Serialize,
+    Deserialize,
+    strum::Display,
+    strum::IntoStaticStr,
+    strum::VariantArray,
+)]
 #[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "lowercase")]
 pub enum DType {
     /// 64-bit float.
     F64,
@@ -28,15 +42,7 @@ pub enum DType {
 
 impl DType {
     /// All types. Control messages hold the index of a type in this list.
-    pub const ALL: [DType; 7] = [
-        DType::F64,
-        DType::F32,
-        DType::BF16,
-        DType::F16,
-        DType::I64,
-        DType::I32,
-        DType::U8,
-    ];
+    pub const ALL: [DType; 7] = *Self::VARIANTS.as_array().unwrap();
 
     /// Bytes per element.
     pub fn size_of(self) -> usize {
@@ -55,21 +61,7 @@ impl DType {
 
     /// The lower-case name, for example `"bf16"`.
     pub fn name(self) -> &'static str {
-        match self {
-            DType::F64 => "f64",
-            DType::F32 => "f32",
-            DType::BF16 => "bf16",
-            DType::F16 => "f16",
-            DType::I64 => "i64",
-            DType::I32 => "i32",
-            DType::U8 => "u8",
-        }
-    }
-}
-
-impl fmt::Display for DType {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
+        self.into()
     }
 }
 
@@ -146,7 +138,31 @@ macro_rules! with_elements {
 pub(crate) use with_elements;
 
 macro_rules! elements {
-    ($($variant:ident: $type:ty),*) => {$(
+    ($($variant:ident: $type:ty),*) => {
+        impl Buffer {
+            /// A buffer of `len` zeros.
+            pub fn zeros(dtype: DType, len: usize) -> Self {
+                match dtype {
+                    $(DType::$variant => Buffer::$variant(vec![<$type>::default(); len]),)*
+                }
+            }
+
+            /// An empty buffer with space for `capacity` elements.
+            pub fn with_capacity(dtype: DType, capacity: usize) -> Self {
+                match dtype {
+                    $(DType::$variant => Buffer::$variant(Vec::with_capacity(capacity)),)*
+                }
+            }
+
+            /// The type of the elements.
+            pub fn dtype(&self) -> DType {
+                match self {
+                    $(Buffer::$variant(_) => DType::$variant,)*
+                }
+            }
+        }
+
+        $(
         impl sealed::Sealed for $type {}
 
         impl Element for $type {
@@ -184,7 +200,8 @@ macro_rules! elements {
                 Element::from_buffer(buffer)
             }
         }
-    )*};
+        )*
+    };
 }
 elements!(F64: f64, F32: f32, BF16: bf16, F16: f16, I64: i64, I32: i32, U8: u8);
 
@@ -192,32 +209,6 @@ impl Buffer {
     /// An empty buffer.
     pub fn empty(dtype: DType) -> Self {
         Self::with_capacity(dtype, 0)
-    }
-
-    /// A buffer of `len` zeros.
-    pub fn zeros(dtype: DType, len: usize) -> Self {
-        match dtype {
-            DType::F64 => vec![0f64; len].into(),
-            DType::F32 => vec![0f32; len].into(),
-            DType::BF16 => vec![bf16::ZERO; len].into(),
-            DType::F16 => vec![f16::ZERO; len].into(),
-            DType::I64 => vec![0i64; len].into(),
-            DType::I32 => vec![0i32; len].into(),
-            DType::U8 => vec![0u8; len].into(),
-        }
-    }
-
-    /// An empty buffer with space for `capacity` elements.
-    pub fn with_capacity(dtype: DType, capacity: usize) -> Self {
-        match dtype {
-            DType::F64 => Buffer::F64(Vec::with_capacity(capacity)),
-            DType::F32 => Buffer::F32(Vec::with_capacity(capacity)),
-            DType::BF16 => Buffer::BF16(Vec::with_capacity(capacity)),
-            DType::F16 => Buffer::F16(Vec::with_capacity(capacity)),
-            DType::I64 => Buffer::I64(Vec::with_capacity(capacity)),
-            DType::I32 => Buffer::I32(Vec::with_capacity(capacity)),
-            DType::U8 => Buffer::U8(Vec::with_capacity(capacity)),
-        }
     }
 
     /// The number of elements.
@@ -228,19 +219,6 @@ impl Buffer {
     /// Whether there are no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
-    }
-
-    /// The type of the elements.
-    pub fn dtype(&self) -> DType {
-        match self {
-            Buffer::F64(_) => DType::F64,
-            Buffer::F32(_) => DType::F32,
-            Buffer::BF16(_) => DType::BF16,
-            Buffer::F16(_) => DType::F16,
-            Buffer::I64(_) => DType::I64,
-            Buffer::I32(_) => DType::I32,
-            Buffer::U8(_) => DType::U8,
-        }
     }
 
     /// The elements without a copy.
@@ -308,6 +286,26 @@ impl Buffer {
         let target = at..at + range.len();
         with_elements!(self, values => values[target].copy_from_slice(&other.as_slice()?[range]));
         Ok(())
+    }
+
+    /// [`write`](Self::write) of elements that are known to have this type.
+    pub(crate) fn copy_from(&mut self, at: usize, other: &Buffer, range: Range<usize>) {
+        let written = self.write(at, other, range);
+        written.expect("the buffers of one call have one type");
+    }
+
+    /// Sets an element to NaN. Returns false if there is no such element, or if the type has no NaN.
+    pub(crate) fn set_nan(&mut self, at: usize) -> bool {
+        fn set<T>(values: &mut [T], at: usize, nan: T) -> bool {
+            values.get_mut(at).map(|value| *value = nan).is_some()
+        }
+        match self {
+            Buffer::F64(values) => set(values, at, f64::NAN),
+            Buffer::F32(values) => set(values, at, f32::NAN),
+            Buffer::BF16(values) => set(values, at, bf16::NAN),
+            Buffer::F16(values) => set(values, at, f16::NAN),
+            Buffer::I64(_) | Buffer::I32(_) | Buffer::U8(_) => false,
+        }
     }
 
     /// Sets every element to zero.

@@ -1,9 +1,9 @@
 //! The calls of a communicator, and how those of two ranks are matched.
 
 use std::collections::BTreeMap;
-use std::fmt;
 
 use serde::{Deserialize, Serialize};
+use strum::VariantArray as _;
 
 use crate::buffer::{Buffer, DType};
 use crate::communicator::Group;
@@ -12,8 +12,20 @@ use crate::error::{CommError, list_ranks};
 /// The reduction that a collective applies to the inputs of the ranks.
 ///
 /// `bf16` and `f16` accumulate in `f32` and are rounded once, at the end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    Hash,
+    Serialize,
+    Deserialize,
+    strum::Display,
+    strum::VariantArray,
+)]
 #[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "lowercase")]
 pub enum ReduceOp {
     /// The sum. Integers wrap around.
     Sum,
@@ -27,23 +39,7 @@ pub enum ReduceOp {
 
 impl ReduceOp {
     /// All reductions. Control messages hold the index of a reduction in this list.
-    pub const ALL: [ReduceOp; 4] = [
-        ReduceOp::Sum,
-        ReduceOp::Average,
-        ReduceOp::Max,
-        ReduceOp::Min,
-    ];
-}
-
-impl fmt::Display for ReduceOp {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            ReduceOp::Sum => "sum",
-            ReduceOp::Average => "average",
-            ReduceOp::Max => "max",
-            ReduceOp::Min => "min",
-        })
-    }
+    pub const ALL: [ReduceOp; 4] = *Self::VARIANTS.as_array().unwrap();
 }
 
 /// One call of a [`Communicator`](crate::Communicator). Roots and peers are indices inside the group;
@@ -132,14 +128,10 @@ impl Call {
             }
             Call::Barrier => check_empty(len),
         };
-        match reason {
-            None => Ok(()),
-            Some(reason) => Err(CommError::InvalidCall {
-                group: group.to_string(),
-                call: Signature::sized(self.clone(), dtype, len).describe(group),
-                reason,
-            }),
-        }
+        let call = || Signature::sized(self.clone(), dtype, len).describe(group);
+        reason.map_or(Ok(()), |reason| {
+            Err(CommError::invalid_call(group, call(), reason))
+        })
     }
 }
 
@@ -229,14 +221,12 @@ pub(crate) fn check_parts(
     if foreign.is_empty() && missing.is_empty() && repeated.is_empty() {
         return Ok(());
     }
-    Err(CommError::InvalidCall {
-        group: whole.to_string(),
-        call: describe_split(name, groups),
-        reason: format!(
-            "invalid groups: expected each rank of the group in exactly one of them; missing: {missing:?}, \
-             repeated: {repeated:?}, not in the group: {foreign:?}"
-        ),
-    })
+    let reason = format!(
+        "invalid groups: expected each rank of the group in exactly one of them; missing: {missing:?}, \
+         repeated: {repeated:?}, not in the group: {foreign:?}"
+    );
+    let call = describe_split(name, groups);
+    Err(CommError::invalid_call(whole, call, reason))
 }
 
 /// A collective, a message, or a split of the group.
@@ -294,6 +284,14 @@ impl Signature {
             Operation::Call(call) => call.name(),
             Operation::Split { .. } => "split",
         }
+    }
+
+    /// Whether this is a send or a receive.
+    pub fn is_message(&self) -> bool {
+        matches!(
+            self.operation,
+            Operation::Call(Call::Send { .. } | Call::Receive { .. })
+        )
     }
 
     /// Whether it must be compared with that of every rank; otherwise with one rank is enough.
@@ -398,20 +396,33 @@ fn describe_split(name: &str, groups: &[Vec<usize>]) -> String {
 
 /// A hash of groups of ranks, the same on every rank.
 pub(crate) fn hash_of_groups(groups: &[Vec<usize>]) -> u64 {
-    digest(groups.iter().flat_map(|ranks| {
+    let numbers = groups.iter().flat_map(|ranks| {
         let ranks = ranks.iter().map(|rank| *rank as u64);
         std::iter::once(u64::MAX).chain(ranks)
-    }))
+    });
+    digest(1, numbers)
 }
 
-/// A hash of numbers, by the finaliser of SplitMix64 (Steele et al. 2014, doi:10.1145/2660193.2660195).
-pub(crate) fn digest(numbers: impl Iterator<Item = u64>) -> u64 {
+/// Adjacent ranges of these lengths.
+#[cfg(any(test, feature = "mpi", feature = "cuda"))]
+pub(crate) fn consecutive_ranges(counts: &[usize]) -> Vec<std::ops::Range<usize>> {
+    let mut end = 0;
+    let range = |count: &usize| {
+        end += count;
+        end - count..end
+    };
+    counts.iter().map(range).collect()
+}
+
+/// A hash of numbers that begins with `seed`, by the finaliser of SplitMix64 (Steele et al. 2014,
+/// doi:10.1145/2660193.2660195).
+pub(crate) fn digest(seed: u64, numbers: impl IntoIterator<Item = u64>) -> u64 {
     let mix = |x: u64| {
         let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         x ^ (x >> 31)
     };
-    numbers.fold(1, |state, number| {
+    numbers.into_iter().fold(seed, |state, number| {
         mix(state
             .wrapping_add(0x9e37_79b9_7f4a_7c15)
             .wrapping_add(number))

@@ -57,6 +57,15 @@ impl Group {
     pub fn size(&self) -> usize {
         self.ranks.len()
     }
+
+    /// The first of `groups` that contains this rank, with its number.
+    pub(crate) fn part(&self, name: &str, groups: &[Vec<usize>]) -> Option<(usize, Group)> {
+        let own = self.world_rank();
+        groups.iter().enumerate().find_map(|(number, ranks)| {
+            let index = ranks.iter().position(|rank| *rank == own)?;
+            Some((number, Group::new(name, ranks.clone(), index)))
+        })
+    }
 }
 
 impl fmt::Display for Group {

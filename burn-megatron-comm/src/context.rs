@@ -12,7 +12,7 @@ use crate::mesh::{
 };
 use crate::{CommError, Communicator, OfflineCommunicator, Rank, SingleRank};
 
-use groups::{CONTEXT, DATA, PIPELINE, STAGE, TENSOR, listed_groups};
+use groups::{CONTEXT, DATA, PIPELINE, STAGE, STANDARD, Standard, TENSOR, listed_groups};
 
 pub use groups::NodeGroups;
 
@@ -23,12 +23,8 @@ pub use groups::NodeGroups;
 #[derive(Clone, Debug)]
 pub struct ParallelContext {
     rank: MeshRank,
-    world: Arc<dyn Communicator>,
-    tensor: Arc<dyn Communicator>,
-    context: Arc<dyn Communicator>,
-    data: Arc<dyn Communicator>,
-    pipeline: Arc<dyn Communicator>,
-    stage: Arc<dyn Communicator>,
+    /// The groups that every run needs, by [`Standard`].
+    standard: [Arc<dyn Communicator>; STANDARD.len()],
     embedding: Arc<dyn Communicator>,
     /// The groups made on demand, shared by all clones.
     others: Arc<Mutex<Groups>>,
@@ -108,14 +104,16 @@ impl ParallelContext {
             world.split(name, &groups)
         };
         Ok(Self {
-            tensor: split("tensor", TENSOR)?,
-            context: split("context", CONTEXT)?,
-            data: split("data", DATA)?,
-            pipeline: split("pipeline", PIPELINE)?,
-            stage: split("stage", STAGE)?,
+            standard: [
+                split("tensor", TENSOR)?,
+                split("context", CONTEXT)?,
+                split("data", DATA)?,
+                split("pipeline", PIPELINE)?,
+                split("stage", STAGE)?,
+                world.clone(),
+            ],
             embedding: world.split("embedding", embedding)?,
             rank: MeshRank::new(Arc::new(mesh), world.rank()),
-            world,
             others: Arc::default(),
             nodes: Arc::default(),
             is_offline,
@@ -127,12 +125,7 @@ impl ParallelContext {
         let single: Arc<dyn Communicator> = Arc::new(SingleRank::new("world"));
         Self {
             rank: MeshRank::single(),
-            world: single.clone(),
-            tensor: single.clone(),
-            context: single.clone(),
-            data: single.clone(),
-            pipeline: single.clone(),
-            stage: single.clone(),
+            standard: std::array::from_fn(|_| single.clone()),
             embedding: single,
             others: Arc::default(),
             nodes: Arc::default(),
@@ -183,24 +176,24 @@ impl ParallelContext {
     /// This rank's index on the tensor axis.
     pub fn place(&self) -> AxisRank {
         AxisRank {
-            index: self.tensor.rank(),
-            size: self.tensor.size(),
+            index: self.tensor().rank(),
+            size: self.tensor().size(),
         }
     }
 
     /// All ranks.
     pub fn world(&self) -> &Arc<dyn Communicator> {
-        &self.world
+        self.standard_group(Standard::World)
     }
 
     /// The ranks that differ from this one in the tensor axis alone.
     pub fn tensor(&self) -> &Arc<dyn Communicator> {
-        &self.tensor
+        self.standard_group(Standard::Tensor)
     }
 
     /// The ranks that differ from this one in the context axis alone: those that share its sequences.
     pub fn context(&self) -> &Arc<dyn Communicator> {
-        &self.context
+        self.standard_group(Standard::Context)
     }
 
     /// The ranks that differ from this one in the data axis of the dense grid alone.
@@ -209,17 +202,17 @@ impl ParallelContext {
     /// [`data_axes`](Grid::data_axes), which has more axes in the dense grid and other ranks in the expert
     /// grid.
     pub fn data(&self) -> &Arc<dyn Communicator> {
-        &self.data
+        self.standard_group(Standard::Data)
     }
 
     /// The ranks that differ from this one in the pipeline axis alone.
     pub fn pipeline(&self) -> &Arc<dyn Communicator> {
-        &self.pipeline
+        self.standard_group(Standard::Pipeline)
     }
 
     /// The ranks that hold the same pipeline stages: all axes but the pipeline, of either grid.
     pub fn stage(&self) -> &Arc<dyn Communicator> {
-        &self.stage
+        self.standard_group(Standard::Stage)
     }
 
     /// The embedding group: the first and the last rank of this pipeline. Every other rank is a group of its

@@ -4,6 +4,7 @@ use std::error::Error;
 use std::panic::resume_unwind;
 use std::time::Duration;
 
+use crate::communicator::Group;
 use crate::rank_runs::{RankRun, RankRuns};
 
 /// Why a call failed. Ranks are world ranks; calls are described with length and type.
@@ -90,6 +91,29 @@ pub enum CommError {
         /// Its message.
         message: String,
     },
+}
+
+impl CommError {
+    /// Returns the error of an engine or a wrapper.
+    pub fn engine(engine: impl Into<String>, message: impl Into<String>) -> Self {
+        Self::Engine {
+            engine: engine.into(),
+            message: message.into(),
+        }
+    }
+
+    /// Returns the error of a call over `group` whose arguments are invalid.
+    pub(crate) fn invalid_call(
+        group: &Group,
+        call: impl Into<String>,
+        reason: impl Into<String>,
+    ) -> Self {
+        Self::InvalidCall {
+            group: group.to_string(),
+            call: call.into(),
+            reason: reason.into(),
+        }
+    }
 }
 
 /// Raises an error from code that cannot return a `Result`, such as a forward or backward pass.

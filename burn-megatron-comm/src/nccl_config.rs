@@ -1,10 +1,10 @@
 //! The settings of the engine `nccl`. They change no result but the order in which NCCL sums.
 
 use std::collections::BTreeMap;
-use std::fmt;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
+use strum::VariantArray as _;
 
 /// The most CTAs of a communicator in any version of NCCL up to 2.30 (`MAXCHANNELS` of its sources; 32 before 2.23).
 pub const MAX_CTAS: u32 = 64;
@@ -45,8 +45,23 @@ pub enum RegisteredBuffers {
 }
 
 /// The communicators that share settings.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    Hash,
+    PartialOrd,
+    Ord,
+    Serialize,
+    Deserialize,
+    strum::Display,
+    strum::IntoStaticStr,
+    strum::VariantArray,
+)]
 #[serde(rename_all = "kebab-case")]
+#[strum(serialize_all = "kebab-case")]
 pub enum NcclGroup {
     /// Groups with the tensor axis and without the data axis.
     Tensor,
@@ -149,27 +164,11 @@ impl NcclGroupConfig {
 
 impl NcclGroup {
     /// Every group.
-    pub const ALL: [Self; 7] = [
-        Self::Tensor,
-        Self::Context,
-        Self::Expert,
-        Self::Data,
-        Self::Pipeline,
-        Self::World,
-        Self::Messages,
-    ];
+    pub const ALL: [Self; 7] = *Self::VARIANTS.as_array().unwrap();
 
     /// The name in a recipe.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Tensor => "tensor",
-            Self::Context => "context",
-            Self::Expert => "expert",
-            Self::Data => "data",
-            Self::Pipeline => "pipeline",
-            Self::World => "world",
-            Self::Messages => "messages",
-        }
+    pub fn name(self) -> &'static str {
+        self.into()
     }
 
     /// Returns the group whose collectives have this name, which [`ParallelContext`](crate::ParallelContext) makes of
@@ -191,12 +190,6 @@ impl NcclGroup {
         } else {
             Self::World
         }
-    }
-}
-
-impl fmt::Display for NcclGroup {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
     }
 }
 

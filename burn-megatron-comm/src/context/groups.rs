@@ -45,14 +45,12 @@ impl ParallelContext {
         let axes = axes.into();
         let unknown = axes.difference(grid.axes());
         if !unknown.is_empty() {
-            return Err(CommError::InvalidCall {
-                group: self.world.group().to_string(),
-                call: format!("group {grid}: {axes}"),
-                reason: format!(
-                    "invalid axis {unknown}: expected axes of the {grid} grid, which has {}",
-                    grid.axes()
-                ),
-            });
+            let known = grid.axes();
+            let reason = format!(
+                "invalid axis {unknown}: expected axes of the {grid} grid, which has {known}"
+            );
+            let call = format!("group {grid}: {axes}");
+            return Err(CommError::invalid_call(self.world().group(), call, reason));
         }
         if let Some(standard) = self.standard(grid, axes) {
             return Ok(self.standard_group(standard).clone());
@@ -113,7 +111,7 @@ impl ParallelContext {
     ///
     /// [`CommError`] if a rank is missing.
     pub fn connect(&self) -> Result<(), CommError> {
-        let standard = [&self.tensor, &self.context, &self.data, &self.embedding];
+        let standard = [self.tensor(), self.context(), self.data(), &self.embedding];
         let mut groups: Vec<_> = standard.into_iter().cloned().collect();
         // All ranks have the groups that they share in the order of their keys.
         groups.extend(self.others.lock().values().cloned());
@@ -138,16 +136,16 @@ impl ParallelContext {
             Grid::Expert => format!("{grid}: {axes}"),
         };
         if axes.is_empty() {
-            let pool = self.world.pool().cloned().unwrap_or_default();
+            let pool = self.world().pool().cloned().unwrap_or_default();
             return Ok(Arc::new(SingleRank::of_rank("single", self.rank(), pool)));
         }
         if axes.contains(Axis::Pipeline) {
-            return self.world.split(&name, groups);
+            return self.world().split(&name, groups);
         }
         // Both grids have the same pipelines, so that each group lies inside of a stage.
-        let own: HashSet<usize> = self.stage.group().ranks().iter().copied().collect();
+        let own: HashSet<usize> = self.stage().group().ranks().iter().copied().collect();
         let inside = groups.iter().filter(|group| own.contains(&group[0]));
-        self.stage
+        self.stage()
             .split(&name, &inside.cloned().collect::<Vec<_>>())
     }
 
@@ -179,15 +177,8 @@ impl ParallelContext {
         (shape, self.is_for_tokens(grid, axes))
     }
 
-    fn standard_group(&self, standard: Standard) -> &Arc<dyn Communicator> {
-        match standard {
-            Standard::Tensor => &self.tensor,
-            Standard::Context => &self.context,
-            Standard::Data => &self.data,
-            Standard::Pipeline => &self.pipeline,
-            Standard::Stage => &self.stage,
-            Standard::World => &self.world,
-        }
+    pub(super) fn standard_group(&self, standard: Standard) -> &Arc<dyn Communicator> {
+        &self.standard[standard as usize]
     }
 
     /// Splits the group of an axis into groups of `size` consecutive ranks, named `tensor/2` or the like.
@@ -223,7 +214,7 @@ impl ParallelContext {
 
     /// Replaces the communicator of all ranks; see [`with_tensor`](Self::with_tensor).
     pub fn with_world(mut self, world: Arc<dyn Communicator>) -> Self {
-        self.world = world;
+        self.standard[Standard::World as usize] = world;
         self
     }
 
@@ -244,12 +235,7 @@ impl ParallelContext {
         // They are made of the group.
         self.nodes = Arc::default();
         match self.standard(grid, axes) {
-            Some(Standard::Tensor) => self.tensor = comm,
-            Some(Standard::Context) => self.context = comm,
-            Some(Standard::Data) => self.data = comm,
-            Some(Standard::Pipeline) => self.pipeline = comm,
-            Some(Standard::Stage) => self.stage = comm,
-            Some(Standard::World) => self.world = comm,
+            Some(standard) => self.standard[standard as usize] = comm,
             None => {
                 let mut others = self.others.lock().clone();
                 others.insert(self.key(grid, axes), comm);
@@ -262,7 +248,7 @@ impl ParallelContext {
 
 /// A group that every run needs, made by [`ParallelContext::new`].
 #[derive(Clone, Copy, Debug)]
-enum Standard {
+pub(super) enum Standard {
     Tensor,
     Context,
     Data,
@@ -278,7 +264,7 @@ pub(super) const PIPELINE: AxisSet = AxisSet::of(Axis::Pipeline);
 pub(super) const STAGE: AxisSet = Grid::Dense.axes().without(Axis::Pipeline);
 
 /// The axes of the standard groups in the dense grid; where two have the same ranks, the first serves both.
-const STANDARD: [(Standard, AxisSet); 6] = [
+pub(super) const STANDARD: [(Standard, AxisSet); 6] = [
     (Standard::Tensor, TENSOR),
     (Standard::Context, CONTEXT),
     (Standard::Data, DATA),

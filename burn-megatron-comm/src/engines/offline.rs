@@ -21,14 +21,6 @@ impl OfflineCommunicator {
             group: Group::new("world", (0..size).collect(), rank),
         }
     }
-
-    fn error(&self, call: &str, reason: &str) -> CommError {
-        CommError::InvalidCall {
-            group: self.group.to_string(),
-            call: call.to_string(),
-            reason: reason.to_string(),
-        }
-    }
 }
 
 impl Communicator for OfflineCommunicator {
@@ -37,21 +29,17 @@ impl Communicator for OfflineCommunicator {
     }
 
     fn start(&self, call: Call, _input: Buffer) -> Result<Pending, CommError> {
-        Err(self.error(
-            call.name(),
-            "the world is offline: its ranks are not running",
-        ))
+        let reason = "the world is offline: its ranks are not running";
+        Err(CommError::invalid_call(&self.group, call.name(), reason))
     }
 
     fn split(&self, name: &str, groups: &[Vec<usize>]) -> Result<Arc<dyn Communicator>, CommError> {
-        let own = self.group.world_rank();
-        let found = groups.iter().find_map(|ranks| {
-            let index = ranks.iter().position(|rank| *rank == own)?;
-            Some(Group::new(name, ranks.clone(), index))
-        });
-        match found {
-            Some(group) => Ok(Arc::new(Self { group })),
-            None => Err(self.error("split", "this rank is in none of the groups")),
+        match self.group.part(name, groups) {
+            Some((_, group)) => Ok(Arc::new(Self { group })),
+            None => {
+                let reason = "this rank is in none of the groups";
+                Err(CommError::invalid_call(&self.group, "split", reason))
+            }
         }
     }
 }

@@ -34,11 +34,10 @@ impl Communicator for SingleRank {
     fn start(&self, call: Call, input: Buffer) -> Result<Pending, CommError> {
         call.check(&self.group, &input)?;
         match call {
-            Call::Send { .. } | Call::Receive { .. } => Err(CommError::InvalidCall {
-                group: self.group.to_string(),
-                call: call.name().to_string(),
-                reason: "a group of one rank has no peer for messages".to_string(),
-            }),
+            Call::Send { .. } | Call::Receive { .. } => {
+                let reason = "a group of one rank has no peer for messages";
+                Err(CommError::invalid_call(&self.group, call.name(), reason))
+            }
             _ => Ok(Pending::ready(input)),
         }
     }
@@ -49,14 +48,12 @@ impl Communicator for SingleRank {
                 let rank = self.group.world_rank();
                 Ok(Arc::new(Self::of_rank(name, rank, self.pool.clone())))
             }
-            _ => Err(CommError::InvalidCall {
-                group: self.group.to_string(),
-                call: "split".to_string(),
-                reason: format!(
-                    "invalid groups {groups:?}: expected a partition of {:?}",
-                    self.group.ranks()
-                ),
-            }),
+            _ => {
+                let ranks = self.group.ranks();
+                let reason =
+                    format!("invalid groups {groups:?}: expected a partition of {ranks:?}");
+                Err(CommError::invalid_call(&self.group, "split", reason))
+            }
         }
     }
 

@@ -4,6 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
+use strum::VariantArray as _;
 
 use super::MeshError;
 use super::as_text::serde_as_text;
@@ -12,8 +13,23 @@ use super::as_text::serde_as_text;
 ///
 /// Written in full in messages and files (`tensor`, `expert-tensor`), and abbreviated in an [`AxisOrder`]
 /// (`tp`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    Hash,
+    PartialOrd,
+    Ord,
+    Serialize,
+    Deserialize,
+    strum::Display,
+    strum::IntoStaticStr,
+    strum::VariantArray,
+)]
 #[serde(rename_all = "kebab-case")]
+#[strum(serialize_all = "kebab-case")]
 pub enum Axis {
     /// Each rank holds a slice of every weight matrix.
     Tensor,
@@ -31,25 +47,11 @@ pub enum Axis {
 
 impl Axis {
     /// Every axis.
-    pub const ALL: [Axis; 6] = [
-        Axis::Tensor,
-        Axis::Context,
-        Axis::Expert,
-        Axis::ExpertTensor,
-        Axis::Data,
-        Axis::Pipeline,
-    ];
+    pub const ALL: [Axis; 6] = *Self::VARIANTS.as_array().unwrap();
 
     /// The full name, as in [`Display`](fmt::Display) and in files.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Axis::Tensor => "tensor",
-            Axis::Context => "context",
-            Axis::Expert => "expert",
-            Axis::ExpertTensor => "expert-tensor",
-            Axis::Data => "data",
-            Axis::Pipeline => "pipeline",
-        }
+    pub fn name(self) -> &'static str {
+        self.into()
     }
 
     /// The usual abbreviation: `tp`, `cp`, `ep`, `etp`, `dp` or `pp`.
@@ -62,12 +64,6 @@ impl Axis {
             Axis::Data => "dp",
             Axis::Pipeline => "pp",
         }
-    }
-}
-
-impl fmt::Display for Axis {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
     }
 }
 

@@ -9,9 +9,22 @@ use super::Axis;
 /// Which of the two numberings of the ranks an axis belongs to. `data` is an axis of both, with different
 /// ranks in its groups.
 #[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    Hash,
+    PartialOrd,
+    Ord,
+    Serialize,
+    Deserialize,
+    strum::Display,
+    strum::IntoStaticStr,
 )]
 #[serde(rename_all = "kebab-case")]
+#[strum(serialize_all = "kebab-case")]
 pub enum Grid {
     /// For all layers except experts: tensor, context, data, pipeline.
     #[default]
@@ -25,11 +38,8 @@ impl Grid {
     pub const ALL: [Grid; 2] = [Grid::Dense, Grid::Expert];
 
     /// The name, as in [`Display`](fmt::Display) and in files.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Grid::Dense => "dense",
-            Grid::Expert => "expert",
-        }
+    pub fn name(self) -> &'static str {
+        self.into()
     }
 
     /// The axes of the grid.
@@ -58,12 +68,6 @@ impl Grid {
             Grid::Dense => AxisSet::of(Axis::Tensor),
             Grid::Expert => AxisSet::of(Axis::ExpertTensor).with(Axis::Expert),
         }
-    }
-}
-
-impl fmt::Display for Grid {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
     }
 }
 

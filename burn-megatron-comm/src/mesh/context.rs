@@ -1,11 +1,10 @@
 //! The split of a sequence over the context axis, and the exchange of its attention. Pure values.
 
-use std::fmt;
 use std::ops::Range;
-use std::str::FromStr;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use strum::VariantArray as _;
 
 /// Which tokens of a sequence each rank of the context axis has.
 ///
@@ -24,8 +23,17 @@ use serde::{Deserialize, Serialize};
     Serialize,
     Deserialize,
     JsonSchema,
+    strum::Display,
+    strum::EnumString,
+    strum::IntoStaticStr,
+    strum::VariantArray,
 )]
 #[serde(rename_all = "kebab-case")]
+#[strum(
+    serialize_all = "kebab-case",
+    parse_err_ty = ParseContextError,
+    parse_err_fn = ParseContextError::split
+)]
 pub enum ContextSplit {
     /// Of `2 context` chunks, rank `r` has chunks `r` and `2 context - 1 - r`.
     #[default]
@@ -40,9 +48,28 @@ pub enum ContextSplit {
 
 /// The method by which the ranks of a context group compute attention to the keys and values of each other.
 #[derive(
-    Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    Hash,
+    PartialOrd,
+    Ord,
+    Serialize,
+    Deserialize,
+    JsonSchema,
+    strum::Display,
+    strum::EnumString,
+    strum::IntoStaticStr,
+    strum::VariantArray,
 )]
 #[serde(rename_all = "kebab-case")]
+#[strum(
+    serialize_all = "kebab-case",
+    parse_err_ty = ParseContextError,
+    parse_err_fn = ParseContextError::exchange
+)]
 pub enum ContextExchange {
     /// Keys and values travel around the ranks; the next ones travel while attention to the present ones is
     /// computed (Liu et al., "Ring Attention", arXiv:2310.01889).
@@ -87,21 +114,11 @@ fn fitting(length: usize, divisor: usize) -> String {
 
 impl ContextSplit {
     /// All splits.
-    pub const ALL: [Self; 4] = [
-        Self::Zigzag,
-        Self::Contiguous,
-        Self::Striped,
-        Self::ZigzagPerDocument,
-    ];
+    pub const ALL: [Self; 4] = *Self::VARIANTS.as_array().unwrap();
 
     /// The name, as in recipes.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Zigzag => "zigzag",
-            Self::Contiguous => "contiguous",
-            Self::Striped => "striped",
-            Self::ZigzagPerDocument => "zigzag-per-document",
-        }
+    pub fn name(self) -> &'static str {
+        self.into()
     }
 
     /// The length of a sequence must be a multiple of this, with each part split again over `tensor` ranks under
@@ -205,21 +222,11 @@ impl ContextSplit {
 
 impl ContextExchange {
     /// All exchanges.
-    pub const ALL: [Self; 4] = [
-        Self::Ring,
-        Self::AllGather,
-        Self::AllToAll,
-        Self::Hierarchical,
-    ];
+    pub const ALL: [Self; 4] = *Self::VARIANTS.as_array().unwrap();
 
     /// The name, as in recipes.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Ring => "ring",
-            Self::AllGather => "all-gather",
-            Self::AllToAll => "all-to-all",
-            Self::Hierarchical => "hierarchical",
-        }
+    pub fn name(self) -> &'static str {
+        self.into()
     }
 }
 
@@ -232,49 +239,29 @@ pub struct ParseContextError {
     fits: String,
 }
 
-fn parse<T: Copy>(
-    setting: &'static str,
-    given: &str,
-    all: &[T],
-    name: impl Fn(T) -> &'static str,
-) -> Result<T, ParseContextError> {
-    let found = all.iter().find(|value| name(**value) == given);
-    found.copied().ok_or_else(|| ParseContextError {
-        setting,
-        given: given.into(),
-        fits: all
-            .iter()
-            .map(|value| name(*value))
-            .collect::<Vec<_>>()
-            .join(", "),
-    })
-}
-
-impl FromStr for ContextSplit {
-    type Err = ParseContextError;
-
-    fn from_str(text: &str) -> Result<Self, ParseContextError> {
-        parse("split", text, &Self::ALL, Self::name)
+impl ParseContextError {
+    fn new(
+        setting: &'static str,
+        given: &str,
+        fits: impl IntoIterator<Item = &'static str>,
+    ) -> Self {
+        Self {
+            setting,
+            given: given.into(),
+            fits: fits.into_iter().collect::<Vec<_>>().join(", "),
+        }
     }
-}
 
-impl FromStr for ContextExchange {
-    type Err = ParseContextError;
-
-    fn from_str(text: &str) -> Result<Self, ParseContextError> {
-        parse("exchange", text, &Self::ALL, Self::name)
+    fn split(given: &str) -> Self {
+        Self::new("split", given, ContextSplit::ALL.map(ContextSplit::name))
     }
-}
 
-impl fmt::Display for ContextSplit {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
-    }
-}
-
-impl fmt::Display for ContextExchange {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
+    fn exchange(given: &str) -> Self {
+        Self::new(
+            "exchange",
+            given,
+            ContextExchange::ALL.map(ContextExchange::name),
+        )
     }
 }
 

@@ -5,6 +5,7 @@ use std::str::FromStr;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use strum::VariantArray as _;
 
 /// The state that is sharded over the ranks of a data-parallel group instead of replicated.
 ///
@@ -22,6 +23,7 @@ use serde::{Deserialize, Serialize};
     Serialize,
     Deserialize,
     JsonSchema,
+    strum::VariantArray,
 )]
 #[serde(try_from = "u8", into = "u8")]
 #[schemars(extend("enum" = [0, 1, 2, 3]))]
@@ -39,12 +41,7 @@ pub enum ZeroStage {
 
 impl ZeroStage {
     /// All stages.
-    pub const ALL: [Self; 4] = [
-        Self::Replicated,
-        Self::Optimizer,
-        Self::Gradients,
-        Self::Parameters,
-    ];
+    pub const ALL: [Self; 4] = *Self::VARIANTS.as_array().unwrap();
 }
 
 /// A text or number that is not a ZeRO stage.

@@ -1,13 +1,14 @@
 //! NVIDIA's driver, and what compiles kernels for it: NVRTC and the CUDA headers.
 
 use std::env;
+use std::error::Error;
 use std::ffi::c_int;
 use std::path::{Path, PathBuf};
 
 use libloading::{Library, Symbol};
 use serde::Serialize;
 
-use super::{mapped_file, number};
+use super::{first_library, number};
 
 /// The file names of NVRTC, in the order in which CubeCL opens them.
 pub const NVRTC_NAMES: [&str; 4] = match cfg!(windows) {
@@ -251,30 +252,16 @@ fn cublas_lt() -> Result<SharedLibrary, String> {
     })
 }
 
-/// The first library that can be opened, and its version. `query` returns the version and the address of a function.
+/// A library of NVIDIA that is found under one of several names.
 fn first_of(
     names: &[&str],
-    query: impl Fn(&Library) -> Result<((u32, u32), usize), libloading::Error>,
+    query: impl Fn(&Library) -> Result<((u32, u32), usize), Box<dyn Error>>,
 ) -> Result<SharedLibrary, String> {
-    let mut reasons = vec![];
-    for name in names {
-        // SAFETY: opens a library of NVIDIA, which does nothing harmful when it is opened.
-        let opened = unsafe { Library::new(name) };
-        let found = opened.and_then(|library| {
-            let (version, function) = query(&library)?;
-            // While the library is open.
-            Ok((version, mapped_file(function)))
-        });
-        match found {
-            Ok((version, path)) => {
-                let path = path.unwrap_or_else(|| name.into());
-                return Ok(SharedLibrary { version, path });
-            }
-            Err(error) => reasons.push(error.to_string()),
-        }
+    match first_library(names, query) {
+        Ok((version, path)) => Ok(SharedLibrary { version, path }),
+        // The others have later names.
+        Err(mut reasons) => Err(reasons.swap_remove(0)),
     }
-    // The others have later names.
-    Err(reasons.swap_remove(0))
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 //! Needs no feature. Libraries are opened at run time, queried and closed again.
 
 use std::env;
+use std::error::Error;
 use std::ffi::{OsStr, c_int};
 use std::fs;
 use std::io::Read;
@@ -86,38 +87,43 @@ pub fn mpi_library_version() -> Option<String> {
 }
 
 fn first_nccl(names: &[&str]) -> Result<NcclLibrary, String> {
-    let mut reasons = Vec::new();
-    for name in names {
-        match open_nccl(name) {
-            Ok(library) => return Ok(library),
-            Err(reason) => reasons.push(reason),
+    // SAFETY: nccl.h declares `ncclResult_t ncclGetVersion(int*)`, whose result is an int.
+    let found = first_library(names, |library| unsafe {
+        let version: Symbol<unsafe extern "C" fn(*mut c_int) -> c_int> =
+            library.get(b"ncclGetVersion")?;
+        let mut code = 0;
+        match version(&mut code) {
+            0 => Ok((nccl_version(number(code)), *version as usize)),
+            result => Err(format!("ncclGetVersion reports error {result}").into()),
         }
-    }
-    Err(reasons.join("; "))
+    });
+    let (version, path) = found.map_err(|reasons| reasons.join("; "))?;
+    Ok(NcclLibrary { version, path })
 }
 
-fn open_nccl(name: &str) -> Result<NcclLibrary, String> {
-    let mut code: c_int = 0;
-    let missing = |error: libloading::Error| match error.to_string() {
-        text if text.contains(name) => text,
-        text => format!("{name}: {text}"),
-    };
-    // SAFETY: nccl.h declares `ncclResult_t ncclGetVersion(int*)`, whose result is an int. The address
-    // of the function is read while the library is open.
-    let (result, path) = unsafe {
-        let library = Library::new(name).map_err(missing)?;
-        let version: Symbol<unsafe extern "C" fn(*mut c_int) -> c_int> =
-            library.get(b"ncclGetVersion").map_err(missing)?;
-        let path = mapped_file(*version as usize);
-        (version(&mut code), path)
-    };
-    match result {
-        0 => Ok(NcclLibrary {
-            version: nccl_version(number(code)),
-            path: path.unwrap_or_else(|| name.into()),
-        }),
-        _ => Err(format!("{name}: ncclGetVersion reports error {result}")),
+/// Returns the version of the first library that can be opened and queried, and its file; else the reason for each name.
+/// `query` returns the version and the address of a function.
+fn first_library<V>(
+    names: &[&str],
+    query: impl Fn(&Library) -> Result<(V, usize), Box<dyn Error>>,
+) -> Result<(V, PathBuf), Vec<String>> {
+    let mut reasons = vec![];
+    for name in names {
+        // SAFETY: opens a library of NVIDIA, which does nothing harmful when it is opened.
+        let opened = unsafe { Library::new(name) };
+        let found = opened.map_err(Box::from).and_then(|library| {
+            let (version, function) = query(&library)?;
+            // While the library is open.
+            let path = mapped_file(function).unwrap_or_else(|| name.into());
+            Ok((version, path))
+        });
+        match found.map_err(|error: Box<dyn Error>| error.to_string()) {
+            Ok(found) => return Ok(found),
+            Err(reason) if reason.contains(name) => reasons.push(reason),
+            Err(reason) => reasons.push(format!("{name}: {reason}")),
+        }
     }
+    Err(reasons)
 }
 
 /// Decodes NCCL's numbers: 22303 is 2.23.3; up to 2.8 they were shorter, and 2804 is 2.8.4.

@@ -68,7 +68,7 @@ impl StatusProvider for CallTracker {
     fn status(&self, call: Option<CallId>) -> RankStatus {
         let position = self.position();
         let groups = self.groups.lock();
-        let group = call.and_then(|call| Some((call, groups.get(&GroupId(call.group))?)));
+        let group = call.and_then(|call| Some((call, groups.get(&call.group)?)));
         // A group that is unknown here may be about to be created by a split.
         let (joined, call) = match group {
             None => (false, None),
@@ -106,7 +106,7 @@ mod tests {
         let counter = tracker.counter(id, &group);
         let call = |sequence| {
             Some(CallId {
-                group: id.0,
+                group: id,
                 sequence,
             })
         };
@@ -120,7 +120,7 @@ mod tests {
         assert!(!tracker.status(call(1)).joined);
         assert_eq!(tracker.calls(), [(id.0, 1)]);
         let unknown = tracker.status(Some(CallId {
-            group: 77,
+            group: GroupId(77),
             sequence: 0,
         }));
         assert!(!unknown.joined);

@@ -28,10 +28,7 @@ impl DeviceCommunicator for ProcessCommunicator {
 
     fn start(&self, calls: Vec<(Call, Tensor<1>)>) -> Result<Vec<DevicePending>, CommError> {
         let engine = &self.world.transport;
-        let failed = |message: String| CommError::Engine {
-            engine: engine.name().into(),
-            message,
-        };
+        let failed = |message: String| CommError::engine(engine.name(), message);
         let transport = engine.device();
         let transport = transport.ok_or_else(|| {
             failed("the engine has no calls on device tensors: expected host buffers".into())

@@ -22,7 +22,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
-use tracing::trace_span;
 
 use crate::buffer::{Buffer, DType};
 use crate::call::{Call, Operation, Signature, check_parts};
@@ -31,6 +30,8 @@ use crate::device::DeviceCommunicator;
 use crate::error::CommError;
 use crate::pending::Pending;
 use crate::pool::BufferPool;
+pub(crate) use crate::rendezvous::CallId;
+use crate::report::recorded_call::{RecordedCall, start_span};
 pub(crate) use call_tracker::CallTracker;
 #[cfg(any(test, feature = "cuda"))]
 pub(crate) use key_value_store::KeyValueStore;
@@ -46,7 +47,7 @@ pub(crate) use result_slot::ResultSlot;
 #[cfg(any(test, feature = "mpi", feature = "cuda"))]
 pub(crate) use transport::Job;
 pub(crate) use transport::{GroupId, Transport};
-pub(crate) use world::ProcessWorld;
+pub(crate) use world::{ProcessWorld, peer_failed};
 
 /// One rank's communicator of a group whose members are processes.
 pub(crate) struct ProcessCommunicator {
@@ -110,11 +111,8 @@ impl ProcessCommunicator {
         let recorder = self.world.tracker.recorder();
         ProcessCall {
             world: Arc::clone(&self.world),
-            group: Arc::clone(&self.group),
             group_id: self.id,
-            signature: Arc::clone(signature),
-            sequence,
-            key: recorder.start(sequence, &self.group, signature),
+            recorded: RecordedCall::begin(recorder, &self.group, Arc::clone(signature), sequence),
         }
     }
 
@@ -185,14 +183,7 @@ impl Communicator for ProcessCommunicator {
         let mut handles = Vec::with_capacity(calls.len());
         for (call, input) in calls {
             let signature = Arc::new(Signature::new(call.clone(), &input));
-            let _span = trace_span!(
-                "collective.start",
-                op = signature.name(),
-                group = self.group.name(),
-                len = signature.len,
-                dtype = signature.dtype.name(),
-            )
-            .entered();
+            let _span = start_span(&signature, &self.group);
             let in_flight = self.begin(&signature);
             if self.is_local(&call) {
                 handles.push(self.run_locally(in_flight, &call, input));
@@ -214,11 +205,7 @@ impl Communicator for ProcessCommunicator {
     fn split(&self, name: &str, groups: &[Vec<usize>]) -> Result<Arc<dyn Communicator>, CommError> {
         check_parts(&self.group, name, groups)?;
         self.world.check()?;
-        let own = self.group.world_rank();
-        let found = groups.iter().enumerate().find_map(|(number, ranks)| {
-            let index = ranks.iter().position(|rank| *rank == own)?;
-            Some((number, Group::new(name, ranks.clone(), index)))
-        });
+        let found = self.group.part(name, groups);
         let (number, part) = found.expect("the parts were checked to contain every rank");
         let part = Arc::new(part);
         let in_flight = self.begin(&Arc::new(Signature::split(name, groups)));

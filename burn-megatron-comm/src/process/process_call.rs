@@ -1,33 +1,36 @@
-//! A call of one rank, from its start to its completion.
+//! A call of a rank that is a process, from its start to its completion.
 
 use std::collections::HashSet;
+use std::ops::Deref;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-use tracing::trace_span;
 
 use super::result_slot::ResultSlot;
 use super::transport::{GroupId, Job};
 use super::world::ProcessWorld;
 use crate::buffer::Buffer;
-use crate::call::{Call, Operation, Signature};
-use crate::communicator::Group;
+use crate::call::{Call, Operation};
 use crate::error::CommError;
 use crate::rendezvous::CallId;
+use crate::report::recorded_call::RecordedCall;
 
 /// The interval at which a waiting rank checks whether the world has failed.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// A call that has been numbered and recorded.
+/// A recorded call and the world that it waits in.
 #[derive(Clone, Debug)]
 pub(crate) struct ProcessCall {
     pub world: Arc<ProcessWorld>,
-    pub group: Arc<Group>,
     pub group_id: GroupId,
-    pub signature: Arc<Signature>,
-    pub sequence: u64,
-    /// The key of its entry in the flight recorder.
-    pub key: u64,
+    pub recorded: RecordedCall,
+}
+
+impl Deref for ProcessCall {
+    type Target = RecordedCall;
+
+    fn deref(&self) -> &RecordedCall {
+        &self.recorded
+    }
 }
 
 impl ProcessCall {
@@ -49,11 +52,6 @@ impl ProcessCall {
         reached.inspect_err(|error| self.world.record_failed_call(error))
     }
 
-    /// Records that the call has completed.
-    pub fn complete(&self) {
-        self.world.tracker.recorder().complete(self.key);
-    }
-
     /// The wait of a call that needs no other rank.
     pub fn finish_locally(&self, result: Buffer) -> Result<Buffer, CommError> {
         self.world.check()?;
@@ -63,29 +61,14 @@ impl ProcessCall {
 
     /// Waits for the result.
     pub fn finish(&self, slot: &ResultSlot) -> Result<Buffer, CommError> {
-        let _span = trace_span!(
-            "collective.wait",
-            op = self.signature.name(),
-            group = self.group.name(),
-            len = self.signature.len,
-            dtype = self.signature.dtype.name(),
-        )
-        .entered();
-        let recorder = self.world.tracker.recorder();
-        recorder.mark_waiting(self.key);
-        let result = self
-            .wait(slot)
-            .and_then(|result| self.check_message(result));
-        match &result {
-            Ok(_) => self.complete(),
-            Err(error) => self.world.record_failed_call(error),
-        }
-        result
+        // Transports compare messages too, but the messages of a rank to itself pass none.
+        let result = self.run_wait(|| self.check_message(self.wait(slot)?));
+        result.inspect_err(|error| self.world.record_failed_call(error))
     }
 
     fn wait(&self, slot: &ResultSlot) -> Result<Buffer, CommError> {
         let began = Instant::now();
-        let timeout = self.world.tracker.recorder().deadline(self.sequence);
+        let timeout = self.timeout();
         loop {
             let waited = began.elapsed();
             let left = timeout.saturating_sub(waited);
@@ -95,35 +78,9 @@ impl ProcessCall {
             self.world.check()?;
             self.check_returned()?;
             if left.is_zero() {
-                return Err(self.deadline_error(waited));
+                return Err(self.late(waited));
             }
         }
-    }
-
-    /// Compares a message with its receive. Transports do so too, but messages of a rank to itself pass none.
-    fn check_message(&self, message: Buffer) -> Result<Buffer, CommError> {
-        let Operation::Call(Call::Receive { from, dtype, len }) = self.signature.operation else {
-            return Ok(message);
-        };
-        let reason = if message.dtype() != dtype {
-            "the types differ"
-        } else if message.len() != len {
-            "the lengths differ"
-        } else {
-            return Ok(message);
-        };
-        let send = Call::Send {
-            to: self.group.index(),
-        };
-        Err(CommError::Mismatch {
-            group: self.group.to_string(),
-            sequence: self.sequence,
-            first_rank: self.group.ranks()[from],
-            first_call: Signature::new(send, &message).describe(&self.group),
-            second_rank: self.group.world_rank(),
-            second_call: self.signature.describe(&self.group),
-            reason: reason.into(),
-        })
     }
 
     /// Fails if a rank that must join the call has returned.
@@ -137,15 +94,7 @@ impl ProcessCall {
         // This rank has not returned.
         let call = self.call_by(first);
         let returned = self.world.rendezvous.first_returned(others, call);
-        match returned {
-            None => Ok(()),
-            Some(rank) => Err(CommError::PeerFinished {
-                rank,
-                group: self.group.to_string(),
-                sequence: self.sequence,
-                call: self.signature.describe(&self.group),
-            }),
-        }
+        returned.map_or(Ok(()), |rank| Err(self.peer_finished(rank)))
     }
 
     /// The call that the member `index` must make: the collective, or the send of the message.
@@ -155,64 +104,60 @@ impl ProcessCall {
             _ => self.group_id,
         };
         CallId {
-            group: group.0,
+            group,
             sequence: self.sequence,
         }
     }
 
     /// Why the call has not completed in time: a rank is missing, a rank made another call, or the transport
     /// hangs.
-    fn deadline_error(&self, waited: Duration) -> CommError {
-        let own = self.group.world_rank();
-        let (ranks, call) = (self.group.ranks(), self.signature.describe(&self.group));
-        let (missing, waiting) = match self.signature.operation {
-            Operation::Call(Call::Receive { from, .. }) => (vec![ranks[from]], vec![own]),
-            Operation::Call(Call::Send { to }) => (vec![ranks[to]], vec![own]),
-            _ => {
-                let asked = self.call_by(self.group.index());
-                let found = self.world.rendezvous.missing_ranks(asked, ranks);
-                let calls = found.calls.iter();
-                let others = calls.flat_map(|(call, ranks)| ranks.iter().map(move |r| (r, call)));
-                let other = others
-                    .filter(|(rank, other)| *rank != own && !agree(&call, other))
-                    .min();
-                if let Some((rank, other)) = other {
-                    return CommError::Mismatch {
-                        group: self.group.to_string(),
-                        sequence: self.sequence,
-                        first_rank: rank,
-                        first_call: other.clone(),
-                        second_rank: own,
-                        second_call: call,
-                        reason: "the calls differ".into(),
-                    };
-                }
-                let absent: HashSet<usize> = found.absent.iter().collect();
-                let joined = |rank: &usize| *rank == own || !absent.contains(rank);
-                ranks.iter().partition(|rank| !joined(rank))
+    fn late(&self, waited: Duration) -> CommError {
+        let ranks = self.group.ranks();
+        let missing = match self.signature.operation {
+            Operation::Call(Call::Receive { from: peer, .. } | Call::Send { to: peer }) => {
+                vec![ranks[peer]]
             }
+            _ => match self.missing_members() {
+                Ok(missing) => missing,
+                Err(mismatch) => return mismatch,
+            },
         };
-        if missing.is_empty() {
-            let not_received = self.not_received();
-            return CommError::Engine {
-                engine: self.world.transport.name().into(),
-                message: format!(
-                    "all ranks have joined call {} {call} over {}, but it has not completed after \
-                     {:.1} s{not_received}: is a network link down?",
-                    self.sequence,
-                    self.group,
-                    waited.as_secs_f64()
-                ),
-            };
+        if !missing.is_empty() {
+            return self.deadline_error(missing, waited);
         }
-        CommError::Deadline {
-            group: self.group.to_string(),
-            sequence: self.sequence,
-            call,
-            missing,
-            waiting,
-            waited,
+        let message = format!(
+            "all ranks have joined call {} {} over {}, but it has not completed after {:.1} s{}: is a network link \
+             down?",
+            self.sequence,
+            self.describe(),
+            self.group,
+            waited.as_secs_f64(),
+            self.not_received()
+        );
+        CommError::engine(self.world.transport.name(), message)
+    }
+
+    /// The members of the group that have not joined the collective.
+    ///
+    /// # Errors
+    /// [`CommError::Mismatch`] if a member has made another call.
+    fn missing_members(&self) -> Result<Vec<usize>, CommError> {
+        let (ranks, own, call) = (self.group.ranks(), self.group.world_rank(), self.describe());
+        let asked = self.call_by(self.group.index());
+        let found = self.world.rendezvous.missing_ranks(asked, ranks);
+        let calls = found.calls.iter();
+        let others = calls.flat_map(|(call, ranks)| ranks.iter().map(move |r| (r, call)));
+        let other = others
+            .filter(|(rank, other)| *rank != own && !agree(&call, other))
+            .min();
+        if let Some((rank, other)) = other {
+            return Err(self.mismatch(rank, other.clone(), "the calls differ".into()));
         }
+        let absent: HashSet<usize> = found.absent.iter().collect();
+        let missing = ranks.iter().copied();
+        Ok(missing
+            .filter(|rank| *rank != own && absent.contains(rank))
+            .collect())
     }
 
     /// The ranks whose data has not arrived, if the transport knows.

@@ -5,17 +5,19 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use super::on_device::DeviceTransport;
 use super::result_slot::ResultSlot;
 use crate::buffer::Buffer;
-use crate::call::Signature;
+use crate::call::{Signature, digest};
 use crate::communicator::Group;
 use crate::error::CommError;
 use crate::pool::BufferPool;
 
 /// The id of a group: equal on all its members, and different from that of every group that shares two ranks
 /// with it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) struct GroupId(pub u64);
 
 impl GroupId {
@@ -24,27 +26,12 @@ impl GroupId {
 
     /// The group `part` of the split that was call `sequence` on this group.
     pub fn part(self, sequence: u64, part: usize) -> Self {
-        self.mixed_with(1, sequence, part as u64)
+        Self(digest(1, [self.0, sequence, part as u64]))
     }
 
     /// The messages from one member of this group to another, by their indices.
     pub fn pair(self, from: usize, to: usize) -> Self {
-        self.mixed_with(2, from as u64, to as u64)
-    }
-
-    fn mixed_with(self, purpose: u64, first: u64, second: u64) -> Self {
-        // The finaliser of SplitMix64 (Steele et al. 2014, doi:10.1145/2660193.2660195).
-        let mix = |x: u64| {
-            let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-            let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-            x ^ (x >> 31)
-        };
-        let step = |state: u64, value: u64| {
-            mix(state
-                .wrapping_add(0x9e37_79b9_7f4a_7c15)
-                .wrapping_add(value))
-        };
-        Self(step(step(step(purpose, self.0), first), second))
+        Self(digest(2, [self.0, from as u64, to as u64]))
     }
 }
 
@@ -103,7 +90,9 @@ pub(crate) trait Transport: fmt::Debug + Send + Sync {
 
     /// The indices, in the group, of the ranks whose data for this call has not arrived, if the transport
     /// knows.
-    fn missing(&self, group_id: GroupId, sequence: u64) -> Option<Vec<usize>>;
+    fn missing(&self, _group_id: GroupId, _sequence: u64) -> Option<Vec<usize>> {
+        None
+    }
 
     /// Aborts all calls in flight after a rank has failed; their slots stay empty. May be called from any
     /// thread, and more than once.

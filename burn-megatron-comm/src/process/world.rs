@@ -10,6 +10,7 @@ use super::device::DeadlineWatcher;
 use super::transport::Transport;
 use crate::error::CommError;
 use crate::rendezvous::{FailureCause, FailureKind, RendezvousClient};
+use crate::report::call_log::FailureReport;
 
 /// The rank's connections to the others: the transport and the rendezvous.
 #[derive(Debug)]
@@ -54,13 +55,8 @@ impl ProcessWorld {
 
     /// Fails once any rank of the world has failed.
     pub fn check(&self) -> Result<(), CommError> {
-        match self.rendezvous.failure() {
-            None => Ok(()),
-            Some(failure) => Err(CommError::PeerFailed {
-                rank: failure.rank,
-                message: failure.message,
-            }),
-        }
+        let failure = self.rendezvous.failure();
+        failure.map_or(Ok(()), |failure| Err(peer_failed(&failure)))
     }
 
     /// Records that a call has failed.
@@ -83,5 +79,13 @@ impl ProcessWorld {
             Some(CommError::InvalidCall { .. }) | None => FailureKind::OwnError,
         };
         Some(FailureCause { kind, message })
+    }
+}
+
+/// The error of a call after a rank has failed.
+pub(crate) fn peer_failed(failure: &FailureReport) -> CommError {
+    CommError::PeerFailed {
+        rank: failure.rank,
+        message: failure.message.clone(),
     }
 }

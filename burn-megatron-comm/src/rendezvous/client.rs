@@ -13,8 +13,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use super::RendezvousError;
 use super::connect::{connect, describe_end};
 use super::message::{
-    self, CallId, CoordinatorMessage, FailureCause, FailureReport, MissingRanks, RankMessage,
-    RankStatus,
+    self, CallId, CoordinatorMessage, FailureCause, MissingRanks, RankMessage, RankStatus,
 };
 use crate::auth::{Token, spawn};
 #[cfg(any(test, feature = "cuda"))]
@@ -22,7 +21,7 @@ use crate::error::CommError;
 #[cfg(any(test, feature = "cuda"))]
 use crate::process::KeyValueStore;
 use crate::rank_runs::RankRuns;
-use crate::report::call_log::{RankPosition, describe_rank};
+use crate::report::call_log::{FailureReport, RankPosition, describe_rank};
 
 /// The interval at which a rank sends a heartbeat with its position.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(250);
@@ -388,8 +387,5 @@ impl KeyValueStore for RendezvousClient {
 
 #[cfg(any(test, feature = "cuda"))]
 fn store_error(message: String) -> CommError {
-    CommError::Engine {
-        engine: "rendezvous".into(),
-        message,
-    }
+    CommError::engine("rendezvous", message)
 }

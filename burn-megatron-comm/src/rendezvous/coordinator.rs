@@ -10,11 +10,12 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use super::links::{Link, Links};
-use super::message::{self, CoordinatorMessage, FailureKind, FailureReport, Hello, RankMessage};
+use super::message::{self, CoordinatorMessage, FailureKind, Hello, RankMessage};
 use super::open_files;
 use super::registry::{JoinError, Outgoing, Recipient, Registry, RendezvousTimeouts};
 use crate::auth::{Connection, Listener, ListenerLimits, Token, spawn};
 use crate::launch;
+use crate::report::call_log::FailureReport;
 
 /// The interval at which the coordinator checks its timeouts.
 const TICK_INTERVAL: Duration = Duration::from_millis(50);
@@ -152,9 +153,8 @@ impl Coordinator {
     /// Two lines for the user, once a rank has failed: which one and why, and what each rank was doing. `None`
     /// if no rank ever joined, as with a program that does not use this library.
     pub fn failure_report(&self) -> Option<String> {
-        let failure = self.failure_of_joined_ranks()?;
-        let (rank, message, positions) = (failure.rank, failure.message, failure.positions);
-        Some(format!("rank {rank} failed: {message}\n{positions}"))
+        self.failure_of_joined_ranks()
+            .map(|failure| failure.to_string())
     }
 
     fn failure_of_joined_ranks(&self) -> Option<FailureReport> {

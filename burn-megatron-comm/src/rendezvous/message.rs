@@ -7,8 +7,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::auth::{printable_name, printable_text};
+use crate::process::GroupId;
 use crate::rank_runs::RankRuns;
-use crate::report::call_log::RankPosition;
+use crate::report::call_log::{FailureReport, RankPosition};
 
 /// The longest line that is accepted.
 const MAX_LINE_BYTES: u64 = 16 << 20;
@@ -68,7 +69,7 @@ pub(super) struct Hello {
 /// A collective, by the id of its group and its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub(crate) struct CallId {
-    pub group: u64,
+    pub group: GroupId,
     pub sequence: u64,
 }
 
@@ -150,18 +151,6 @@ pub(crate) struct MissingRanks {
     pub absent: RankRuns,
     /// The calls of those that have joined, with their ranks.
     pub calls: Vec<(String, RankRuns)>,
-}
-
-/// The failure that ended a world.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct FailureReport {
-    /// The rank whose failure has the highest precedence; of equal ones, the first.
-    pub rank: usize,
-    /// Its error.
-    pub message: String,
-    /// One line that describes what each rank was doing.
-    #[serde(rename = "verdict")]
-    pub positions: String,
 }
 
 impl Hello {

@@ -26,7 +26,7 @@ use crate::auth::TOKEN_INSTRUCTIONS;
 pub(crate) use client::{JoinRequest, RendezvousClient, StatusProvider};
 pub use coordinator::Coordinator;
 pub use message::FailureKind;
-pub(crate) use message::{CallId, FailureCause, FailureReport, RankStatus};
+pub(crate) use message::{CallId, FailureCause, RankStatus};
 pub(crate) use registry::RendezvousTimeouts;
 pub use session::read_session;
 

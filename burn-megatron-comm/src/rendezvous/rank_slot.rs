@@ -1,18 +1,10 @@
-//! The slots of the ranks at the rendezvous, and the checks of a rank that joins.
+//! A rank that has joined the rendezvous, and the checks of a rank that joins.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::message::{CallId, Hello};
 use crate::report::call_log::RankPosition;
-
-/// The slot of a rank.
-#[derive(Debug, Default)]
-pub(super) enum RankSlot {
-    #[default]
-    Vacant,
-    Registered(RegisteredRank),
-}
 
 /// A rank that has joined.
 #[derive(Debug)]
@@ -30,24 +22,8 @@ impl RegisteredRank {
     /// Whether it has returned, and before that call.
     pub fn returned_before(&self, call: CallId) -> Option<bool> {
         let calls = self.returned.as_ref()?;
-        let made = calls.get(&call.group);
+        let made = calls.get(&call.group.0);
         Some(made.is_none_or(|made| *made <= call.sequence))
-    }
-}
-
-impl RankSlot {
-    pub fn registered(&self) -> Option<&RegisteredRank> {
-        match self {
-            RankSlot::Registered(rank) => Some(rank),
-            RankSlot::Vacant => None,
-        }
-    }
-
-    pub fn registered_mut(&mut self) -> Option<&mut RegisteredRank> {
-        match self {
-            RankSlot::Registered(rank) => Some(rank),
-            RankSlot::Vacant => None,
-        }
     }
 }
 
@@ -63,7 +39,7 @@ pub(super) fn is_final(position: &RankPosition) -> bool {
 }
 
 /// Why a rank that has the token cannot join a world with these slots.
-pub(super) fn incompatibility(hello: &Hello, slots: &[RankSlot]) -> Option<String> {
+pub(super) fn incompatibility(hello: &Hello, slots: &[Option<RegisteredRank>]) -> Option<String> {
     let Hello { rank, size, .. } = *hello;
     let (version, world) = (env!("CARGO_PKG_VERSION"), slots.len());
     if hello.version != version {
@@ -84,7 +60,7 @@ pub(super) fn incompatibility(hello: &Hello, slots: &[RankSlot]) -> Option<Strin
             "invalid rank {rank} of {size}: expected 0 to {last}"
         ));
     }
-    let other = &slots[rank].registered()?.hello;
+    let other = &slots[rank].as_ref()?.hello;
     Some(format!(
         "two processes are started as rank {rank}: process {} on {} and process {} on {}",
         other.process, other.host, hello.process, hello.host

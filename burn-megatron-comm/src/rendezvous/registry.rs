@@ -5,14 +5,13 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use super::message::{
-    CallId, CoordinatorMessage, FailureCause, FailureKind, FailureReport, Hello, MissingRanks,
-    RankMessage,
+    CallId, CoordinatorMessage, FailureCause, FailureKind, Hello, MissingRanks, RankMessage,
 };
-use super::rank_slot::{RankSlot, RegisteredRank, incompatibility, is_final};
+use super::rank_slot::{RegisteredRank, incompatibility, is_final};
 use super::status_query::{QueryPurpose, StatusQuery};
 use crate::error::ranks_verb;
 use crate::rank_runs::RankRuns;
-use crate::report::call_log::RankPosition;
+use crate::report::call_log::{FailureReport, RankPosition};
 
 /// The delay of a failure report, as a cause of higher precedence may follow: a rank whose peer has died can report its
 /// own error before the death of the peer is detected.
@@ -45,7 +44,8 @@ pub(super) struct Registry {
     pub(super) size: usize,
     world: u64,
     timeouts: RendezvousTimeouts,
-    pub(super) slots: Vec<RankSlot>,
+    /// The ranks that have joined, by their number.
+    pub(super) slots: Vec<Option<RegisteredRank>>,
     /// The number of ranks that have joined, and of those that have returned: no message looks at all ranks.
     joined: usize,
     returned: usize,
@@ -71,7 +71,7 @@ impl Registry {
             size,
             world,
             timeouts,
-            slots: (0..size).map(|_| RankSlot::default()).collect(),
+            slots: (0..size).map(|_| None).collect(),
             joined: 0,
             returned: 0,
             newly_returned: vec![],
@@ -104,8 +104,7 @@ impl Registry {
 
     /// Whether every rank that joined has closed its connection.
     pub fn all_disconnected(&self) -> bool {
-        let mut ranks = self.slots.iter().filter_map(RankSlot::registered);
-        ranks.all(|rank| rank.disconnected)
+        self.slots.iter().flatten().all(|rank| rank.disconnected)
     }
 
     /// A connection with another token was rejected.
@@ -131,7 +130,7 @@ impl Registry {
         if let Ok(requested) = Duration::try_from_secs_f64(hello.heartbeat_timeout) {
             *heartbeat = (*heartbeat).min(requested);
         }
-        self.slots[rank] = RankSlot::Registered(RegisteredRank {
+        self.slots[rank] = Some(RegisteredRank {
             hello,
             last_message: now,
             position: RankPosition::NoCalls,
@@ -169,7 +168,7 @@ impl Registry {
     /// it reports its failure itself, or closes its connection.
     pub fn process_ended(&mut self, rank: usize, how: &str, now: Duration) -> Outgoing {
         match self.slots.get(rank) {
-            Some(RankSlot::Vacant) => {
+            Some(None) => {
                 let message = format!("its process {how} before it joined the rendezvous");
                 self.add_cause(rank, FailureKind::OwnError, message, now)
             }
@@ -179,7 +178,7 @@ impl Registry {
 
     /// Handles a message of a rank.
     pub fn handle(&mut self, rank: usize, message: RankMessage, now: Duration) -> Outgoing {
-        if let Some(registered) = self.slots[rank].registered_mut() {
+        if let Some(registered) = self.slots[rank].as_mut() {
             registered.last_message = now;
         }
         match message {
@@ -219,7 +218,7 @@ impl Registry {
                 self.add_cause(rank, cause.kind, cause.message, now)
             }
             RankMessage::Returned(calls) => {
-                if let Some(registered) = self.slots[rank].registered_mut()
+                if let Some(registered) = self.slots[rank].as_mut()
                     && registered.returned.is_none()
                 {
                     registered.returned = Some(calls.into_iter().collect());
@@ -238,7 +237,7 @@ impl Registry {
 
     /// The connection of a rank is closed.
     pub fn disconnected(&mut self, rank: usize, now: Duration) -> Outgoing {
-        let Some(registered) = self.slots[rank].registered_mut() else {
+        let Some(registered) = self.slots[rank].as_mut() else {
             return vec![];
         };
         registered.disconnected = true;
@@ -274,7 +273,7 @@ impl Registry {
             outgoing.push((Recipient::All, message));
         }
         for rank in 0..self.size {
-            let Some(registered) = self.slots[rank].registered() else {
+            let Some(registered) = self.slots[rank].as_ref() else {
                 continue;
             };
             let silence = now.saturating_sub(registered.last_message);
@@ -294,7 +293,7 @@ impl Registry {
     }
 
     fn join_timed_out(&mut self, now: Duration) -> Outgoing {
-        let joined = |rank: &usize| self.slots[*rank].registered().is_some();
+        let joined = |rank: &usize| self.slots[*rank].is_some();
         let missing: Vec<usize> = (0..self.size).filter(|rank| !joined(rank)).collect();
         let message = format!(
             "{} not joined the rendezvous within {} s; {} of {} ranks have: were all started with \
@@ -346,13 +345,13 @@ impl Registry {
     }
 
     pub(super) fn position(&self, rank: usize) -> RankPosition {
-        let registered = self.slots[rank].registered();
+        let registered = self.slots[rank].as_ref();
         registered.map_or(RankPosition::NeverJoined, |rank| rank.position.clone())
     }
 
     /// Sets the position of a rank, unless it is final.
     pub(super) fn set_position(&mut self, rank: usize, position: RankPosition) {
-        if let Some(registered) = self.slots[rank].registered_mut()
+        if let Some(registered) = self.slots[rank].as_mut()
             && !is_final(&registered.position)
         {
             registered.position = position;

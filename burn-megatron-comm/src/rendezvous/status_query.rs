@@ -3,12 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
-use super::message::{CallId, CoordinatorMessage, FailureReport, MissingRanks, RankStatus};
-use super::rank_slot::{RankSlot, is_final};
+use super::message::{CallId, CoordinatorMessage, MissingRanks, RankStatus};
+use super::rank_slot::is_final;
 use super::registry::{Outgoing, Recipient, Registry};
 use crate::auth::printable_text;
 use crate::rank_runs::RankRuns;
-use crate::report::call_log::{RankPosition, describe_ranks};
+use crate::report::call_log::{FailureReport, RankPosition, describe_ranks};
 
 /// The time for the ranks to answer a status query.
 const QUERY_TIMEOUT: Duration = Duration::from_secs(1);
@@ -95,7 +95,7 @@ impl Registry {
     }
 
     fn returned_before(&self, rank: usize, call: CallId) -> Option<bool> {
-        self.slots[rank].registered()?.returned_before(call)
+        self.slots[rank].as_ref()?.returned_before(call)
     }
 
     pub(super) fn start_query(
@@ -108,7 +108,7 @@ impl Registry {
         let question = self.next_query;
         self.next_query += 1;
         let answers = |rank: &usize| {
-            let registered = self.slots[*rank].registered();
+            let registered = self.slots[*rank].as_ref();
             registered.is_some_and(|rank| !rank.disconnected && !is_final(&rank.position))
         };
         let waiting: BTreeSet<usize> = ranks.iter().copied().filter(answers).collect();
@@ -175,9 +175,9 @@ impl Registry {
         let first = self.causes.iter().min_by_key(|(_, cause)| cause.kind);
         let (rank, cause) = first.expect("a report follows a cause");
         let position = |rank: usize| match (&self.slots[rank], query.waiting.contains(&rank)) {
-            (RankSlot::Vacant, _) => RankPosition::NeverJoined,
-            (RankSlot::Registered(registered), false) => registered.position.clone(),
-            (RankSlot::Registered(registered), true) => {
+            (None, _) => RankPosition::NeverJoined,
+            (Some(registered), false) => registered.position.clone(),
+            (Some(registered), true) => {
                 let silence = query.until.saturating_sub(registered.last_message);
                 let last = Box::new(registered.position.clone());
                 RankPosition::NoHeartbeat(silence.as_secs(), last)

@@ -1,6 +1,7 @@
 //! The recent calls of a rank, what each rank was doing when one failed, and the file with both.
 
 use std::collections::{HashMap, VecDeque};
+use std::fmt;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -11,7 +12,7 @@ use std::time::{Duration, SystemTime};
 use serde::{Deserialize, Serialize};
 
 use crate::buffer::DType;
-use crate::call::{Call, Operation, Signature};
+use crate::call::Signature;
 use crate::communicator::Group;
 use crate::error::{list_ranks, ranks_verb};
 
@@ -75,20 +76,16 @@ impl CallEntry {
 
     fn describe(&self) -> String {
         let (sequence, call) = (self.sequence, self.signature.describe(&self.group));
-        let unit = if self.is_message() { "message" } else { "call" };
+        let unit = if self.signature.is_message() {
+            "message"
+        } else {
+            "call"
+        };
         let step = match self.step {
             Some(step) => format!(" in step {step}"),
             None => String::new(),
         };
         format!("{unit} {sequence} {call} over {}{step}", self.group)
-    }
-
-    fn is_message(&self) -> bool {
-        let operation = &self.signature.operation;
-        matches!(
-            operation,
-            Operation::Call(Call::Send { .. } | Call::Receive { .. })
-        )
     }
 }
 
@@ -158,7 +155,7 @@ impl CallLog {
         let same = |entry: &&CallEntry| {
             let of_group =
                 entry.group.name() == group.name() && entry.group.ranks() == group.ranks();
-            of_group && entry.sequence == sequence && !entry.is_message()
+            of_group && entry.sequence == sequence && !entry.signature.is_message()
         };
         let entry = self.entries.iter().rev().find(same)?;
         Some(entry.signature.describe(&entry.group))
@@ -277,30 +274,60 @@ pub(crate) fn describe_some(positions: &[(usize, RankPosition)]) -> String {
     texts.join("; ")
 }
 
-/// The first line of a call log.
-#[derive(Serialize)]
-pub(crate) struct CallLogHeader<'a> {
-    /// The number of ranks.
-    pub world: usize,
-    pub failed_rank: usize,
-    pub message: &'a str,
-    /// The position of every rank.
+/// The failure that ended a world. Its `Display` is the report for the user.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct FailureReport {
+    /// The rank whose failure has the highest precedence; of equal ones, the first.
+    pub rank: usize,
+    /// Its error.
+    pub message: String,
+    /// One line that describes what each rank was doing.
     #[serde(rename = "verdict")]
-    pub positions: &'a str,
+    pub positions: String,
 }
 
-/// Writes the header line and then one line per call into a new file in `folder`. `rank` is `None` for the
-/// calls of all ranks.
+impl fmt::Display for FailureReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            rank,
+            message,
+            positions,
+        } = self;
+        write!(f, "rank {rank} failed: {message}\n{positions}")
+    }
+}
+
+/// The first line of a call log.
+#[derive(Serialize)]
+struct CallLogHeader<'a> {
+    /// The number of ranks.
+    world: usize,
+    failed_rank: usize,
+    message: &'a str,
+    /// The position of every rank.
+    #[serde(rename = "verdict")]
+    positions: &'a str,
+}
+
+/// Writes the failure of a world of `world` ranks and then one line per call into a new file in `folder`. `rank` is
+/// `None` for the calls of all ranks.
 pub(crate) fn write(
     folder: &Path,
     rank: Option<usize>,
-    header: &CallLogHeader<'_>,
-    records: impl Iterator<Item = CallRecord>,
+    world: usize,
+    failure: &FailureReport,
+    records: impl IntoIterator<Item = CallRecord>,
 ) -> io::Result<PathBuf> {
     fs::create_dir_all(folder)?;
     let (path, file) = create(folder, rank)?;
     let mut out = BufWriter::new(file);
-    serde_json::to_writer(&mut out, header)?;
+    let header = CallLogHeader {
+        world,
+        failed_rank: failure.rank,
+        message: &failure.message,
+        positions: &failure.positions,
+    };
+    serde_json::to_writer(&mut out, &header)?;
     writeln!(out)?;
     for record in records {
         serde_json::to_writer(&mut out, &record)?;

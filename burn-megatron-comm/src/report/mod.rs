@@ -2,3 +2,4 @@
 
 pub(crate) mod call_log;
 pub(crate) mod flight_recorder;
+pub(crate) mod recorded_call;

@@ -1,6 +1,7 @@
 //! The error of a world.
 
 use std::error::Error;
+use std::io::{self, Write};
 use std::path::PathBuf;
 
 use super::Engine;
@@ -8,6 +9,7 @@ use crate::error::CommError;
 use crate::launch::{LaunchEnvError, Launcher};
 use crate::nccl_config::NcclConfigError;
 use crate::rendezvous::RendezvousError;
+use crate::report::call_log::FailureReport;
 
 /// Why a world failed.
 #[derive(Debug, thiserror::Error)]
@@ -129,6 +131,23 @@ impl WorldError {
         }
     }
 
+    /// The failure of a rank, with its error itself. `reported` says whether it has been printed.
+    pub(super) fn rank_failed(
+        failure: FailureReport,
+        source: Box<dyn Error + Send + Sync>,
+        call_log: Result<PathBuf, String>,
+        reported: bool,
+    ) -> Self {
+        Self::RankFailed {
+            rank: failure.rank,
+            message: failure.message,
+            source,
+            positions: failure.positions,
+            call_log,
+            reported,
+        }
+    }
+
     /// Whether the error has been printed already.
     pub fn is_reported(&self) -> bool {
         matches!(self, Self::RankFailed { reported: true, .. })
@@ -148,4 +167,9 @@ pub(super) fn log_line(call_log: &Result<PathBuf, String>) -> String {
         Ok(path) => format!("call log: {}", path.display()),
         Err(reason) => format!("the call log could not be written: {reason}"),
     }
+}
+
+/// Prints a text to standard error in one write, so that the output of others does not interleave. Errors are ignored.
+pub(super) fn print_whole(text: &str) {
+    let _ = io::stderr().write_all(text.as_bytes());
 }

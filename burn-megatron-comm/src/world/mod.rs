@@ -8,9 +8,7 @@ mod watchdog;
 
 use std::env;
 use std::error::Error;
-use std::fmt;
 use std::path::PathBuf;
-use std::str::FromStr;
 use std::thread;
 use std::time::Duration;
 
@@ -22,7 +20,7 @@ use crate::rendezvous::MIN_HEARTBEAT_TIMEOUT;
 use crate::report::flight_recorder::Deadlines;
 pub use error::{RankPanic, WorldError};
 pub use rank::Rank;
-#[cfg(feature = "cuda")]
+#[cfg(any(test, feature = "cuda", feature = "mpi"))]
 pub(crate) use rank::from_panic;
 
 /// The most ranks that [`World::threads`] starts.
@@ -56,7 +54,8 @@ enum Ranks {
 }
 
 /// The engine of the communicators.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::Display, strum::EnumString)]
+#[strum(serialize_all = "lowercase", parse_err_ty = ParseEngineError, parse_err_fn = ParseEngineError::new)]
 pub enum Engine {
     /// Shared memory, between threads of one process.
     Threads,
@@ -66,28 +65,14 @@ pub enum Engine {
     Mpi,
 }
 
-impl fmt::Display for Engine {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Threads => "threads",
-            Self::Nccl => "nccl",
-            Self::Mpi => "mpi",
-        })
-    }
-}
-
 /// A name that is not an engine.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("invalid engine \"{0}\": expected threads, nccl or mpi")]
 pub struct ParseEngineError(String);
 
-impl FromStr for Engine {
-    type Err = ParseEngineError;
-
-    fn from_str(text: &str) -> Result<Self, ParseEngineError> {
-        let engines = [Self::Threads, Self::Nccl, Self::Mpi];
-        let engine = engines.into_iter().find(|e| e.to_string() == text);
-        engine.ok_or_else(|| ParseEngineError(text.into()))
+impl ParseEngineError {
+    fn new(text: &str) -> Self {
+        Self(text.into())
     }
 }
 
@@ -153,12 +138,9 @@ impl World {
 
     /// Sets the deadline of all calls. The default is 30 s for threads; for processes 300 s for
     /// [first](Self::first_deadline) calls and 100 s for later ones.
-    pub fn deadline(self, deadline: Duration) -> Self {
-        let deadlines = Deadlines {
-            first: deadline,
-            later: deadline,
-        };
-        Self { deadlines, ..self }
+    pub fn deadline(mut self, deadline: Duration) -> Self {
+        self.deadlines.later = deadline;
+        self.first_deadline(deadline)
     }
 
     /// Sets the deadline of the first call over a group and of all calls of the first step, in which kernels are
@@ -171,12 +153,9 @@ impl World {
 
     /// Sets the time without a heartbeat after which a process counts as lost; 30 s by default, at least 1 s.
     /// Ignored for threads.
-    pub fn heartbeat_timeout(self, timeout: Duration) -> Self {
-        let heartbeat_timeout = timeout.max(MIN_HEARTBEAT_TIMEOUT);
-        Self {
-            heartbeat_timeout,
-            ..self
-        }
+    pub fn heartbeat_timeout(mut self, timeout: Duration) -> Self {
+        self.heartbeat_timeout = timeout.max(MIN_HEARTBEAT_TIMEOUT);
+        self
     }
 
     /// Sets how long ranks that are threads may run on after one has failed. A thread in an endless loop or a
@@ -196,19 +175,15 @@ impl World {
     }
 
     /// Sets the compute threads of each rank; by default its share of the machine's cores, at least 1.
-    pub fn compute_threads(self, compute_threads: usize) -> Self {
-        Self {
-            compute_threads,
-            ..self
-        }
+    pub fn compute_threads(mut self, compute_threads: usize) -> Self {
+        self.compute_threads = compute_threads;
+        self
     }
 
     /// Sets the folder for the call log of a failure; the system's temporary folder by default.
-    pub fn call_log_dir(self, folder: impl Into<PathBuf>) -> Self {
-        Self {
-            call_log_dir: folder.into(),
-            ..self
-        }
+    pub fn call_log_dir(mut self, folder: impl Into<PathBuf>) -> Self {
+        self.call_log_dir = folder.into();
+        self
     }
 
     /// Checks the settings.

@@ -17,7 +17,7 @@ use tracing::{Dispatch, dispatcher};
 use super::RankPanic;
 use crate::communicator::Communicator;
 use crate::error::CommError;
-use crate::report::call_log::{self, CallLogHeader, CallRecord};
+use crate::report::call_log::{self, CallRecord, FailureReport};
 use crate::report::flight_recorder::FlightRecorder;
 
 /// The usual stack of a main thread; memory is reserved, not used.
@@ -39,18 +39,19 @@ impl CallLogDir {
         *self.0.lock() = folder;
     }
 
-    /// Writes the call log: of one rank, or of all.
+    /// Writes the call log of a world of `size` ranks: the calls of one rank, or of all.
     ///
     /// # Errors
     /// Why the file could not be written.
     pub fn write(
         &self,
         rank: Option<usize>,
-        header: &CallLogHeader,
-        records: impl Iterator<Item = CallRecord>,
+        size: usize,
+        failure: &FailureReport,
+        records: impl IntoIterator<Item = CallRecord>,
     ) -> Result<PathBuf, String> {
         let folder = self.0.lock().clone();
-        let written = call_log::write(&folder, rank, header, records);
+        let written = call_log::write(&folder, rank, size, failure, records);
         written.map_err(|error| format!("{}: {error}", folder.display()))
     }
 }

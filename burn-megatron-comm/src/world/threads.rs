@@ -1,6 +1,5 @@
 //! A world whose ranks are threads of this process.
 
-use std::error::Error;
 use std::sync::{Arc, mpsc};
 use std::thread::{self, ScopedJoinHandle};
 
@@ -10,7 +9,6 @@ use super::rank::{AnyError, CallLogDir, Rank, from_panic, start_error};
 use super::watchdog::{self, RankEnded};
 use super::{World, WorldError};
 use crate::engines::threads::{RankFailure, ThreadCommunicator, WorldState};
-use crate::report::call_log::CallLogHeader;
 
 /// See [`World::run`].
 pub(super) fn run<T, E>(
@@ -99,26 +97,8 @@ pub(super) fn rank_failed(
     failure: RankFailure,
     call_log_dir: &CallLogDir,
 ) -> WorldError {
-    let RankFailure {
-        rank,
-        message,
-        positions,
-        source,
-    } = failure;
-    let header = CallLogHeader {
-        world: size,
-        failed_rank: rank,
-        message: &message,
-        positions: &positions,
-    };
+    let RankFailure { report, source } = failure;
     let records = (0..size).flat_map(|rank| state.recorder(rank).records());
-    let call_log = call_log_dir.write(None, &header, records);
-    WorldError::RankFailed {
-        rank,
-        message,
-        source: source as Box<dyn Error + Send + Sync>,
-        positions,
-        call_log,
-        reported: false,
-    }
+    let call_log = call_log_dir.write(None, size, &report, records);
+    WorldError::rank_failed(report, source, call_log, false)
 }

@@ -1,13 +1,14 @@
 //! Ends a process whose ranks are threads, if some run on after one has failed.
 
 use std::collections::BTreeSet;
-use std::io::{self, Write};
+use std::io;
 use std::process;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::error::print_whole;
 use super::rank::CallLogDir;
 use super::threads::rank_failed;
 use crate::engines::threads::WorldState;
@@ -39,13 +40,11 @@ pub(super) fn start(
         let error = rank_failed(size, &state, failure, &call_log_dir);
         let position = |rank: &usize| (*rank, state.recorder(*rank).position());
         let positions: Vec<(usize, RankPosition)> = running.iter().map(position).collect();
-        let text = format!(
+        print_whole(&format!(
             "error: {error}\nstill running after {} s: {}; a thread cannot be stopped, so this process exits\n",
             grace.as_secs_f64(),
             describe_some(&positions),
-        );
-        // One write, so that output of others does not interleave. Errors are ignored.
-        let _ = io::stderr().write_all(text.as_bytes());
+        ));
         process::exit(i32::from(error.exit_code()));
     };
     let builder = thread::Builder::new().name("watchdog".into());

@@ -29,10 +29,7 @@ const CONTROL_TAG: c_int = 0;
 
 /// An error of this engine.
 pub fn failure(message: String) -> CommError {
-    CommError::Engine {
-        engine: ENGINE.to_owned(),
-        message,
-    }
+    CommError::engine(ENGINE, message)
 }
 
 /// Turns a return code into an error that names the function and the peer's rank.

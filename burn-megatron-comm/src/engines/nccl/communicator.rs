@@ -88,6 +88,14 @@ impl NcclCommunicator {
         }
     }
 
+    /// Whether NCCL is splitting it off its parent.
+    pub fn is_splitting(&self) -> bool {
+        matches!(
+            self.state,
+            CommState::Splitting { .. } | CommState::Initializing(_)
+        )
+    }
+
     /// Advances as far as possible without waiting; adds new communicators to `comms`.
     pub fn advance(&mut self, library: &Library, comms: &LiveComms) {
         let next = match &self.state {

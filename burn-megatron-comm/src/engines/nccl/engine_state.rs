@@ -31,8 +31,8 @@ pub(super) struct EngineState {
     pub comms: LiveComms,
     pub copies: CopyCount,
     /// The first error; every later call fails with it.
-    first_error: Mutex<Option<CommError>>,
-    registration: Mutex<Registration>,
+    pub first_failure: Mutex<Option<CommError>>,
+    pub registration_state: Mutex<Registration>,
 }
 
 /// A request to the worker.
@@ -72,51 +72,26 @@ pub(super) struct Split {
 }
 
 impl EngineState {
-    pub fn new(
-        library: Arc<Library>,
-        driver: Arc<dyn DeviceDriver>,
-        store: Arc<dyn KeyValueStore>,
-        pool: Arc<BufferPool>,
-        timeout: Duration,
-        config: NcclConfig,
-        streams: CollectiveStreams,
-    ) -> Arc<Self> {
-        let registration = Registration::of(config.registered_buffers, &library);
-        Arc::new(Self {
-            library,
-            driver,
-            store,
-            pool,
-            timeout,
-            config,
-            streams,
-            comms: LiveComms::default(),
-            copies: CopyCount::default(),
-            first_error: Mutex::default(),
-            registration: Mutex::new(registration),
-        })
-    }
-
     /// The first error, if any.
     pub fn first_error(&self) -> Option<CommError> {
-        self.first_error.lock().clone()
+        self.first_failure.lock().clone()
     }
 
     /// Records an error; only the first is kept.
     pub fn fail(&self, error: &CommError) {
-        self.first_error.lock().get_or_insert_with(|| {
+        self.first_failure.lock().get_or_insert_with(|| {
             tracing::error!("{error}");
             error.clone()
         });
     }
 
     pub fn registration(&self) -> Registration {
-        self.registration.lock().clone()
+        self.registration_state.lock().clone()
     }
 
     /// Stops using registered memory.
     pub fn disable_registration(&self, reason: String) {
         tracing::warn!("nccl: registered buffers are not available: {reason}");
-        *self.registration.lock() = Registration::Unavailable(reason);
+        *self.registration_state.lock() = Registration::Unavailable(reason);
     }
 }

@@ -12,9 +12,7 @@ use super::plan::{NcclOp, NcclPlan};
 use super::types::{NcclType, reduction};
 use super::version::Version;
 use crate::nccl_config::NcclGroupConfig;
-
-/// The file names to try, in order, on the library search path.
-const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
+use crate::probe::NCCL_NAMES as NAMES;
 
 /// The command that installs the library.
 const INSTALL_HINT: &str = "`pip install nvidia-nccl-cu13` and LD_LIBRARY_PATH set to the folder of its \
@@ -315,14 +313,15 @@ impl Library {
         let from = |at: usize| (input + at as u64 * width) as *const _;
         let to = |at: usize| (output + at as u64 * width) as *mut _;
         let (comm_, stream) = (comm.0, stream.0 as *mut _);
+        let (first, result) = (from(0), to(0));
         // SAFETY: required of the caller.
         let (name, code) = unsafe {
             match step {
                 NcclOp::AllReduce(op) => (
                     "ncclAllReduce",
                     (api.all_reduce)(
-                        from(0),
-                        to(0),
+                        first,
+                        result,
                         plan.input,
                         dtype,
                         reduction(op),
@@ -332,31 +331,18 @@ impl Library {
                 ),
                 NcclOp::AllGather => (
                     "ncclAllGather",
-                    (api.all_gather)(from(0), to(0), plan.input, dtype, comm_, stream),
+                    (api.all_gather)(first, result, plan.input, dtype, comm_, stream),
                 ),
-                NcclOp::ReduceScatter(op) => (
-                    "ncclReduceScatter",
-                    (api.reduce_scatter)(
-                        from(0),
-                        to(0),
-                        plan.output,
-                        dtype,
-                        reduction(op),
-                        comm_,
-                        stream,
-                    ),
-                ),
+                NcclOp::ReduceScatter(op) => {
+                    let (len, op) = (plan.output, reduction(op));
+                    (
+                        "ncclReduceScatter",
+                        (api.reduce_scatter)(first, result, len, dtype, op, comm_, stream),
+                    )
+                }
                 NcclOp::Broadcast { root } => (
                     "ncclBroadcast",
-                    (api.broadcast)(
-                        from(0),
-                        to(0),
-                        plan.input,
-                        dtype,
-                        root as c_int,
-                        comm_,
-                        stream,
-                    ),
+                    (api.broadcast)(first, result, plan.input, dtype, root as _, comm_, stream),
                 ),
                 NcclOp::Send { to, at, count } => (
                     "ncclSend",

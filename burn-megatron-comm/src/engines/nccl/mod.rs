@@ -13,7 +13,7 @@
 //! - A NaN does not always win a maximum or a minimum.
 //! - Mismatching calls are not detected: the ranks wait, or get wrong values, until the deadline.
 //! - Collectives over groups that share ranks must be started in one order on all of them.
-//! - A rank's messages to itself stay on the host.
+//! - A rank's messages to itself do not come here: the communicator keeps them.
 
 use crate::error::CommError;
 
@@ -28,7 +28,6 @@ mod cuda;
 mod driver;
 mod engine_state;
 mod library;
-mod loopback;
 mod opening;
 mod plan;
 mod registered;
@@ -53,8 +52,5 @@ pub(crate) use transport::NcclTransport;
 const ENGINE: &str = "nccl";
 
 fn error(message: String) -> CommError {
-    CommError::Engine {
-        engine: ENGINE.into(),
-        message,
-    }
+    CommError::engine(ENGINE, message)
 }

@@ -1,7 +1,7 @@
 //! The NCCL operations of a call, with the positions of their data.
 
 use crate::buffer::DType;
-use crate::call::{Call, Operation, ReduceOp, Signature};
+use crate::call::{Call, Operation, ReduceOp, Signature, consecutive_ranges};
 use crate::communicator::Group;
 
 /// One NCCL operation. Counts and offsets are in elements; peers are indices in the group, or in the pair of a
@@ -99,7 +99,11 @@ impl NcclPlan {
 
     /// A message of one byte, on the side of this rank of its communicator.
     pub fn byte(rank: usize) -> Self {
-        let plan = |input, output, step| Self {
+        let (input, output, steps) = match rank {
+            SENDER => (1, 0, sends(&[(RECEIVER, 0, 1)])),
+            _ => (0, 1, receives(&[(SENDER, 0, 1)])),
+        };
+        Self {
             scope: CommScope::Message {
                 from: SENDER,
                 to: RECEIVER,
@@ -108,28 +112,7 @@ impl NcclPlan {
             input,
             output,
             result: output,
-            steps: vec![step],
-        };
-        let (at, count) = (0, 1);
-        match rank {
-            SENDER => plan(
-                1,
-                0,
-                NcclOp::Send {
-                    to: RECEIVER,
-                    at,
-                    count,
-                },
-            ),
-            _ => plan(
-                0,
-                1,
-                NcclOp::Receive {
-                    from: SENDER,
-                    at,
-                    count,
-                },
-            ),
+            steps,
         }
     }
 
@@ -146,13 +129,10 @@ fn sends_and_receives(send: &[usize], receive: &[usize]) -> Vec<NcclOp> {
 
 /// The peers with the offset and the length of their elements.
 fn offsets(counts: &[usize]) -> Vec<(usize, usize, usize)> {
-    let mut next = 0;
-    let place = |(peer, count): (usize, &usize)| {
-        let at = next;
-        next += count;
-        (peer, at, *count)
-    };
-    counts.iter().enumerate().map(place).collect()
+    let ranges = consecutive_ranges(counts).into_iter().enumerate();
+    ranges
+        .map(|(peer, range)| (peer, range.start, range.len()))
+        .collect()
 }
 
 fn sends(offsets: &[(usize, usize, usize)]) -> Vec<NcclOp> {

@@ -1,14 +1,14 @@
 //! The order of collectives and of the computation on the device.
 
 use std::env::{self, VarError};
-use std::fmt;
 
 /// The environment variable that selects the order, for tests and debugging.
 pub(super) const VARIABLE: &str = "BURN_MEGATRON_NCCL_ORDER";
 
 /// The synchronization of a collective with the device: how it waits for its input, and how readers of its result wait
 /// for it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::Display, strum::EnumString)]
+#[strum(serialize_all = "lowercase")]
 pub(crate) enum StreamOrder {
     /// By events on CubeCL's own stream: only readers of the result wait.
     Stream,
@@ -16,16 +16,6 @@ pub(crate) enum StreamOrder {
     Context,
     /// By the host, which synchronizes with the device before and after.
     Host,
-}
-
-impl fmt::Display for StreamOrder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            StreamOrder::Stream => "stream",
-            StreamOrder::Context => "context",
-            StreamOrder::Host => "host",
-        })
-    }
 }
 
 /// The order that the environment variable selects.
@@ -42,13 +32,8 @@ fn read(value: Result<String, VarError>) -> Result<Option<StreamOrder>, String> 
         Err(VarError::NotPresent) => return Ok(None),
         Err(VarError::NotUnicode(value)) => value.to_string_lossy().into_owned(),
     };
-    let orders = [StreamOrder::Stream, StreamOrder::Context, StreamOrder::Host];
-    match orders.into_iter().find(|order| order.to_string() == value) {
-        Some(order) => Ok(Some(order)),
-        None => Err(format!(
-            "invalid {VARIABLE} {value:?}: expected stream, context or host"
-        )),
-    }
+    let order = value.parse().map(Some);
+    order.map_err(|_| format!("invalid {VARIABLE} {value:?}: expected stream, context or host"))
 }
 
 /// The requested order, or else the first that is available, with the reasons against those before it.

@@ -1,6 +1,7 @@
 //! The engine as the communicators of a process use it.
 
 use std::fmt;
+use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{self, Sender};
@@ -14,13 +15,13 @@ use super::buffer_provider::{DeviceBufferProvider, Wake};
 use super::buffers::DeviceBuffers;
 use super::call::{CallMemory, NcclCall};
 use super::collective_streams::CollectiveStreams;
-use super::communicator::{CallQueue, CommKey};
+use super::communicator::{CallQueue, CommKey, LiveComms};
 use super::driver::DeviceDriver;
 use super::engine_state::{EngineState, Split, WorkerCommand};
 use super::library::Library;
-use super::loopback::NcclLoopback;
 use super::opening::Opening;
 use super::plan::{CommScope, NcclPlan};
+use super::registered::{CopyCount, Registration};
 use super::stream_order::StreamOrder;
 use super::types;
 use super::version::Version;
@@ -44,7 +45,6 @@ pub(crate) struct NcclTransport {
     state: Arc<EngineState>,
     worker: Sender<WorkerCommand>,
     provider: Arc<dyn DeviceBufferProvider>,
-    loopback: Mutex<NcclLoopback>,
     rank: usize,
     size: usize,
     use_for_one_rank: bool,
@@ -86,13 +86,25 @@ impl NcclTransport {
         check_version(&config, &library)?;
         let streams = CollectiveStreams::new(&config, &*driver, provider.stream_order());
         let streams = streams.map_err(super::error)?;
-        let state = EngineState::new(library, driver, store, pool, timeout, config, streams);
+        let registration = Registration::of(config.registered_buffers, &library);
+        let state = Arc::new(EngineState {
+            library,
+            driver,
+            store,
+            pool,
+            timeout,
+            config,
+            streams,
+            comms: LiveComms::default(),
+            copies: CopyCount::default(),
+            first_failure: Mutex::default(),
+            registration_state: Mutex::new(registration),
+        });
         let worker = start_worker(&state, rank)?;
         let transport = Arc::new(Self {
             state,
             worker,
             provider,
-            loopback: Mutex::default(),
             rank,
             size,
             use_for_one_rank,
@@ -130,6 +142,15 @@ impl NcclTransport {
         let _ = self.worker.send(command);
     }
 
+    /// The plan of a call, unless an earlier call has failed.
+    fn plan(&self, signature: &Signature, group: &Group) -> Result<NcclPlan, CommError> {
+        match self.state.first_error() {
+            Some(failure) => Err(failure),
+            None => NcclPlan::of(signature, group)
+                .ok_or_else(|| super::error("a split was started as a call".into())),
+        }
+    }
+
     /// The call for the worker; `None` if it is completed locally.
     fn host_call(&self, job: Job) -> Option<NcclCall> {
         let Job {
@@ -137,34 +158,17 @@ impl NcclTransport {
             group_id,
             signature,
             input,
-            slot,
+            mut slot,
             ..
         } = job;
-        let Some(plan) = NcclPlan::of(&signature, &group) else {
-            slot.fulfil(Err(super::error("a split was started as a call".into())));
-            return None;
-        };
-        if let Some(failure) = self.state.first_error() {
-            slot.fulfil(Err(failure));
-            return None;
+        let plan = self.plan(&signature, &group);
+        let plan = plan
+            .inspect_err(|error| slot.fulfil(Err(error.clone())))
+            .ok()?;
+        if let Operation::Call(Call::Send { .. }) = signature.operation {
+            // Sends are buffered: an error is reported by the calls that follow.
+            mem::take(&mut slot).fulfil(Ok(Buffer::empty(plan.dtype)));
         }
-        let own = group.index();
-        let slot = match (&signature.operation, plan.scope) {
-            (Operation::Call(Call::Send { .. }), CommScope::Message { to, .. }) => {
-                // Sends are buffered: an error is reported by the calls that follow.
-                slot.fulfil(Ok(Buffer::empty(plan.dtype)));
-                if to == own {
-                    self.loopback.lock().send(group_id, input);
-                    return None;
-                }
-                Arc::default()
-            }
-            (_, CommScope::Message { from, .. }) if from == own => {
-                self.loopback.lock().receive(group_id, signature, slot);
-                return None;
-            }
-            _ => slot,
-        };
         if self.is_local(&plan, &group, group_id) {
             slot.fulfil(Ok(match plan.result {
                 0 => Buffer::empty(plan.dtype),
@@ -193,20 +197,7 @@ impl NcclTransport {
             slot: passed,
             ..
         } = job;
-        if let Some(failure) = self.state.first_error() {
-            return Err(failure);
-        }
-        let Some(plan) = NcclPlan::of(&signature, &group) else {
-            return Err(super::error("a split was started as a call".into()));
-        };
-        if let CommScope::Message { from, to } = plan.scope
-            && from == to
-        {
-            return Err(super::error(format!(
-                "a rank's messages to itself go through host memory, not {} over {group}",
-                signature.describe(&group)
-            )));
-        }
+        let plan = self.plan(&signature, &group)?;
         let buffers = DeviceBuffers::new(self.provider.stream_order() == StreamOrder::Host, passed);
         let launched = buffers.launched.clone();
         if self.is_local(&plan, &group, group_id) {
@@ -393,11 +384,6 @@ impl Transport for NcclTransport {
             group,
             reply,
         }));
-    }
-
-    /// Unknown: NCCL waits on the device.
-    fn missing(&self, _group_id: GroupId, _sequence: u64) -> Option<Vec<usize>> {
-        None
     }
 
     fn abort(&self) {

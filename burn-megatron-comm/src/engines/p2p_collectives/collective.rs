@@ -6,12 +6,12 @@ use super::control::{ControlHeader, ControlMessage, PayloadMode};
 use super::memory::{ReceiveSlice, SendSlice};
 use super::mismatch::{decode_mismatch, encode_mismatch, split_description};
 use super::p2p::P2pTransport;
-use super::requests::{CallId, MessageBody, RequestKind, RequestTable};
+use super::requests::{MessageBody, RequestKind, RequestTable};
 use super::rounds::{Round, RoundOutcome};
 use crate::call::Signature;
 use crate::communicator::Group;
 use crate::error::CommError;
-use crate::process::ResultSlot;
+use crate::process::{CallId, ResultSlot};
 
 /// The state of one member's message in the current round.
 enum PeerProgress {

@@ -1,7 +1,6 @@
 //! The control message that precedes every payload, and its encoding.
 
 use crate::buffer::DType;
-use crate::call::ReduceOp;
 use crate::error::CommError;
 use crate::process::GroupId;
 
@@ -18,30 +17,18 @@ pub const MAX_INLINE_BYTES: usize = MAX_CONTROL_BYTES - HEADER_BYTES;
 /// The version of the encoding. All processes of a world must have the same one.
 const PROTOCOL_VERSION: u8 = 1;
 
-/// The operation of the sender, with what all ranks must agree on besides type and length.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The operation of the sender. What all ranks must agree on besides it is in [`ControlHeader::arguments`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::FromRepr)]
+#[repr(u8)]
 pub enum MessageKind {
-    AllReduce(ReduceOp),
+    AllReduce,
     AllGather,
-    ReduceScatter(ReduceOp),
-    Broadcast {
-        root: u64,
-    },
-    /// The elements that the sender sends to the receiver of this message, and expects from it.
-    AllToAll {
-        sends: u64,
-        expects: u64,
-    },
+    ReduceScatter,
+    Broadcast,
+    AllToAll,
     Barrier,
-    /// Hashes of the name and of the parts.
-    Split {
-        name: u64,
-        parts: u64,
-    },
-    /// A send to the member with that index.
-    Send {
-        to: u64,
-    },
+    Split,
+    Send,
     /// Bytes that rank 0 broadcasts before there are groups.
     Share,
     /// The last control message of a rank.
@@ -69,6 +56,10 @@ pub struct ControlHeader {
     /// The round of the call, from 0.
     pub round: u8,
     pub kind: MessageKind,
+    /// The index of a reduction in [`ReduceOp::ALL`](crate::ReduceOp::ALL); the root of a broadcast; the elements that
+    /// an all-to-all sends to the receiver of this message and expects from it; hashes of the name and of the parts of
+    /// a split; the receiver of a send.
+    pub arguments: [u64; 2],
     pub dtype: DType,
     /// The length of the sender's call, in elements.
     pub len: u64,
@@ -80,50 +71,6 @@ pub struct ControlHeader {
 pub struct ControlMessage {
     pub header: ControlHeader,
     pub body: Vec<u8>,
-}
-
-fn code<T: PartialEq>(table: &[T], value: &T) -> u8 {
-    let place = table.iter().position(|entry| entry == value);
-    place.expect("the table has every value") as u8
-}
-
-impl MessageKind {
-    /// A code and two numbers.
-    fn encode(self) -> (u8, [u64; 2]) {
-        let reduction = |op: ReduceOp| u64::from(code(&ReduceOp::ALL, &op));
-        match self {
-            MessageKind::AllReduce(op) => (0, [reduction(op), 0]),
-            MessageKind::AllGather => (1, [0, 0]),
-            MessageKind::ReduceScatter(op) => (2, [reduction(op), 0]),
-            MessageKind::Broadcast { root } => (3, [root, 0]),
-            MessageKind::AllToAll { sends, expects } => (4, [sends, expects]),
-            MessageKind::Barrier => (5, [0, 0]),
-            MessageKind::Split { name, parts } => (6, [name, parts]),
-            MessageKind::Send { to } => (7, [to, 0]),
-            MessageKind::Share => (8, [0, 0]),
-            MessageKind::Close => (9, [0, 0]),
-        }
-    }
-
-    fn decode(code: u8, [a, b]: [u64; 2]) -> Option<Self> {
-        let reduction = || ReduceOp::ALL.get(usize::try_from(a).ok()?).copied();
-        Some(match code {
-            0 => MessageKind::AllReduce(reduction()?),
-            1 => MessageKind::AllGather,
-            2 => MessageKind::ReduceScatter(reduction()?),
-            3 => MessageKind::Broadcast { root: a },
-            4 => MessageKind::AllToAll {
-                sends: a,
-                expects: b,
-            },
-            5 => MessageKind::Barrier,
-            6 => MessageKind::Split { name: a, parts: b },
-            7 => MessageKind::Send { to: a },
-            8 => MessageKind::Share,
-            9 => MessageKind::Close,
-            _ => return None,
-        })
-    }
 }
 
 impl PayloadMode {
@@ -155,6 +102,7 @@ impl ControlMessage {
             sequence: 0,
             round: 0,
             kind,
+            arguments: [0; 2],
             dtype: DType::U8,
             len: body.len() as u64,
             payload_mode: PayloadMode::Inline,
@@ -165,13 +113,14 @@ impl ControlMessage {
     /// The encoded message: little-endian numbers, then the codes, then the body.
     pub fn encode(&self) -> Vec<u8> {
         let header = &self.header;
-        let (kind, [a, b]) = header.kind.encode();
+        let (kind, [a, b]) = (header.kind as u8, header.arguments);
         let (payload_mode, tag, bytes) = header.payload_mode.encode();
         let mut encoded = Vec::with_capacity(HEADER_BYTES + self.body.len());
         for number in [header.group.0, header.sequence, header.len, a, b, bytes] {
             encoded.extend_from_slice(&number.to_le_bytes());
         }
-        let dtype = code(&DType::ALL, &header.dtype);
+        // The types are declared in the order of `DType::ALL`.
+        let dtype = header.dtype as u8;
         encoded.extend_from_slice(&[PROTOCOL_VERSION, kind, header.round, dtype, payload_mode]);
         encoded.extend_from_slice(&tag.to_le_bytes());
         encoded.resize(HEADER_BYTES, 0);
@@ -192,14 +141,14 @@ impl ControlMessage {
                     body: bytes,
                 })
             }
-            None => Err(CommError::Engine {
-                engine: engine.to_owned(),
-                message: format!(
+            None => Err(CommError::engine(
+                engine,
+                format!(
                     "rank {from} sent a control message of {} bytes that cannot be decoded; do all ranks run the \
                      same build of this program?",
                     bytes.len()
                 ),
-            }),
+            )),
         }
     }
 }
@@ -224,7 +173,8 @@ impl ControlHeader {
             group,
             sequence,
             round,
-            kind: MessageKind::decode(kind, [a, b])?,
+            kind: MessageKind::from_repr(kind)?,
+            arguments: [a, b],
             dtype: *DType::ALL.get(usize::from(dtype))?,
             len,
             payload_mode: PayloadMode::decode(
@@ -251,6 +201,7 @@ mod tests {
             sequence: 1 << 40,
             round: 1,
             kind,
+            arguments: [7, 1 << 33],
             dtype,
             len: u64::MAX,
             payload_mode,
@@ -261,24 +212,7 @@ mod tests {
 
     #[test]
     fn notes_are_read_as_they_were_written() {
-        let mut kinds = vec![
-            MessageKind::AllGather,
-            MessageKind::Broadcast { root: 7 },
-            MessageKind::AllToAll {
-                sends: 1 << 33,
-                expects: 5,
-            },
-            MessageKind::Barrier,
-            MessageKind::Split {
-                name: u64::MAX,
-                parts: 2,
-            },
-            MessageKind::Send { to: 1023 },
-            MessageKind::Share,
-            MessageKind::Close,
-        ];
-        kinds.extend(ReduceOp::ALL.map(MessageKind::AllReduce));
-        kinds.extend(ReduceOp::ALL.map(MessageKind::ReduceScatter));
+        let kinds = (0..).map_while(MessageKind::from_repr);
         let carriages = [
             PayloadMode::None,
             PayloadMode::Inline,
@@ -288,7 +222,7 @@ mod tests {
                 bytes: 1 << 35,
             },
         ];
-        for (i, kind) in kinds.into_iter().enumerate() {
+        for (i, kind) in kinds.enumerate() {
             let written = message(kind, DType::ALL[i % 7], carriages[i % 4], b"body");
             let bytes = written.encode();
             assert_eq!(bytes.len(), HEADER_BYTES + 4);

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::control::{ControlHeader, ControlMessage, MessageKind, PayloadMode};
-use crate::call::{Call, Operation, Signature, digest, hash_of_groups};
+use crate::call::{Call, Operation, ReduceOp, Signature, digest, hash_of_groups};
 use crate::communicator::Group;
 use crate::error::CommError;
 use crate::process::GroupId;
@@ -11,31 +11,27 @@ use crate::process::GroupId;
 /// The maximum length of a call's description in a control message.
 const MAX_DESCRIPTION_BYTES: usize = 1200;
 
-impl MessageKind {
-    /// The kind of a call, as sent to the member `receiver`.
-    fn new(operation: &Operation, receiver: usize) -> Self {
-        let call = match operation {
-            Operation::Call(call) => call,
-            Operation::Split { name, groups } => {
-                return MessageKind::Split {
-                    name: digest(name.bytes().map(u64::from)),
-                    parts: hash_of_groups(groups),
-                };
-            }
-        };
-        match call {
-            Call::AllReduce(op) => MessageKind::AllReduce(*op),
-            Call::AllGather => MessageKind::AllGather,
-            Call::ReduceScatter(op) => MessageKind::ReduceScatter(*op),
-            Call::Broadcast { root } => MessageKind::Broadcast { root: *root as u64 },
-            Call::AllToAll { send, receive } => MessageKind::AllToAll {
-                sends: send[receiver] as u64,
-                expects: receive[receiver] as u64,
-            },
-            Call::Send { to } => MessageKind::Send { to: *to as u64 },
-            Call::Receive { .. } => unreachable!("a receive sends no message"),
-            Call::Barrier => MessageKind::Barrier,
+/// The kind of a call and its arguments, as sent to the member `receiver`.
+fn kind_of(operation: &Operation, receiver: usize) -> (MessageKind, [u64; 2]) {
+    let reduction = |op: ReduceOp| [op as u64, 0];
+    match operation {
+        Operation::Split { name, groups } => {
+            let name = digest(1, name.bytes().map(u64::from));
+            (MessageKind::Split, [name, hash_of_groups(groups)])
         }
+        Operation::Call(call) => match call {
+            Call::AllReduce(op) => (MessageKind::AllReduce, reduction(*op)),
+            Call::AllGather => (MessageKind::AllGather, [0; 2]),
+            Call::ReduceScatter(op) => (MessageKind::ReduceScatter, reduction(*op)),
+            Call::Broadcast { root } => (MessageKind::Broadcast, [*root as u64, 0]),
+            Call::AllToAll { send, receive } => {
+                let counts = [send[receiver], receive[receiver]];
+                (MessageKind::AllToAll, counts.map(|count| count as u64))
+            }
+            Call::Send { to } => (MessageKind::Send, [*to as u64, 0]),
+            Call::Receive { .. } => unreachable!("a receive sends no message"),
+            Call::Barrier => (MessageKind::Barrier, [0; 2]),
+        },
     }
 }
 
@@ -48,11 +44,13 @@ impl ControlHeader {
         round: u8,
         receiver: usize,
     ) -> Self {
+        let (kind, arguments) = kind_of(&signature.operation, receiver);
         Self {
             group,
             sequence,
             round,
-            kind: MessageKind::new(&signature.operation, receiver),
+            kind,
+            arguments,
             dtype: signature.dtype,
             len: signature.len as u64,
             payload_mode: PayloadMode::None,
@@ -67,20 +65,22 @@ impl ControlHeader {
             counts[group.index()] = count as usize;
             counts
         };
+        let [first, second] = self.arguments;
+        let reduction = || ReduceOp::ALL.get(first as usize).copied();
         let call = match self.kind {
-            MessageKind::AllReduce(op) => Call::AllReduce(op),
+            MessageKind::AllReduce => Call::AllReduce(reduction()?),
             MessageKind::AllGather => Call::AllGather,
-            MessageKind::ReduceScatter(op) => Call::ReduceScatter(op),
-            MessageKind::Broadcast { root } => Call::Broadcast {
-                root: root as usize,
+            MessageKind::ReduceScatter => Call::ReduceScatter(reduction()?),
+            MessageKind::Broadcast => Call::Broadcast {
+                root: first as usize,
             },
-            MessageKind::AllToAll { sends, expects } => Call::AllToAll {
-                send: for_receiver(sends),
-                receive: for_receiver(expects),
+            MessageKind::AllToAll => Call::AllToAll {
+                send: for_receiver(first),
+                receive: for_receiver(second),
             },
-            MessageKind::Send { to } => Call::Send { to: to as usize },
+            MessageKind::Send => Call::Send { to: first as usize },
             MessageKind::Barrier | MessageKind::Share | MessageKind::Close => Call::Barrier,
-            MessageKind::Split { .. } => return None,
+            MessageKind::Split => return None,
         };
         Some(Signature {
             operation: Operation::Call(call),
@@ -97,7 +97,8 @@ impl ControlMessage {
             kind, len, dtype, ..
         } = self.header;
         match (kind, self.header.signature(group)) {
-            (MessageKind::AllToAll { sends, expects }, _) => {
+            (MessageKind::AllToAll, _) => {
+                let [sends, expects] = self.header.arguments;
                 let receiver = group.world_rank();
                 format!(
                     "all_to_all of {len} {dtype} (sends {sends} to rank {receiver}, receives {expects} \
@@ -113,14 +114,18 @@ impl ControlMessage {
     fn mismatch_reason(&self, sender: usize, own: &Signature, group: &Group) -> Option<String> {
         let differ = |what: &str| Some(format!("the {what} differ"));
         match (self.header.kind, &own.operation) {
-            (MessageKind::Split { name, parts }, Operation::Split { .. }) => {
-                match MessageKind::new(&own.operation, sender) {
-                    MessageKind::Split { name: own, .. } if own != name => differ("names"),
-                    MessageKind::Split { parts: own, .. } if own != parts => differ("groups"),
-                    _ => None,
+            (MessageKind::Split, Operation::Split { .. }) => {
+                let ([name, parts], (_, own)) =
+                    (self.header.arguments, kind_of(&own.operation, sender));
+                if name != own[0] {
+                    differ("names")
+                } else if parts != own[1] {
+                    differ("groups")
+                } else {
+                    None
                 }
             }
-            (MessageKind::Send { .. }, Operation::Call(Call::Receive { .. })) => {
+            (MessageKind::Send, Operation::Call(Call::Receive { .. })) => {
                 if self.header.dtype != own.dtype {
                     differ("types")
                 } else if self.header.len != own.len as u64 {

@@ -1,6 +1,5 @@
 //! The thread that owns the transport.
 
-use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,9 +9,9 @@ use std::time::{Duration, Instant};
 
 use super::p2p::P2pTransport;
 use super::rank::{Activity, RankState, Reply};
-use super::requests::CallId;
 use crate::error::CommError;
-use crate::process::Job;
+use crate::process::{CallId, Job};
+use crate::world::from_panic;
 
 /// The time that the thread polls without a sleep. It yields between two polls: without that it is no faster if a core is
 /// free, and half as fast if no core is free.
@@ -49,13 +48,6 @@ pub struct ProgressWorker<W> {
     closing: Option<Reply<()>>,
 }
 
-pub fn failure(engine: &str, message: String) -> CommError {
-    CommError::Engine {
-        engine: engine.to_owned(),
-        message,
-    }
-}
-
 pub fn refuse(jobs: Vec<Job>, error: &CommError) {
     for job in jobs {
         job.slot.fulfil(Err(error.clone()));
@@ -73,18 +65,12 @@ pub fn serve<W: P2pTransport>(mut worker: ProgressWorker<W>, engine: &str) {
             return;
         }
         Ok(Err(error)) => error,
-        Err(payload) => failure(
-            engine,
-            format!("the progress thread panicked: {}", text(&*payload)),
-        ),
+        Err(payload) => {
+            let panic = from_panic(payload);
+            CommError::engine(engine, format!("the progress thread {panic}"))
+        }
     };
     worker.fail(&error);
-}
-
-fn text(payload: &(dyn Any + Send)) -> &str {
-    let text = payload.downcast_ref::<&str>().copied();
-    text.or_else(|| payload.downcast_ref::<String>().map(String::as_str))
-        .unwrap_or("no message")
 }
 
 /// Returns the time to sleep after this idle time, or `None` if the thread does not sleep yet.

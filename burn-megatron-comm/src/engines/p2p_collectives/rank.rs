@@ -9,31 +9,20 @@ use super::collective::InFlightCollective;
 use super::control::{ControlMessage, MAX_INLINE_BYTES, MessageKind};
 use super::messages::{self, complete};
 use super::p2p::{P2pEvent, P2pTransport};
-use super::requests::{CallId, RequestKind, RequestTable};
+use super::requests::{RequestKind, RequestTable};
 use super::rounds::{RoundOutcome, first_round};
 use crate::call::{Call, Operation};
 use crate::error::CommError;
 use crate::pool::{BufferPool, PooledBuffer};
-use crate::process::{Job, ResultSlot};
+use crate::process::{CallId, Job, ResultSlot};
 
 /// Identifies a control message that arrived before the local call, by its call and sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum EarlyMessage {
-    Collective {
-        call: CallId,
-        round: u8,
-        from: usize,
-    },
-    Message {
-        number: CallId,
-        from: usize,
-    },
-}
-
-impl EarlyMessage {
-    fn round(call: CallId, round: u8, from: usize) -> Self {
-        EarlyMessage::Collective { call, round, from }
-    }
+struct EarlyMessage {
+    call: CallId,
+    /// The round of a collective; `None` for a message.
+    round: Option<u8>,
+    from: usize,
 }
 
 /// The event that the thread waits for.
@@ -63,9 +52,9 @@ fn receive_early<W: P2pTransport>(
     call: CallId,
     collective: &mut InFlightCollective,
 ) -> Result<(), CommError> {
-    let round = collective.round();
+    let round = Some(collective.round());
     for (index, from) in collective.other_members() {
-        if let Some(message) = early.remove(&EarlyMessage::round(call, round, from)) {
+        if let Some(message) = early.remove(&EarlyMessage { call, round, from }) {
             collective.receive_control(requests, index, message, true)?;
         }
     }
@@ -126,10 +115,8 @@ impl<W: P2pTransport> RankState<W> {
             }
             Operation::Call(Call::Receive { from, .. }) => {
                 let from = job.group.ranks()[from];
-                match self
-                    .early
-                    .remove(&EarlyMessage::Message { number: call, from })
-                {
+                let round = None;
+                match self.early.remove(&EarlyMessage { call, round, from }) {
                     Some(message) => {
                         messages::receive(&mut self.requests, job, message, &self.pool)
                     }
@@ -150,7 +137,8 @@ impl<W: P2pTransport> RankState<W> {
             InFlightCollective::new(call, job.group, job.signature, job.slot, first);
         // A call that others have rejected, or that does not match theirs, sends no payload.
         let mismatch = collective.other_members().find_map(|(index, from)| {
-            let early = self.early.get(&EarlyMessage::round(call, 0, from))?;
+            let round = Some(0);
+            let early = self.early.get(&EarlyMessage { call, round, from })?;
             collective.check_early(index, early)
         });
         match mismatch {
@@ -241,15 +229,15 @@ impl<W: P2pTransport> RankState<W> {
                 self.closed.push(from);
                 Ok(())
             }
-            MessageKind::Send { .. } => match self.receives.remove(&(call, from)) {
+            MessageKind::Send => match self.receives.remove(&(call, from)) {
                 Some(job) => {
                     let slot = Arc::downgrade(&job.slot);
                     messages::receive(&mut self.requests, job, message, &self.pool)
                         .inspect_err(|error| fail(&slot, error))
                 }
                 None => {
-                    let early = EarlyMessage::Message { number: call, from };
-                    self.store_early(early, message)
+                    let round = None;
+                    self.store_early(EarlyMessage { call, round, from }, message)
                 }
             },
             _ => self.on_collective_message(call, from, message),
@@ -274,7 +262,10 @@ impl<W: P2pTransport> RankState<W> {
                 collective.receive_control(&mut self.requests, index, message, false)?;
                 self.advance(call)
             }
-            _ => self.store_early(EarlyMessage::round(call, round, from), message),
+            _ => {
+                let round = Some(round);
+                self.store_early(EarlyMessage { call, round, from }, message)
+            }
         }
     }
 
@@ -367,9 +358,8 @@ impl<W: P2pTransport> RankState<W> {
         // The last control message of a rank arrives after all others, so nothing receives these any more.
         let unclaimed = mem::take(&mut self.early);
         for (early, message) in unclaimed {
-            let (EarlyMessage::Collective { from, .. } | EarlyMessage::Message { from, .. }) =
-                early;
-            self.requests.discard(from, message.header.payload_mode)?;
+            self.requests
+                .discard(early.from, message.header.payload_mode)?;
         }
         Ok(self.collectives.is_empty() && self.requests.is_idle())
     }

@@ -9,14 +9,7 @@ use super::p2p::{MAX_TAGS, P2pTransport, RequestId, Tag};
 use crate::buffer::{Buffer, DType};
 use crate::error::CommError;
 use crate::pool::{BufferPool, PooledBuffer};
-use crate::process::GroupId;
-
-/// Identifies a collective.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct CallId {
-    pub group: GroupId,
-    pub sequence: u64,
-}
+use crate::process::CallId;
 
 /// The purpose of a payload in flight.
 pub enum RequestKind {
@@ -97,10 +90,7 @@ impl<W: P2pTransport> RequestTable<W> {
 
     /// An error of this engine.
     pub fn error(&self, message: String) -> CommError {
-        CommError::Engine {
-            engine: self.engine.to_owned(),
-            message,
-        }
+        CommError::engine(self.engine, message)
     }
 
     /// Sends a control message with its payload; returns whether the payload is sent separately.

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use super::control::MAX_INLINE_BYTES;
 use super::memory::{ReceiveBuffer, ReceiveSlice, SendSlice, detach};
 use crate::buffer::{Buffer, DType};
-use crate::call::{Call, Operation, ReduceOp, Signature};
+use crate::call::{Call, Operation, ReduceOp, Signature, consecutive_ranges};
 use crate::communicator::Group;
 use crate::engines::reduce::reduce_into;
 use crate::pool::{BufferPool, PooledBuffer};
@@ -129,7 +129,7 @@ impl RoundBuilder {
     /// this rank's.
     fn gather(&self, piece: Rc<PooledBuffer>, ranges: &[Range<usize>]) -> Round {
         let mut result = self.allocate(ranges[self.size - 1].end);
-        copy_into(&mut result, ranges[self.own].start, &piece, 0..piece.len());
+        result.copy_from(ranges[self.own].start, &piece, 0..piece.len());
         let (buffer, receives) = self.receive_from_peers(result, ranges);
         Round {
             sends: self.per_peer(|_| SendSlice::new(&piece, 0..piece.len())),
@@ -165,7 +165,7 @@ impl RoundBuilder {
     ) -> Round {
         let own = ranges[self.own].clone();
         let mut mine = self.allocate(own.len());
-        copy_into(&mut mine, 0, &input, own.clone());
+        mine.copy_from(0, &input, own.clone());
         let mut mine = Some(mine);
         let input = Rc::new(input);
         let (mut buffers, mut receives) = (Vec::new(), Vec::new());
@@ -272,12 +272,7 @@ impl RoundBuilder {
     fn all_to_all(&self, input: &Rc<PooledBuffer>, send: &[usize], receive: &[usize]) -> Round {
         let (from, to) = (consecutive_ranges(send), consecutive_ranges(receive));
         let mut result = self.allocate(to[self.size - 1].end);
-        copy_into(
-            &mut result,
-            to[self.own].start,
-            input,
-            from[self.own].clone(),
-        );
+        result.copy_from(to[self.own].start, input, from[self.own].clone());
         let (buffer, receives) = self.receive_from_peers(result, &to);
         Round {
             sends: self.per_peer(|index| SendSlice::new(input, from[index].clone())),
@@ -298,21 +293,6 @@ fn reduced(buffers: Vec<ReceiveBuffer>, op: ReduceOp) -> PooledBuffer {
         op,
     );
     first
-}
-
-/// Adjacent ranges of these lengths.
-fn consecutive_ranges(counts: &[usize]) -> Vec<Range<usize>> {
-    let mut end = 0;
-    let range = |count: &usize| {
-        end += count;
-        end - count..end
-    };
-    counts.iter().map(range).collect()
-}
-
-fn copy_into(whole: &mut Buffer, at: usize, source: &Buffer, range: Range<usize>) {
-    let written = whole.write(at, source, range);
-    written.expect("memory is allocated with the type of the call");
 }
 
 /// The buffer that was sent, once all of it is sent.

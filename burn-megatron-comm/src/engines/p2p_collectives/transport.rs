@@ -3,20 +3,19 @@
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use parking_lot::Mutex;
 
 use super::p2p::P2pTransport;
-use super::progress::{ProgressCommand, ProgressWorker, failure, refuse, serve};
+use super::progress::{ProgressCommand, ProgressWorker, refuse, serve};
 use super::rank::RankState;
-use super::requests::CallId;
 use crate::communicator::Group;
 use crate::error::{CommError, ranks_verb};
 use crate::pool::BufferPool;
-use crate::process::{GroupId, Job, Transport};
+use crate::process::{CallId, GroupId, Job, Transport};
 
 /// The time that a query to the thread waits for its reply.
 const QUERY_TIMEOUT: Duration = Duration::from_secs(1);
@@ -60,21 +59,18 @@ impl P2pCollectives {
             }
         };
         let builder = thread::Builder::new().name(format!("{engine}-progress"));
+        let failed = |message: String| CommError::engine(engine, message);
         let thread = builder
             .spawn(run)
-            .map_err(|error| failure(engine, format!("cannot start a thread: {error}")))?;
+            .map_err(|error| failed(format!("cannot start a thread: {error}")))?;
         let opened = started.recv_timeout(timeout).unwrap_or_else(|why| {
-            Err(failure(
-                engine,
-                match why {
-                    RecvTimeoutError::Timeout => format!(
-                        "not started after {:.1} s; the start returns when all ranks of the world have called \
-                         it",
-                        timeout.as_secs_f64()
-                    ),
-                    RecvTimeoutError::Disconnected => "the start panicked".to_owned(),
-                },
-            ))
+            Err(failed(match why {
+                RecvTimeoutError::Timeout => format!(
+                    "not started after {:.1} s; the start returns when all ranks of the world have called it",
+                    timeout.as_secs_f64()
+                ),
+                RecvTimeoutError::Disconnected => "the start panicked".to_owned(),
+            }))
         });
         let (description, rank, size) = opened?;
         Ok(Self {
@@ -123,14 +119,22 @@ impl P2pCollectives {
             _ => None,
         };
         self.submit(ProgressCommand::Share(bytes, reply))?;
-        answer.recv_timeout(timeout).unwrap_or_else(|why| {
+        self.reply_within(timeout, &answer, || {
+            let seconds = timeout.as_secs_f64();
+            format!("nothing received from rank 0 after {seconds:.1} s")
+        })
+    }
+
+    /// The reply of the thread; `late` is the message if it has not replied in time.
+    fn reply_within<T>(
+        &self,
+        timeout: Duration,
+        reply: &Receiver<Result<T, CommError>>,
+        late: impl FnOnce() -> String,
+    ) -> Result<T, CommError> {
+        reply.recv_timeout(timeout).unwrap_or_else(|why| {
             Err(self.failure(match why {
-                RecvTimeoutError::Timeout => {
-                    format!(
-                        "nothing received from rank 0 after {:.1} s",
-                        timeout.as_secs_f64()
-                    )
-                }
+                RecvTimeoutError::Timeout => late(),
                 RecvTimeoutError::Disconnected => STOPPED.to_owned(),
             }))
         })
@@ -142,7 +146,7 @@ impl P2pCollectives {
     }
 
     fn failure(&self, message: String) -> CommError {
-        failure(self.engine, message)
+        CommError::engine(self.engine, message)
     }
 
     /// Why this rank cannot close yet.
@@ -209,17 +213,13 @@ impl Transport for P2pCollectives {
     fn close(&self, deadline: Duration) -> Result<(), CommError> {
         let (reply, answer) = mpsc::channel();
         self.submit(ProgressCommand::Close(reply))?;
-        let closed = answer.recv_timeout(deadline).unwrap_or_else(|why| {
-            Err(self.failure(match why {
-                RecvTimeoutError::Timeout => format!(
-                    "the world is not closed after {:.1} s: {}",
-                    deadline.as_secs_f64(),
-                    self.close_blocker()
-                ),
-                RecvTimeoutError::Disconnected => STOPPED.to_owned(),
-            }))
-        });
-        closed?;
+        self.reply_within(deadline, &answer, || {
+            format!(
+                "the world is not closed after {:.1} s: {}",
+                deadline.as_secs_f64(),
+                self.close_blocker()
+            )
+        })?;
         let thread = self.thread.lock().take();
         // Its panics were turned into errors.
         thread.map_or(Ok(()), |thread| thread.join().or(Ok(())))

@@ -1,18 +1,17 @@
 //! A collective that all members have joined, and the result of each member.
 
 use std::mem;
-use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 
-use super::ThreadCall;
 use super::group_state::{CollectiveOutcome, GroupState};
 use super::state::WorldState;
 use crate::buffer::{Buffer, DType};
 use crate::call::{Call, Operation, ReduceOp, Signature};
 use crate::engines::reduce::{reduce_into, reduce_range};
-use crate::pool::PooledBuffer;
+use crate::pool::{BufferPool, PooledBuffer};
+use crate::report::recorded_call::RecordedCall;
 
 /// One member's input of a collective.
 #[derive(Debug)]
@@ -82,15 +81,19 @@ impl CompletedCollective {
 }
 
 /// The result of a member, once all have joined. Takes no lock of the group.
-pub(super) fn result(outcome: Arc<CollectiveOutcome>, in_flight: &ThreadCall) -> Buffer {
+pub(super) fn result(
+    outcome: Arc<CollectiveOutcome>,
+    call: &RecordedCall,
+    pool: &Arc<BufferPool>,
+) -> Buffer {
     match outcome.completed.get() {
-        Some(CompletedCollective::Inputs(contributions)) => from_inputs(contributions, in_flight),
+        Some(CompletedCollective::Inputs(contributions)) => from_inputs(contributions, call, pool),
         Some(CompletedCollective::Reduction { op, inputs, value }) => {
             value.get_or_init(|| reduced(mem::take(&mut *inputs.lock()), *op));
-            take_value(outcome, in_flight)
+            take_value(outcome, call, pool)
         }
         Some(CompletedCollective::SharedReduction { op, inputs, parts }) => {
-            share_reduction(*op, inputs, parts, in_flight)
+            share_reduction(*op, inputs, parts, call, pool)
         }
         Some(CompletedCollective::Split(_)) | None => {
             unreachable!("the collective is complete and not a split")
@@ -103,25 +106,26 @@ fn share_reduction(
     op: ReduceOp,
     inputs: &[Contribution],
     parts: &[OnceLock<PooledBuffer>],
-    in_flight: &ThreadCall,
+    call: &RecordedCall,
+    pool: &Arc<BufferPool>,
 ) -> Buffer {
-    let Signature { dtype, len, .. } = *in_flight.signature;
+    let Signature { dtype, len, .. } = *call.signature;
     let size = len.div_ceil(parts.len());
     let range = |part: usize| (part * size).min(len)..((part + 1) * size).min(len);
     let inputs: Vec<&Buffer> = inputs
         .iter()
         .map(|contribution| &*contribution.input)
         .collect();
-    let mut result = in_flight.pool().take(dtype, len);
+    let mut result = pool.take(dtype, len);
     for step in 0..parts.len() {
-        let part = (in_flight.group.index() + step) % parts.len();
+        let part = (call.group.index() + step) % parts.len();
         let range = range(part);
         let reduced = parts[part].get_or_init(|| {
-            let mut reduced = in_flight.pool().take(dtype, range.len());
+            let mut reduced = pool.take(dtype, range.len());
             reduce_range(&inputs, range.clone(), op, &mut reduced);
-            PooledBuffer::new(reduced, in_flight.pool())
+            PooledBuffer::new(reduced, pool)
         });
-        copy_into(&mut result, range.start, reduced, 0..range.len());
+        result.copy_from(range.start, reduced, 0..range.len());
     }
     result
 }
@@ -136,14 +140,14 @@ fn reduced(mut inputs: Vec<PooledBuffer>, op: ReduceOp) -> PooledBuffer {
 
 /// The common value: copied for every handle but the last, which swaps a buffer of its own for it. So each
 /// member takes one buffer from its pool, whatever the order.
-fn take_value(outcome: Arc<CollectiveOutcome>, in_flight: &ThreadCall) -> Buffer {
-    let Signature { dtype, len, .. } = *in_flight.signature;
-    let mut own = in_flight.pool().take(dtype, len);
+fn take_value(outcome: Arc<CollectiveOutcome>, call: &RecordedCall, pool: &BufferPool) -> Buffer {
+    let Signature { dtype, len, .. } = *call.signature;
+    let mut own = pool.take(dtype, len);
     let missing = "the value was computed before it is taken";
     match Arc::try_unwrap(outcome).map(|last| last.completed.into_inner()) {
         Err(shared) => match shared.completed.get() {
             Some(CompletedCollective::Reduction { value, .. }) => {
-                copy_into(&mut own, 0, value.get().expect(missing), 0..len);
+                own.copy_from(0, value.get().expect(missing), 0..len);
             }
             _ => unreachable!("{missing}"),
         },
@@ -167,12 +171,16 @@ pub(super) fn part(outcome: &CollectiveOutcome, rank: usize) -> (&Arc<GroupState
         .expect("the parts were checked to contain every rank")
 }
 
-fn from_inputs(contributions: &[Contribution], in_flight: &ThreadCall) -> Buffer {
-    let Operation::Call(call) = &in_flight.signature.operation else {
+fn from_inputs(
+    contributions: &[Contribution],
+    recorded: &RecordedCall,
+    pool: &BufferPool,
+) -> Buffer {
+    let Operation::Call(call) = &recorded.signature.operation else {
         unreachable!("a split has no inputs")
     };
-    let (index, pool) = (in_flight.group.index(), in_flight.pool());
-    let Signature { dtype, len, .. } = *in_flight.signature;
+    let index = recorded.group.index();
+    let Signature { dtype, len, .. } = *recorded.signature;
     let inputs = contributions
         .iter()
         .map(|contribution| &*contribution.input);
@@ -229,13 +237,8 @@ fn assemble<'a>(
 ) -> Buffer {
     let mut at = 0;
     for (source, start, count) in chunks {
-        copy_into(&mut result, at, source, start..start + count);
+        result.copy_from(at, source, start..start + count);
         at += count;
     }
     result
-}
-
-fn copy_into(target: &mut Buffer, at: usize, source: &Buffer, range: Range<usize>) {
-    let written = target.write(at, source, range);
-    written.expect("the types were compared when the contributions arrived");
 }

@@ -6,14 +6,14 @@ use std::time::Instant;
 
 use parking_lot::{Condvar, Mutex};
 
-use super::ThreadCall;
 use super::completed::{CompletedCollective, Contribution};
 use super::messages::MessageQueue;
 use super::state::WorldState;
 use crate::buffer::Buffer;
 use crate::communicator::Group;
 use crate::error::CommError;
-use crate::pool::PooledBuffer;
+use crate::pool::{BufferPool, PooledBuffer};
+use crate::report::recorded_call::RecordedCall;
 
 /// The state that the members of one group share.
 #[derive(Debug)]
@@ -76,6 +76,11 @@ impl GroupState {
         &self.ranks
     }
 
+    /// The buffer pool of the rank that makes a call.
+    pub fn pool(&self, call: &RecordedCall) -> &Arc<BufferPool> {
+        self.world.pool(call.group.world_rank())
+    }
+
     /// The group from the view of one member.
     pub fn group(&self, index: usize) -> Group {
         Group::new(self.name.clone(), self.ranks.clone(), index)
@@ -84,23 +89,23 @@ impl GroupState {
     /// Adds a member's input to a collective and compares its call with those of the other members.
     pub fn contribute(
         &self,
-        in_flight: &ThreadCall,
+        call: &RecordedCall,
         input: Buffer,
     ) -> Result<Arc<CollectiveOutcome>, CommError> {
         let mut calls = self.calls.lock();
         let open = calls
             .open
-            .entry(in_flight.sequence)
+            .entry(call.sequence)
             .or_insert_with(|| OpenCollective::new(self.ranks.len()));
         let outcome = Arc::clone(&open.outcome);
         if outcome.mismatch.get().is_none()
-            && let Some(mismatch) = open.mismatch(in_flight)
+            && let Some(mismatch) = open.mismatch(call)
         {
             let _ = outcome.mismatch.set(mismatch);
             self.notify_all(&calls);
         }
-        if calls.join(in_flight, input) {
-            self.close(&mut calls, in_flight.sequence, &outcome);
+        if calls.join(call, input, self.pool(call)) {
+            self.close(&mut calls, call.sequence, &outcome);
         }
         drop(calls);
         match outcome.mismatch.get() {
@@ -129,19 +134,19 @@ impl GroupState {
     /// Blocks until all members have joined a collective.
     pub fn await_all(
         &self,
-        in_flight: &ThreadCall,
+        call: &RecordedCall,
         outcome: &CollectiveOutcome,
     ) -> Result<(), CommError> {
         if outcome.completed.get().is_some() {
             return Ok(());
         }
-        self.block_until(in_flight, |calls| {
+        self.block_until(call, |calls| {
             if outcome.completed.get().is_some() {
                 return Ok(Ok(()));
             }
             match outcome.mismatch.get() {
                 Some(mismatch) => Ok(Err(mismatch.clone())),
-                None => Err(calls.missing(in_flight.sequence)),
+                None => Err(calls.missing(call.sequence)),
             }
         })
     }
@@ -149,21 +154,21 @@ impl GroupState {
     /// Blocks until `poll` returns `Ok`. Its `Err` holds the indices of the missing members.
     pub fn block_until<R>(
         &self,
-        in_flight: &ThreadCall,
+        call: &RecordedCall,
         mut poll: impl FnMut(&mut GroupCalls) -> Result<Result<R, CommError>, Vec<usize>>,
     ) -> Result<R, CommError> {
-        let (began, own) = (Instant::now(), in_flight.group.index());
+        let (began, own) = (Instant::now(), call.group.index());
         let mut calls = self.calls.lock();
         loop {
             let missing: Vec<usize> = match poll(&mut calls) {
                 Ok(result) => return result,
                 Err(missing) => missing.into_iter().map(|index| self.ranks[index]).collect(),
             };
-            self.check_peers(in_flight, &missing)?;
+            self.check_peers(call, &missing)?;
             let waited = began.elapsed();
-            let left = in_flight.timeout().saturating_sub(waited);
+            let left = call.timeout().saturating_sub(waited);
             if left.is_zero() {
-                return Err(in_flight.deadline_error(missing, waited));
+                return Err(call.deadline_error(missing, waited));
             }
             calls.waiting[own] += 1;
             self.condvars[own].wait_for(&mut calls, left);
@@ -172,17 +177,10 @@ impl GroupState {
     }
 
     /// Fails if a rank of the world has failed, or a missing one has returned.
-    fn check_peers(&self, in_flight: &ThreadCall, missing: &[usize]) -> Result<(), CommError> {
+    fn check_peers(&self, call: &RecordedCall, missing: &[usize]) -> Result<(), CommError> {
         self.world.check()?;
-        match missing.iter().find(|rank| self.world.has_returned(**rank)) {
-            None => Ok(()),
-            Some(rank) => Err(CommError::PeerFinished {
-                rank: *rank,
-                group: in_flight.group.to_string(),
-                sequence: in_flight.sequence,
-                call: in_flight.describe(),
-            }),
-        }
+        let returned = missing.iter().find(|rank| self.world.has_returned(**rank));
+        returned.map_or(Ok(()), |rank| Err(call.peer_finished(*rank)))
     }
 
     /// Runs `change` on the calls and wakes one member if it waits.
@@ -210,13 +208,13 @@ impl GroupState {
 
 impl GroupCalls {
     /// Adds a member's input; returns whether it was the last one.
-    fn join(&mut self, in_flight: &ThreadCall, input: Buffer) -> bool {
-        let Some(open) = self.open.get_mut(&in_flight.sequence) else {
+    fn join(&mut self, call: &RecordedCall, input: Buffer, pool: &Arc<BufferPool>) -> bool {
+        let Some(open) = self.open.get_mut(&call.sequence) else {
             return false;
         };
-        let signature = Arc::clone(&in_flight.signature);
-        let input = PooledBuffer::new(input, in_flight.pool());
-        open.contributions[in_flight.group.index()] = Some(Contribution { signature, input });
+        let signature = Arc::clone(&call.signature);
+        let input = PooledBuffer::new(input, pool);
+        open.contributions[call.group.index()] = Some(Contribution { signature, input });
         open.joined += 1;
         open.joined == open.contributions.len()
     }
@@ -245,33 +243,24 @@ impl OpenCollective {
     }
 
     /// The first mismatch between a call and those of the members that have joined.
-    fn mismatch(&self, in_flight: &ThreadCall) -> Option<CommError> {
-        let own = in_flight.group.index();
+    fn mismatch(&self, call: &RecordedCall) -> Option<CommError> {
+        let own = call.group.index();
         let joined = self.contributions.iter().enumerate();
         let signatures = joined
             .filter_map(|(index, contribution)| Some((index, &contribution.as_ref()?.signature)));
         // A match with one is a match with all, except for the counts per pair of an all_to_all.
-        let compared = if in_flight.signature.is_pairwise() {
+        let compared = if call.signature.is_pairwise() {
             usize::MAX
         } else {
             1
         };
         signatures.take(compared).find_map(|(index, signature)| {
-            let reason =
-                signature.disagreement(index, &in_flight.signature, own, &in_flight.group)?;
-            Some(CommError::Mismatch {
-                group: in_flight.group.to_string(),
-                sequence: in_flight.sequence,
-                first_rank: in_flight.group.ranks()[index],
-                first_call: signature.describe(&in_flight.group),
-                second_rank: in_flight.group.world_rank(),
-                second_call: in_flight.describe(),
-                reason,
-            })
+            let reason = signature.disagreement(index, &call.signature, own, &call.group)?;
+            let theirs = signature.describe(&call.group);
+            Some(call.mismatch(call.group.ranks()[index], theirs, reason))
         })
     }
 }
-
 #[cfg(test)]
 mod tests {
     use std::sync::Weak;

@@ -3,11 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::ThreadCall;
 use super::group_state::GroupState;
 use crate::buffer::Buffer;
-use crate::call::{Call, Signature};
 use crate::error::CommError;
+use crate::report::recorded_call::RecordedCall;
 
 /// The messages of one ordered pair of ranks.
 #[derive(Debug, Default)]
@@ -76,8 +75,9 @@ impl PendingReceive {
     }
 
     /// Blocks until the message arrives and compares it with what the receive expects.
-    pub fn wait(mut self, in_flight: &ThreadCall) -> Result<Buffer, CommError> {
-        let message = in_flight.state.block_until(in_flight, |calls| {
+    pub fn wait(mut self, call: &RecordedCall) -> Result<Buffer, CommError> {
+        let group = Arc::clone(&self.group);
+        let message = group.block_until(call, |calls| {
             let queue = calls.messages.entry(self.pair).or_default();
             queue
                 .arrived
@@ -86,24 +86,7 @@ impl PendingReceive {
                 .ok_or_else(|| vec![self.pair.0])
         })?;
         self.done = true;
-        let expected = &in_flight.signature;
-        let reason = if message.dtype() != expected.dtype {
-            "the types differ"
-        } else if message.len() != expected.len {
-            "the lengths differ"
-        } else {
-            return Ok(message);
-        };
-        let (from, to) = self.pair;
-        Err(CommError::Mismatch {
-            group: in_flight.group.to_string(),
-            sequence: self.number,
-            first_rank: in_flight.group.ranks()[from],
-            first_call: Signature::new(Call::Send { to }, &message).describe(&in_flight.group),
-            second_rank: in_flight.group.world_rank(),
-            second_call: in_flight.describe(),
-            reason: reason.to_owned(),
-        })
+        call.check_message(message)
     }
 }
 

@@ -12,9 +12,6 @@ mod state;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
-
-use tracing::trace_span;
 
 use crate::buffer::{Buffer, DType};
 use crate::call::{Call, Operation, Signature, check_parts};
@@ -22,8 +19,9 @@ use crate::communicator::{Communicator, Group};
 use crate::error::CommError;
 use crate::pending::Pending;
 use crate::pool::BufferPool;
-use crate::report::flight_recorder::FlightRecorder;
-use group_state::GroupState;
+use crate::report::recorded_call::{RecordedCall, start_span};
+use group_state::{CollectiveOutcome, GroupState};
+use messages::PendingReceive;
 pub(crate) use state::{RankFailure, WorldState};
 
 /// One rank's communicator of a group.
@@ -53,18 +51,9 @@ impl ThreadCommunicator {
         self.next.fetch_add(1, Ordering::Relaxed)
     }
 
-    fn begin(&self, sequence: u64, signature: Arc<Signature>) -> ThreadCall {
-        let world = self.state.world();
-        let recorder = world.recorder(self.group.world_rank());
-        let key = recorder.start(sequence, &self.group, &signature);
-        let (state, group) = (Arc::clone(&self.state), Arc::clone(&self.group));
-        ThreadCall {
-            state,
-            group,
-            signature,
-            sequence,
-            key,
-        }
+    fn begin(&self, sequence: u64, signature: Arc<Signature>) -> RecordedCall {
+        let recorder = self.state.world().recorder(self.group.world_rank());
+        RecordedCall::begin(recorder, &self.group, signature, sequence)
     }
 
     /// A collective of a group of one: it waits for no rank and takes no shared lock.
@@ -74,8 +63,20 @@ impl ThreadCommunicator {
             Operation::Call(Call::Barrier) => Buffer::empty(DType::U8),
             _ => input,
         };
-        let in_flight = self.begin(self.next_collective(), signature);
-        Ok(Pending::new(move || in_flight.finish(|_| Ok(output))))
+        let call = self.begin(self.next_collective(), signature);
+        Ok(Pending::new(move || call.run_wait(|| Ok(output))))
+    }
+
+    /// Joins a collective. If that fails, the call is recorded as the rank's position.
+    fn join_collective(
+        &self,
+        signature: Arc<Signature>,
+        input: Buffer,
+    ) -> Result<(RecordedCall, Arc<CollectiveOutcome>), CommError> {
+        let call = self.begin(self.next_collective(), signature);
+        let joined = self.state.contribute(&call, input);
+        let outcome = joined.inspect_err(|_| call.mark_waiting())?;
+        Ok((call, outcome))
     }
 
     fn run_collective(
@@ -83,13 +84,12 @@ impl ThreadCommunicator {
         signature: Arc<Signature>,
         input: Buffer,
     ) -> Result<Pending, CommError> {
-        let in_flight = self.begin(self.next_collective(), signature);
-        let outcome =
-            in_flight.run_start(|in_flight| in_flight.state.contribute(in_flight, input))?;
+        let (call, outcome) = self.join_collective(signature, input)?;
+        let state = Arc::clone(&self.state);
         Ok(Pending::new(move || {
-            in_flight.finish(|in_flight| {
-                in_flight.state.await_all(in_flight, &outcome)?;
-                Ok(completed::result(outcome, in_flight))
+            call.run_wait(|| {
+                state.await_all(&call, &outcome)?;
+                Ok(completed::result(outcome, &call, state.pool(&call)))
             })
         }))
     }
@@ -104,19 +104,17 @@ impl ThreadCommunicator {
         let (from, empty) = (self.group.index(), Buffer::empty(input.dtype()));
         // The call is recorded first, so that a receive never completes before its send has started.
         let number = self.state.next_sent(from, to);
-        let in_flight = self.begin(number, Arc::clone(&signature));
+        let call = self.begin(number, signature);
         self.state.deliver(from, to, number, input);
-        in_flight.complete();
-        Ok(Pending::new(move || in_flight.finish(|_| Ok(empty))))
+        call.complete();
+        Ok(Pending::new(move || call.run_wait(|| Ok(empty))))
     }
 
     fn receive(&self, signature: Arc<Signature>, from: usize) -> Result<Pending, CommError> {
         self.state.world().check()?;
-        let pending = messages::PendingReceive::new(&self.state, from, self.group.index());
-        let in_flight = self.begin(pending.number(), signature);
-        Ok(Pending::new(move || {
-            in_flight.finish(|in_flight| pending.wait(in_flight))
-        }))
+        let pending = PendingReceive::new(&self.state, from, self.group.index());
+        let call = self.begin(pending.number(), signature);
+        Ok(Pending::new(move || call.run_wait(|| pending.wait(&call))))
     }
 }
 
@@ -128,14 +126,7 @@ impl Communicator for ThreadCommunicator {
     fn start(&self, call: Call, input: Buffer) -> Result<Pending, CommError> {
         call.check(&self.group, &input)?;
         let signature = Arc::new(Signature::new(call.clone(), &input));
-        let _span = trace_span!(
-            "collective.start",
-            op = signature.name(),
-            group = self.group.name(),
-            len = signature.len,
-            dtype = signature.dtype.name(),
-        )
-        .entered();
+        let _span = start_span(&signature, &self.group);
         match call {
             Call::Send { to } => self.send(signature, to, input),
             Call::Receive { from, .. } => self.receive(signature, from),
@@ -147,14 +138,9 @@ impl Communicator for ThreadCommunicator {
     fn split(&self, name: &str, groups: &[Vec<usize>]) -> Result<Arc<dyn Communicator>, CommError> {
         check_parts(&self.group, name, groups)?;
         let signature = Arc::new(Signature::split(name, groups));
-        let in_flight = self.begin(self.next_collective(), signature);
-        let outcome = in_flight.run_start(|in_flight| {
-            in_flight
-                .state
-                .contribute(in_flight, Buffer::empty(DType::U8))
-        })?;
-        in_flight.run_wait(|in_flight| {
-            in_flight.state.await_all(in_flight, &outcome)?;
+        let (call, outcome) = self.join_collective(signature, Buffer::empty(DType::U8))?;
+        call.run_wait(|| {
+            self.state.await_all(&call, &outcome)?;
             let (part, index) = completed::part(&outcome, self.group.world_rank());
             Ok(Self::join(part, index))
         })
@@ -179,103 +165,5 @@ impl fmt::Debug for ThreadCommunicator {
             self.group,
             self.group.index()
         )
-    }
-}
-
-/// A call of one rank, from its start to its completion.
-pub(crate) struct ThreadCall {
-    state: Arc<GroupState>,
-    group: Arc<Group>,
-    signature: Arc<Signature>,
-    sequence: u64,
-    /// The key of its entry in the flight recorder.
-    key: u64,
-}
-
-impl ThreadCall {
-    fn world(&self) -> &WorldState {
-        self.state.world()
-    }
-
-    /// The buffer pool of this rank.
-    fn pool(&self) -> &Arc<BufferPool> {
-        self.world().pool(self.group.world_rank())
-    }
-
-    /// Runs the start of a call; if that fails, the call is recorded as the rank's position.
-    fn run_start<R>(
-        &self,
-        start: impl FnOnce(&Self) -> Result<R, CommError>,
-    ) -> Result<R, CommError> {
-        start(self).inspect_err(|_| self.mark_waiting())
-    }
-
-    /// Runs the wait of a call.
-    fn run_wait<R>(
-        &self,
-        wait: impl FnOnce(&Self) -> Result<R, CommError>,
-    ) -> Result<R, CommError> {
-        let _span = trace_span!(
-            "collective.wait",
-            op = self.signature.name(),
-            group = self.group.name(),
-            len = self.signature.len,
-            dtype = self.signature.dtype.name(),
-        )
-        .entered();
-        self.mark_waiting();
-        wait(self).inspect(|_| self.complete())
-    }
-
-    fn finish(
-        self,
-        wait: impl FnOnce(&Self) -> Result<Buffer, CommError>,
-    ) -> Result<Buffer, CommError> {
-        self.run_wait(wait)
-    }
-
-    fn recorder(&self) -> &FlightRecorder {
-        self.world().recorder(self.group.world_rank())
-    }
-
-    /// The deadline of this call.
-    fn timeout(&self) -> Duration {
-        self.recorder().deadline(self.sequence)
-    }
-
-    fn mark_waiting(&self) {
-        self.recorder().mark_waiting(self.key);
-    }
-
-    fn complete(&self) {
-        self.recorder().complete(self.key);
-    }
-
-    fn describe(&self) -> String {
-        self.signature.describe(&self.group)
-    }
-
-    fn deadline_error(&self, missing: Vec<usize>, waited: Duration) -> CommError {
-        let own = self.group.world_rank();
-        let waiting = match self.signature.operation {
-            Operation::Call(Call::Receive { .. }) => vec![own],
-            _ => {
-                let joined = self
-                    .group
-                    .ranks()
-                    .iter()
-                    .filter(|rank| !missing.contains(rank));
-                joined.copied().collect()
-            }
-        };
-        let (group, call) = (self.group.to_string(), self.describe());
-        CommError::Deadline {
-            group,
-            sequence: self.sequence,
-            call,
-            missing,
-            waiting,
-            waited,
-        }
     }
 }

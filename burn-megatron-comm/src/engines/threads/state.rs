@@ -10,23 +10,20 @@ use parking_lot::Mutex;
 use super::group_state::GroupState;
 use crate::error::{CommError, with_causes};
 use crate::pool::BufferPool;
-use crate::report::call_log::{RankPosition, describe_ranks};
+use crate::report::call_log::{FailureReport, RankPosition, describe_ranks};
 use crate::report::flight_recorder::{Deadlines, FlightRecorder};
 
 /// The first failure of a world.
 #[derive(Debug)]
 pub(crate) struct RankFailure {
-    pub rank: usize,
-    pub message: String,
-    /// The position of each rank at the time of the failure.
-    pub positions: String,
+    pub report: FailureReport,
     pub source: Box<dyn Error + Send + Sync>,
 }
 
 #[derive(Debug)]
 pub(crate) struct WorldState {
-    /// Rank and message of the first failure.
-    failed: OnceLock<(usize, String)>,
+    /// The error of every call after the first failure.
+    failed: OnceLock<CommError>,
     /// The first failure, as it is returned to the caller of the world.
     failure: Mutex<Option<RankFailure>>,
     returned: Vec<AtomicBool>,
@@ -61,13 +58,7 @@ impl WorldState {
 
     /// Fails once any rank has failed.
     pub fn check(&self) -> Result<(), CommError> {
-        match self.failed.get() {
-            None => Ok(()),
-            Some((rank, message)) => Err(CommError::PeerFailed {
-                rank: *rank,
-                message: message.clone(),
-            }),
-        }
+        self.failed.get().cloned().map_or(Ok(()), Err)
     }
 
     pub fn has_returned(&self, rank: usize) -> bool {
@@ -89,13 +80,16 @@ impl WorldState {
         }
         let message = with_causes(&*source);
         let positions = self.positions(rank);
-        let _ = self.failed.set((rank, message.clone()));
-        *failure = Some(RankFailure {
+        let _ = self.failed.set(CommError::PeerFailed {
+            rank,
+            message: message.clone(),
+        });
+        let report = FailureReport {
             rank,
             message,
             positions,
-            source,
-        });
+        };
+        *failure = Some(RankFailure { report, source });
         drop(failure);
         self.wake_all();
     }

@@ -6,29 +6,81 @@ use super::super::{
 };
 use super::ParallelConfig;
 
+/// Defines methods that set one field each.
+macro_rules! setters {
+    ($($(#[$doc:meta])* $name:ident($value:ident: $type:ty) => $field:ident = $set:expr;)*) => {$(
+        $(#[$doc])*
+        pub fn $name(mut self, $value: $type) -> Self {
+            self.$field = $set;
+            self
+        }
+    )*};
+}
+
 impl ParallelConfig {
-    /// Sets the number of ranks that share every weight matrix outside the experts.
-    pub fn with_tensor(mut self, size: usize) -> Self {
-        self.tensor = size;
-        self
-    }
+    setters! {
+        /// Sets the number of ranks that share every weight matrix outside the experts.
+        with_tensor(size: usize) => tensor = size;
 
-    /// Sets the number of ranks that share every sequence.
-    pub fn with_context(mut self, size: usize) -> Self {
-        self.context = size;
-        self
-    }
+        /// Sets the number of ranks that share every sequence.
+        with_context(size: usize) => context = size;
 
-    /// Sets which tokens of a sequence each rank of the context axis has.
-    pub fn with_context_split(mut self, split: ContextSplit) -> Self {
-        self.context_split = split;
-        self
-    }
+        /// Sets which tokens of a sequence each rank of the context axis has.
+        with_context_split(split: ContextSplit) => context_split = split;
 
-    /// Sets how the ranks of the context axis compute attention to the keys and values of each other.
-    pub fn with_context_exchange(mut self, exchange: ContextExchange) -> Self {
-        self.context_exchange = Some(exchange);
-        self
+        /// Sets how the ranks of the context axis compute attention to the keys and values of each other.
+        with_context_exchange(exchange: ContextExchange) => context_exchange = Some(exchange);
+
+        /// Sets the number of ranks that share the layers.
+        with_pipeline(size: usize) => pipeline = size;
+
+        /// Sets the number of replicas of the model, instead of deriving it from the world.
+        with_data(size: usize) => data = Some(size);
+
+        /// Sets the number of ranks that share the experts.
+        with_expert(size: usize) => expert = size;
+
+        /// Sets the number of ranks that share every expert's weight matrices, instead of `tensor`.
+        with_expert_tensor(size: usize) => expert_tensor = Some(size);
+
+        /// Sets whether exchanges of experts travel under the computations of another micro-batch.
+        with_overlap_moe_expert_parallel_comm(overlap: bool) => overlap_moe_expert_parallel_comm = overlap;
+
+        /// Sets the order in which the axes number ranks.
+        with_order(order: AxisOrder) => order = order;
+
+        /// Sets the number of ranks of a node.
+        with_ranks_per_node(ranks: usize) => ranks_per_node = Some(ranks);
+
+        /// Sets whether activations between the blocks are split along the sequence.
+        with_sequence_parallel(sequence_parallel: bool) => sequence_parallel = sequence_parallel;
+
+        /// Sets how the exchanges of sequence parallelism overlap with products.
+        with_tp_comm_overlap(method: TpCommOverlap) => tp_comm_overlap = Some(method);
+
+        /// Sets the number of chunks into which the tokens of each rank are split.
+        with_tp_comm_overlap_num_splits(splits: usize) => tp_comm_overlap_num_splits = Some(splits);
+
+        /// Sets the pipeline schedule.
+        with_schedule(schedule: impl Into<ScheduleSource>) => schedule = Some(schedule.into());
+
+        /// Sets the number of stages per pipeline rank.
+        with_virtual_stages(stages: usize) => virtual_stages = Some(stages);
+
+        /// Sets how the layers are split over the pipeline stages.
+        with_split(split: LayerSplit) => split = split;
+
+        /// Sets the receives from each pipeline neighbour that are posted ahead of their position in the schedule.
+        with_receives_ahead(receives: usize) => receives_ahead = Some(receives);
+
+        /// Sets whether activations and their gradients are sent between stages in FP8.
+        with_fp8_transfers(fp8: bool) => fp8_transfers = fp8;
+
+        /// Sets what is sharded over the data axis.
+        with_zero_stage(stage: ZeroStage) => zero_stage = stage;
+
+        /// Sets the size of a sharding group of the data axis.
+        with_hsdp(ranks: usize) => hsdp = Some(ranks);
     }
 
     /// Sets the hierarchical exchange, with an all-to-all of `size` ranks.
@@ -42,108 +94,6 @@ impl ParallelConfig {
     pub fn with_hybrid_context_parallel(mut self, tokens: usize) -> Self {
         self.hybrid_context_parallel = true;
         self.max_seqlen_per_dp_cp_rank = Some(tokens);
-        self
-    }
-
-    /// Sets the number of ranks that share the layers.
-    pub fn with_pipeline(mut self, size: usize) -> Self {
-        self.pipeline = size;
-        self
-    }
-
-    /// Sets the number of replicas of the model, instead of deriving it from the world.
-    pub fn with_data(mut self, size: usize) -> Self {
-        self.data = Some(size);
-        self
-    }
-
-    /// Sets the number of ranks that share the experts.
-    pub fn with_expert(mut self, size: usize) -> Self {
-        self.expert = size;
-        self
-    }
-
-    /// Sets the number of ranks that share every expert's weight matrices, instead of `tensor`.
-    pub fn with_expert_tensor(mut self, size: usize) -> Self {
-        self.expert_tensor = Some(size);
-        self
-    }
-
-    /// Sets whether exchanges of experts travel under the computations of another micro-batch.
-    pub fn with_overlap_moe_expert_parallel_comm(mut self, overlap: bool) -> Self {
-        self.overlap_moe_expert_parallel_comm = overlap;
-        self
-    }
-
-    /// Sets the order in which the axes number ranks.
-    pub fn with_order(mut self, order: AxisOrder) -> Self {
-        self.order = order;
-        self
-    }
-
-    /// Sets the number of ranks of a node.
-    pub fn with_ranks_per_node(mut self, ranks: usize) -> Self {
-        self.ranks_per_node = Some(ranks);
-        self
-    }
-
-    /// Sets whether activations between the blocks are split along the sequence.
-    pub fn with_sequence_parallel(mut self, sequence_parallel: bool) -> Self {
-        self.sequence_parallel = sequence_parallel;
-        self
-    }
-
-    /// Sets how the exchanges of sequence parallelism overlap with products.
-    pub fn with_tp_comm_overlap(mut self, method: TpCommOverlap) -> Self {
-        self.tp_comm_overlap = Some(method);
-        self
-    }
-
-    /// Sets the number of chunks into which the tokens of each rank are split.
-    pub fn with_tp_comm_overlap_num_splits(mut self, splits: usize) -> Self {
-        self.tp_comm_overlap_num_splits = Some(splits);
-        self
-    }
-
-    /// Sets the pipeline schedule.
-    pub fn with_schedule(mut self, schedule: impl Into<ScheduleSource>) -> Self {
-        self.schedule = Some(schedule.into());
-        self
-    }
-
-    /// Sets the number of stages per pipeline rank.
-    pub fn with_virtual_stages(mut self, stages: usize) -> Self {
-        self.virtual_stages = Some(stages);
-        self
-    }
-
-    /// Sets how the layers are split over the pipeline stages.
-    pub fn with_split(mut self, split: LayerSplit) -> Self {
-        self.split = split;
-        self
-    }
-
-    /// Sets the receives from each pipeline neighbour that are posted ahead of their position in the schedule.
-    pub fn with_receives_ahead(mut self, receives: usize) -> Self {
-        self.receives_ahead = Some(receives);
-        self
-    }
-
-    /// Sets whether activations and their gradients are sent between stages in FP8.
-    pub fn with_fp8_transfers(mut self, fp8: bool) -> Self {
-        self.fp8_transfers = fp8;
-        self
-    }
-
-    /// Sets what is sharded over the data axis.
-    pub fn with_zero_stage(mut self, stage: ZeroStage) -> Self {
-        self.zero_stage = stage;
-        self
-    }
-
-    /// Sets the size of a sharding group of the data axis.
-    pub fn with_hsdp(mut self, ranks: usize) -> Self {
-        self.hsdp = Some(ranks);
         self
     }
 

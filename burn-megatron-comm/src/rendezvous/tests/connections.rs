@@ -6,6 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use crate::auth::Token;
+use crate::process::GroupId;
 use crate::process::KeyValueStore;
 use crate::rank_runs::RankRuns;
 use crate::rendezvous::{
@@ -100,7 +101,10 @@ fn values_are_exchanged_and_all_ranks_return_together() {
 
     let first = clients[0].clone();
     let returning = thread::spawn(move || first.return_with_all(vec![(9, 4)]));
-    let call = |sequence| CallId { group: 9, sequence };
+    let call = |sequence| CallId {
+        group: GroupId(9),
+        sequence,
+    };
     wait_until("rank 0 has returned", || {
         clients[1].first_returned(&[0, 2], call(4)) == Some(0)
     });
@@ -193,7 +197,15 @@ fn a_lost_coordinator_ends_the_world() {
 fn missing_ranks_are_queried() {
     let server = coordinator(2, TIMEOUT, TIMEOUT);
     let clients = clients(server.address(), 2);
-    let ask = |sequence| clients[0].missing_ranks(CallId { group: 1, sequence }, &[0, 1]);
+    let ask = |sequence| {
+        clients[0].missing_ranks(
+            CallId {
+                group: GroupId(1),
+                sequence,
+            },
+            &[0, 1],
+        )
+    };
     let ranks = |ranks: &[usize]| RankRuns::new(ranks);
     let calls = vec![
         ("call a".into(), ranks(&[0])),

@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
+use crate::process::GroupId;
 use crate::rank_runs::RankRuns;
 use crate::rendezvous::message::{
-    CallId, CoordinatorMessage, FailureCause, FailureKind, FailureReport, Hello, MissingRanks,
-    RankMessage, RankStatus,
+    CallId, CoordinatorMessage, FailureCause, FailureKind, Hello, MissingRanks, RankMessage,
+    RankStatus,
 };
 use crate::rendezvous::registry::{JoinError, Recipient, Registry, RendezvousTimeouts};
-use crate::report::call_log::RankPosition;
+use crate::report::call_log::{FailureReport, RankPosition};
 
 pub const ZERO: Duration = Duration::ZERO;
 pub const TIMEOUTS: RendezvousTimeouts = RendezvousTimeouts {
@@ -233,7 +234,7 @@ fn a_rank_that_ends_before_it_joins_is_not_waited_for() {
 fn a_query_finds_missing_ranks_and_the_calls_of_the_others() {
     let mut registry = full(3);
     let call = CallId {
-        group: 5,
+        group: GroupId(5),
         sequence: 8,
     };
     let find = || RankMessage::FindMissing {
@@ -282,7 +283,7 @@ fn a_query_finds_missing_ranks_and_the_calls_of_the_others() {
 fn a_query_for_other_ranks_than_those_of_the_world_is_ignored() {
     let mut registry = full(3);
     let call = CallId {
-        group: 5,
+        group: GroupId(5),
         sequence: 8,
     };
     let ranks = RankRuns::new(&[0, 3]);
@@ -327,7 +328,10 @@ fn the_world_ends_when_all_have_returned() {
     let returned = (Recipient::All, CoordinatorMessage::Returned(ranks.clone()));
     assert_eq!(registry.tick(ZERO), [returned]);
     for (sequence, before) in [(11, RankRuns::default()), (12, ranks.clone())] {
-        let call = CallId { group: 0, sequence };
+        let call = CallId {
+            group: GroupId(0),
+            sequence,
+        };
         let find = RankMessage::FindReturned {
             call,
             ranks: RankRuns::new(&[0, 1]),

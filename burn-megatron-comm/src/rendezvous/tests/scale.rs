@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::connections::{clients, coordinator};
 use super::decisions::{TIMEOUTS, ZERO, answer_status, at, failed, hello};
+use crate::process::GroupId;
 use crate::rank_runs::RankRuns;
 use crate::rendezvous::FailureCause;
 use crate::rendezvous::message::{CallId, CoordinatorMessage, FailureKind, RankMessage};
@@ -42,7 +43,7 @@ fn count(size: usize) -> Counted {
     let began = Instant::now();
     let all: Vec<usize> = (0..size).collect();
     let call = CallId {
-        group: 1,
+        group: GroupId(1),
         sequence: 9,
     };
     thread::scope(|scope| {
@@ -150,7 +151,7 @@ fn the_registry_of_16384_ranks_sends_a_few_messages_to_each() {
         let group = rank / 8;
         let members: Vec<usize> = (8 * group..8 * group + 8).collect();
         let call = CallId {
-            group: group as u64,
+            group: GroupId(group as u64),
             sequence: 3,
         };
         let ranks = RankRuns::new(&members);

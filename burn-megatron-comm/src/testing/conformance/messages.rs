@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use super::ConformanceError;
+use super::operations::sweep;
 use super::suite::{CaseContext, CheckResult, StartedCall};
 use super::values::TestData;
 use crate::buffer::{Buffer, DType};
@@ -44,13 +45,7 @@ fn receive_messages(
 
 /// Each rank sends to the next one, every type and length.
 pub(super) fn ring(suite: &mut CaseContext<'_>) -> CheckResult {
-    let options = suite.options;
-    for dtype in &options.dtypes {
-        for len in &options.sizes {
-            pass_on(suite, *dtype, *len)?;
-        }
-    }
-    Ok(())
+    sweep(suite, pass_on)
 }
 
 /// Each rank sends to the next one and receives from the one before.

@@ -1,8 +1,8 @@
 //! Ranks whose calls differ.
 
-use std::fmt;
-use std::str::FromStr;
 use std::sync::Arc;
+
+use strum::VariantArray as _;
 
 use super::ConformanceError;
 use super::suite::{CaseContext, describe};
@@ -12,7 +12,23 @@ use crate::communicator::Communicator;
 use crate::error::CommError;
 
 /// What differs between the ranks' calls.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    Hash,
+    strum::Display,
+    strum::EnumString,
+    strum::IntoStaticStr,
+    strum::VariantArray,
+)]
+#[strum(
+    serialize_all = "kebab-case",
+    parse_err_ty = UnknownMismatchCase,
+    parse_err_fn = UnknownMismatchCase::new
+)]
 pub enum MismatchCase {
     /// The last rank makes another operation.
     Operation,
@@ -35,27 +51,19 @@ pub enum MismatchCase {
 )]
 pub struct UnknownMismatchCase(String);
 
+impl UnknownMismatchCase {
+    fn new(text: &str) -> Self {
+        Self(text.into())
+    }
+}
+
 impl MismatchCase {
     /// All of them.
-    pub const ALL: [MismatchCase; 6] = [
-        MismatchCase::Operation,
-        MismatchCase::Type,
-        MismatchCase::Length,
-        MismatchCase::Root,
-        MismatchCase::Reduction,
-        MismatchCase::MessageLength,
-    ];
+    pub const ALL: [MismatchCase; 6] = *Self::VARIANTS.as_array().unwrap();
 
     /// The name, for example `"message-length"`.
     pub fn name(self) -> &'static str {
-        match self {
-            MismatchCase::Operation => "operation",
-            MismatchCase::Type => "type",
-            MismatchCase::Length => "length",
-            MismatchCase::Root => "root",
-            MismatchCase::Reduction => "reduction",
-            MismatchCase::MessageLength => "message-length",
-        }
+        self.into()
     }
 
     /// The call of a rank; `None` if it makes none.
@@ -83,22 +91,6 @@ impl MismatchCase {
             (MismatchCase::MessageLength, false) => return None,
             _ => (sum, ones(4)),
         })
-    }
-}
-
-impl fmt::Display for MismatchCase {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
-    }
-}
-
-impl FromStr for MismatchCase {
-    type Err = UnknownMismatchCase;
-
-    fn from_str(text: &str) -> Result<Self, UnknownMismatchCase> {
-        let mut all = Self::ALL.into_iter();
-        all.find(|mismatch| mismatch.name() == text)
-            .ok_or_else(|| UnknownMismatchCase(text.to_owned()))
     }
 }
 

@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use num_traits::AsPrimitive as _;
+
 use super::values::{Expected, Number, Sum};
 use crate::buffer::{Buffer, DType, with_elements};
 use crate::call::{Call, ReduceOp};
@@ -89,10 +91,11 @@ impl<'a, T: Number> Columns<'a, T> {
 fn reduced<T: Number>(column: &[T], op: ReduceOp) -> T {
     let mut sums: Vec<T::Sum> = column.iter().map(|value| value.widen()).collect();
     let sum = tree(&mut sums, op);
-    T::narrow(match op {
+    let sum = match op {
         ReduceOp::Average => sum.divided_by(column.len()),
         ReduceOp::Sum | ReduceOp::Max | ReduceOp::Min => sum,
-    })
+    };
+    sum.as_()
 }
 
 /// Combines neighbours, then the pairs of them, and so on; one without a partner is passed up.

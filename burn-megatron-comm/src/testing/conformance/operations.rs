@@ -1,8 +1,9 @@
 //! Every collective with every type and length.
 
+use super::ConformanceError;
 use super::messages::pass_on;
 use super::model::MemberCall;
-use super::suite::{CaseContext, CheckResult};
+use super::suite::{CaseContext, CheckResult, StartedCall};
 use super::values::TestData;
 use crate::buffer::DType;
 use crate::call::{Call, ReduceOp};
@@ -10,7 +11,7 @@ use crate::call::{Call, ReduceOp};
 const OPS: [ReduceOp; 3] = [ReduceOp::Sum, ReduceOp::Max, ReduceOp::Min];
 
 /// Runs `check` for every type and length of the options.
-fn sweep(
+pub(super) fn sweep(
     suite: &mut CaseContext<'_>,
     check: impl Fn(&mut CaseContext<'_>, DType, usize) -> CheckResult,
 ) -> CheckResult {
@@ -71,19 +72,29 @@ pub(super) fn exchange(
     (Call::AllToAll { send, receive }, input)
 }
 
+/// Starts an all_to_all of all ranks with new numbers.
+fn start_exchange(
+    suite: &mut CaseContext<'_>,
+    dtype: DType,
+    count: impl Fn(usize, usize) -> usize,
+) -> Result<StartedCall, ConformanceError> {
+    let (world, data) = (suite.world, suite.data());
+    let ranks = world.group().ranks();
+    suite.start(&**world, |index| {
+        exchange(data, dtype, ranks, index, &count)
+    })
+}
+
 /// Even counts, and uneven ones of which some are zero.
 pub(super) fn all_to_all(suite: &mut CaseContext<'_>) -> CheckResult {
-    let world = suite.world;
-    let ranks = world.group().ranks();
+    let size = suite.world.size();
     sweep(suite, |suite, dtype, len| {
-        let each = len.div_ceil(ranks.len());
+        let each = len.div_ceil(size);
         let even = |_: usize, _: usize| each;
         let uneven = |from: usize, to: usize| each * ((2 * from + to) % 3) / 2 + from % 2;
         let counts: [&dyn Fn(usize, usize) -> usize; 2] = [&even, &uneven];
         for count in counts {
-            let data = suite.data();
-            let part = |index| exchange(data, dtype, ranks, index, count);
-            let started = suite.start(&**world, part)?;
+            let started = start_exchange(suite, dtype, count)?;
             suite.wait(started)?;
         }
         Ok(())
@@ -92,21 +103,18 @@ pub(super) fn all_to_all(suite: &mut CaseContext<'_>) -> CheckResult {
 
 /// One member sends to all, all send to one, and none keeps anything.
 pub(super) fn one_sided(suite: &mut CaseContext<'_>) -> CheckResult {
-    let world = suite.world;
-    let ranks = world.group().ranks();
+    let size = suite.world.size();
     sweep(suite, |suite, dtype, len| {
-        for chosen in 0..ranks.len() {
+        for chosen in 0..size {
             let gives = |from: usize, _: usize| if from == chosen { len } else { 0 };
             let gets = |_: usize, to: usize| if to == chosen { len } else { 0 };
             let next = |from: usize, to: usize| {
-                let step = (to + ranks.len() - from) % ranks.len();
+                let step = (to + size - from) % size;
                 if step == chosen { len } else { 0 }
             };
             let counts: [&dyn Fn(usize, usize) -> usize; 3] = [&gives, &gets, &next];
             for count in counts {
-                let data = suite.data();
-                let part = |index| exchange(data, dtype, ranks, index, count);
-                let started = suite.start(&**world, part)?;
+                let started = start_exchange(suite, dtype, count)?;
                 suite.wait(started)?;
             }
         }
@@ -117,11 +125,10 @@ pub(super) fn one_sided(suite: &mut CaseContext<'_>) -> CheckResult {
 /// Exchanges of different counts that are in flight together: everything to one member, nothing between all, and members
 /// that neither send nor receive anything.
 pub(super) fn changing(suite: &mut CaseContext<'_>) -> CheckResult {
-    let world = suite.world;
-    let ranks = world.group().ranks();
+    let size = suite.world.size();
     sweep(suite, |suite, dtype, len| {
         let mut started = vec![];
-        for chosen in 0..ranks.len() {
+        for chosen in 0..size {
             let gets = |_: usize, to: usize| if to == chosen { len } else { 0 };
             let nothing = |_: usize, _: usize| 0;
             let without = |from: usize, to: usize| {
@@ -134,9 +141,7 @@ pub(super) fn changing(suite: &mut CaseContext<'_>) -> CheckResult {
             };
             let counts: [&dyn Fn(usize, usize) -> usize; 3] = [&gets, &nothing, &without];
             for count in counts {
-                let data = suite.data();
-                let part = |index| exchange(data, dtype, ranks, index, count);
-                started.push(suite.start(&**world, part)?);
+                started.push(start_exchange(suite, dtype, count)?);
             }
         }
         suite.wait_reversed(started)
@@ -160,10 +165,8 @@ pub(super) fn long(suite: &mut CaseContext<'_>) -> CheckResult {
         ] {
             suite.whole(&**world, &call, dtype, len)?;
         }
-        let data = suite.data();
         let each = len / size;
-        let part = |index| exchange(data, dtype, world.group().ranks(), index, |_, _| each);
-        let started = suite.start(&**world, part)?;
+        let started = start_exchange(suite, dtype, |_, _| each)?;
         suite.wait(started)?;
         pass_on(suite, dtype, len)?;
     }

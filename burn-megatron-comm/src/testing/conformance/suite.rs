@@ -71,13 +71,22 @@ impl<'a> CaseContext<'a> {
         comm: &dyn Communicator,
         part: impl Fn(usize) -> MemberCall,
     ) -> Result<StartedCall, ConformanceError> {
-        let (expected, (call, input)) = self.expect(comm, part);
+        let (expected, own) = self.expect(comm, part);
+        self.launch(comm, own, Some(expected))
+    }
+
+    fn launch(
+        &self,
+        comm: &dyn Communicator,
+        (call, input): MemberCall,
+        expected: Option<Expected>,
+    ) -> Result<StartedCall, ConformanceError> {
         let text = describe(comm, &call, &input);
         match comm.start(call, input) {
             Ok(pending) => Ok(StartedCall {
                 pending,
                 call: text,
-                expected: Some(expected),
+                expected,
             }),
             Err(error) => Err(self.failed(text, error)),
         }
@@ -194,8 +203,7 @@ impl<'a> CaseContext<'a> {
         to: usize,
         input: Buffer,
     ) -> Result<StartedCall, ConformanceError> {
-        let call = Call::Send { to };
-        self.message(comm, call, input, None)
+        self.launch(comm, (Call::Send { to }, input), None)
     }
 
     /// Starts to receive a message; `expected` is its contents.
@@ -207,26 +215,8 @@ impl<'a> CaseContext<'a> {
     ) -> Result<StartedCall, ConformanceError> {
         let (dtype, len) = (expected.dtype(), expected.len());
         let call = Call::Receive { from, dtype, len };
-        let expected = Some(Expected::exactly(expected));
-        self.message(comm, call, Buffer::empty(dtype), expected)
-    }
-
-    fn message(
-        &mut self,
-        comm: &dyn Communicator,
-        call: Call,
-        input: Buffer,
-        expected: Option<Expected>,
-    ) -> Result<StartedCall, ConformanceError> {
-        let text = describe(comm, &call, &input);
-        match comm.start(call, input) {
-            Ok(pending) => Ok(StartedCall {
-                pending,
-                call: text,
-                expected,
-            }),
-            Err(error) => Err(self.failed(text, error)),
-        }
+        let expected = Expected::exactly(expected);
+        self.launch(comm, (call, Buffer::empty(dtype)), Some(expected))
     }
 
     /// The members that this rank may exchange messages with.
@@ -251,13 +241,9 @@ impl<'a> CaseContext<'a> {
         let text = format!("split {name} of {} into {groups:?}", comm.group());
         let part = comm.split(name, groups);
         let part = part.map_err(|error| self.failed(text.clone(), error))?;
-        let own = comm.group().world_rank();
-        let place = groups.iter().find_map(|ranks| {
-            let index = ranks.iter().position(|rank| *rank == own)?;
-            Some(format!(
-                "{name} {ranks:?} at index {index} of {}",
-                ranks.len()
-            ))
+        let place = comm.group().part(name, groups).map(|(_, group)| {
+            let (ranks, index) = (group.ranks(), group.index());
+            format!("{name} {ranks:?} at index {index} of {}", ranks.len())
         });
         let group = part.group();
         let (ranks, index, size) = (group.ranks(), part.rank(), part.size());

@@ -2,6 +2,7 @@
 
 use burn_megatron_kernels::philox::Stream;
 use half::{bf16, f16};
+use num_traits::{AsPrimitive, Bounded};
 
 use crate::buffer::{Buffer, DType, Element, with_elements};
 use crate::call::ReduceOp;
@@ -52,148 +53,89 @@ macro_rules! sum_integers {
 sum_integers!(i64, i32, u8);
 
 /// A type of elements, with all that the suite needs of it.
-pub(super) trait Number: Element {
-    type Sum: Sum;
+pub(super) trait Number:
+    Element + Bounded + AsPrimitive<Self::Sum> + AsPrimitive<f64>
+{
+    type Sum: Sum + AsPrimitive<Self>;
     /// The distance from 1 to the next number; 0 for integers.
     const EPSILON: f64;
+
+    /// The number that is nearest; bytes wrap around.
     fn whole(value: i64) -> Self;
+
     /// For floats alone.
     fn real(value: f64) -> Self;
-    fn widen(self) -> Self::Sum;
-    fn narrow(sum: Self::Sum) -> Self;
-    fn wide(self) -> f64;
-    /// Bit for bit, but for the bits of a NaN.
+
+    /// Whether two numbers are equal bit for bit, but for the bits of a NaN.
     fn same(self, other: Self) -> bool;
+
+    fn widen(self) -> Self::Sum {
+        self.as_()
+    }
+
+    fn wide(self) -> f64 {
+        self.as_()
+    }
 }
 
-macro_rules! number {
-    ($type:ty, $sum:ty, $epsilon:expr, $whole:expr, $real:expr, $widen:expr, $narrow:expr, $wide:expr, $same:expr) => {
+macro_rules! floats {
+    ($($type:ty, $sum:ty, $epsilon:expr;)*) => {$(
         impl Number for $type {
             type Sum = $sum;
             const EPSILON: f64 = $epsilon;
 
             fn whole(value: i64) -> Self {
-                $whole(value)
+                Self::real(value as f64)
             }
 
             fn real(value: f64) -> Self {
-                $real(value)
-            }
-
-            fn widen(self) -> $sum {
-                $widen(self)
-            }
-
-            fn narrow(sum: $sum) -> Self {
-                $narrow(sum)
-            }
-
-            fn wide(self) -> f64 {
-                $wide(self)
+                value.as_()
             }
 
             fn same(self, other: Self) -> bool {
-                $same(self, other)
+                self.to_bits() == other.to_bits() || (self.is_nan() && other.is_nan())
             }
         }
-    };
-}
-
-macro_rules! float {
-    ($type:ty, $sum:ty, $epsilon:expr, $from_f64:expr, $widen:expr, $narrow:expr, $wide:expr) => {
-        number!(
-            $type,
-            $sum,
-            $epsilon,
-            |value: i64| $from_f64(value as f64),
-            $from_f64,
-            $widen,
-            $narrow,
-            $wide,
-            |a: $type, b: $type| a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan())
-        );
-    };
-}
-float!(f64, f64, f64::EPSILON, |x| x, |x| x, |x| x, |x| x);
-float!(
-    f32,
-    f32,
-    f32::EPSILON as f64,
-    |x| x as f32,
-    |x| x,
-    |x| x,
-    f64::from
-);
-float!(
-    bf16,
-    f32,
-    1.0 / 128.0,
-    bf16::from_f64,
-    bf16::to_f32,
-    bf16::from_f32,
-    bf16::to_f64
-);
-float!(
-    f16,
-    f32,
-    1.0 / 1024.0,
-    f16::from_f64,
-    f16::to_f32,
-    f16::from_f32,
-    f16::to_f64
-);
-
-macro_rules! integer {
-    ($($type:ty),*) => {$(
-        number!(
-            $type,
-            $type,
-            0.0,
-            |value| value as $type,
-            |_| unreachable!("the suite makes fractions of floats alone"),
-            |x| x,
-            |x| x,
-            |x| x as f64,
-            |a, b| a == b
-        );
     )*};
 }
-integer!(i64, i32, u8);
 
-/// Runs `$body` with `$type` bound to the Rust type of a `DType`.
-macro_rules! with_type {
-    ($dtype:expr, $type:ident => $body:expr) => {
-        match $dtype {
-            DType::F64 => {
-                type $type = f64;
-                $body
+floats! {
+    f64, f64, f64::EPSILON;
+    f32, f32, f32::EPSILON as f64;
+    bf16, f32, 1.0 / 128.0;
+    f16, f32, 1.0 / 1024.0;
+}
+
+macro_rules! integers {
+    ($($type:ty),*) => {$(
+        impl Number for $type {
+            type Sum = $type;
+            const EPSILON: f64 = 0.0;
+
+            fn whole(value: i64) -> Self {
+                value as $type
             }
-            DType::F32 => {
-                type $type = f32;
-                $body
+
+            fn real(_: f64) -> Self {
+                unreachable!("the suite makes fractions of floats alone")
             }
-            DType::BF16 => {
-                type $type = bf16;
-                $body
-            }
-            DType::F16 => {
-                type $type = f16;
-                $body
-            }
-            DType::I64 => {
-                type $type = i64;
-                $body
-            }
-            DType::I32 => {
-                type $type = i32;
-                $body
-            }
-            DType::U8 => {
-                type $type = u8;
-                $body
+
+            fn same(self, other: Self) -> bool {
+                self == other
             }
         }
-    };
+    )*};
+}
+
+integers!(i64, i32, u8);
+
+/// A buffer whose elements `make` returns, as a vector of their type.
+macro_rules! buffer_of {
+    ($dtype:expr, $make:expr) => {{
+        let mut buffer = Buffer::empty($dtype);
+        with_elements!(&mut buffer, values => *values = $make);
+        buffer
+    }};
 }
 
 /// The numbers of one call, made alike on every rank.
@@ -210,7 +152,10 @@ impl TestData {
     pub fn whole(self, dtype: DType, rank: usize, len: usize) -> Buffer {
         let count = 2 * self.most as u64 + 1;
         let number = |word: u32| ((u64::from(word) * count) >> 32) as i64 - self.most;
-        with_type!(dtype, T => Buffer::from(self.draw(rank, len, |word| T::whole(number(word)))))
+        buffer_of!(
+            dtype,
+            self.draw(rank, len, |word| Number::whole(number(word)))
+        )
     }
 
     /// What `rank` gives: fractions of many magnitudes, whose sum shows its order. For float types.
@@ -219,7 +164,10 @@ impl TestData {
             let fraction = f64::from(word) / 2f64.powi(31) - 1.0;
             fraction * 2f64.powi((word % 12) as i32 - 4)
         };
-        with_type!(dtype, T => Buffer::from(self.draw(rank, len, |word| T::real(number(word)))))
+        buffer_of!(
+            dtype,
+            self.draw(rank, len, |word| Number::real(number(word)))
+        )
     }
 
     fn draw<T>(self, rank: usize, len: usize, number: impl Fn(u32) -> T) -> Vec<T> {
@@ -232,24 +180,18 @@ impl TestData {
 
 /// The same number `len` times.
 pub(super) fn repeated(dtype: DType, value: i64, len: usize) -> Buffer {
-    with_type!(dtype, T => Buffer::from(vec![T::whole(value); len]))
+    buffer_of!(dtype, vec![Number::whole(value); len])
 }
 
 /// The largest number of an integer type, and the largest finite one of a float.
 pub(super) fn largest(dtype: DType, len: usize) -> Buffer {
-    with_type!(dtype, T => Buffer::from(vec![T::MAX; len]))
+    buffer_of!(dtype, vec![Bounded::max_value(); len])
 }
 
 /// A copy of a float buffer with a NaN at `at`.
 pub(super) fn with_nan(buffer: Buffer, at: usize) -> Buffer {
     let mut buffer = buffer;
-    match &mut buffer {
-        Buffer::F64(values) => values[at] = f64::NAN,
-        Buffer::F32(values) => values[at] = f32::NAN,
-        Buffer::BF16(values) => values[at] = bf16::NAN,
-        Buffer::F16(values) => values[at] = f16::NAN,
-        other => unreachable!("{} has no NaN", other.dtype()),
-    }
+    assert!(buffer.set_nan(at), "{} has no NaN", buffer.dtype());
     buffer
 }
 

@@ -4,11 +4,15 @@ use std::fmt;
 use std::str::FromStr;
 
 use half::{bf16, f16};
+use strum::VariantArray as _;
 
 use crate::buffer::Buffer;
 
 /// Of which tensors a bit is flipped. The calls of a [`Fault`](super::Fault) count the tensors of its kind.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, strum::EnumString, strum::IntoStaticStr, strum::VariantArray,
+)]
+#[strum(serialize_all = "lowercase")]
 pub enum FlipTarget {
     /// The outputs of a module's operations in the forward.
     Activation,
@@ -39,23 +43,11 @@ pub(super) const PREFIX: &str = "bit-flip:";
 
 impl FlipTarget {
     /// All targets.
-    pub const ALL: [Self; 5] = [
-        Self::Activation,
-        Self::Gradient,
-        Self::Weight,
-        Self::Optimizer,
-        Self::Collective,
-    ];
+    pub const ALL: [Self; 5] = *Self::VARIANTS.as_array().unwrap();
 
     /// The name in the text of a fault.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Activation => "activation",
-            Self::Gradient => "gradient",
-            Self::Weight => "weight",
-            Self::Optimizer => "optimizer",
-            Self::Collective => "collective",
-        }
+        self.into()
     }
 
     /// Whether the tensors are the state of a rank, which exists when a step begins.
@@ -134,9 +126,7 @@ impl FromStr for BitFlip {
                 ));
             }
         };
-        let mut targets = FlipTarget::ALL.into_iter();
-        let target = targets.find(|target| target.name() == name);
-        let target = target.ok_or_else(|| {
+        let target = name.parse().map_err(|_| {
             let names = FlipTarget::ALL.map(FlipTarget::name).join(", ");
             format!("no bit of {name:?} can be flipped: expected {names}")
         })?;

@@ -25,8 +25,6 @@ use std::hint::spin_loop;
 use std::sync::Arc;
 use std::thread::sleep;
 
-use half::{bf16, f16};
-
 use crate::buffer::Buffer;
 use crate::call::{Call, ReduceOp, Signature};
 use crate::communicator::{Communicator, Group};
@@ -71,7 +69,11 @@ impl FaultInjector {
                     (call, input) = with_extra_element(call, input, self.size(), &site)?
                 }
                 FaultKind::WrongCall => (call, input) = other_call(call, input),
-                FaultKind::Nan => set_nan(&mut input, &site)?,
+                FaultKind::Nan if input.set_nan(0) => {}
+                FaultKind::Nan => {
+                    let reason = "the input has no float; choose a call whose input has one";
+                    return Err(site.error(reason));
+                }
                 FaultKind::BitFlip(flip) => match &call {
                     Call::Send { .. } if flip.apply_to(&mut input) => {}
                     Call::Send { .. } | Call::Barrier => return Err(site.empty()),
@@ -189,10 +191,7 @@ impl FaultSite {
     }
 
     fn error(&self, message: &str) -> CommError {
-        CommError::Engine {
-            engine: "fault injection".to_owned(),
-            message: format!("{self}: {message}"),
-        }
+        CommError::engine("fault injection", format!("{self}: {message}"))
     }
 }
 
@@ -240,15 +239,4 @@ fn other_call(call: Call, input: Buffer) -> (Call, Buffer) {
         Call::AllReduce(_) => (Call::AllGather, input),
         _ => (Call::AllReduce(ReduceOp::Sum), input),
     }
-}
-
-fn set_nan(input: &mut Buffer, site: &FaultSite) -> Result<(), CommError> {
-    let first = match input {
-        Buffer::F64(values) => values.first_mut().map(|value| *value = f64::NAN),
-        Buffer::F32(values) => values.first_mut().map(|value| *value = f32::NAN),
-        Buffer::BF16(values) => values.first_mut().map(|value| *value = bf16::NAN),
-        Buffer::F16(values) => values.first_mut().map(|value| *value = f16::NAN),
-        Buffer::I64(_) | Buffer::I32(_) | Buffer::U8(_) => None,
-    };
-    first.ok_or_else(|| site.error("the input has no float; choose a call whose input has one"))
 }

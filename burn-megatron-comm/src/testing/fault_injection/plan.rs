@@ -178,12 +178,26 @@ impl FaultPlan {
         let next = &mut tensors[usize::from(target == FlipTarget::Gradient)];
         let position = *next;
         *next = position.after(1);
-        let mut faults = self.faults.iter().zip(triggered);
-        faults.find_map(|(fault, triggered)| {
-            let flip = fault.flip_of(rank, target)?;
-            let triggers = !*triggered && position.is_at(fault);
-            *triggered |= triggers;
-            triggers.then_some(flip)
+        let due = |fault: &Fault| {
+            fault
+                .flip_of(rank, target)
+                .filter(|_| position.is_at(fault))
+        };
+        self.trigger(triggered, due).next()
+    }
+
+    /// Marks the faults as triggered for which `due` returns a value, and returns these values.
+    fn trigger<'a, T>(
+        &'a self,
+        triggered: &mut [bool],
+        due: impl Fn(&'a Fault) -> Option<T>,
+    ) -> impl Iterator<Item = T> {
+        let waiting = self.faults.iter().zip(triggered);
+        let waiting = waiting.filter(|(_, triggered)| !**triggered);
+        waiting.filter_map(move |(fault, triggered)| {
+            let value = due(fault)?;
+            *triggered = true;
+            Some(value)
         })
     }
 
@@ -202,25 +216,19 @@ impl FaultPlan {
     pub fn of_state(&self, rank: usize, target: FlipTarget, tensors: u64) -> Vec<(u64, BitFlip)> {
         let mut state = self.state.lock();
         let step = state.next.step;
-        let faults = self.faults.iter().zip(&mut state.triggered);
-        let due = faults.filter_map(|(fault, triggered)| {
+        let due = |fault: &Fault| {
             let flip = fault.flip_of(rank, target)?;
             let is_now = fault.step.is_none() || fault.step == step;
-            let triggers = !*triggered && is_now && fault.call < tensors;
-            *triggered |= triggers;
-            triggers.then_some((fault.call, flip))
-        });
-        due.collect()
+            (is_now && fault.call < tensors).then_some((fault.call, flip))
+        };
+        self.trigger(&mut state.triggered, due).collect()
     }
 
     /// The faults that trigger at a call of `rank`, marked as triggered.
     pub(super) fn take_due(&self, rank: usize, position: CallPosition) -> Vec<&Fault> {
         let mut state = self.state.lock();
-        let faults = self.faults.iter().zip(&mut state.triggered);
-        let due = faults.filter_map(|(fault, triggered)| {
-            let triggers = !*triggered && fault.rank == rank && position.fits(fault);
-            *triggered |= triggers;
-            triggers.then_some(fault)
+        let due = self.trigger(&mut state.triggered, |fault| {
+            (fault.rank == rank && position.fits(fault)).then_some(fault)
         });
         due.collect()
     }

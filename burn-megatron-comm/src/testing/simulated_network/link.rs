@@ -230,16 +230,15 @@ impl Link {
         };
         let time = Duration::try_from_secs_f64(seconds).ok();
         time.filter(|time| *time <= MAX_TRANSFER_TIME)
-            .ok_or_else(|| CommError::Engine {
-                engine: "simulated network".into(),
-                message: format!(
+            .ok_or_else(|| {
+                failed(format!(
                     "{} of {} bytes would take {seconds:.0} s at {} bytes/s; a transfer takes at \
                      most {} s, so send less at once or use a faster link",
                     part.op,
                     part.bytes,
                     self.bytes_per_second,
                     MAX_TRANSFER_TIME.as_secs()
-                ),
+                ))
             })
     }
 
@@ -280,10 +279,6 @@ impl Link {
             // Nobody waits for a message whose handle was dropped.
             let _ = sender.send((transfer, message));
         };
-        let failed = |message: String| CommError::Engine {
-            engine: "simulated network".into(),
-            message,
-        };
         let thread = thread::Builder::new().name("arrival".into()).spawn(receive);
         thread.map_err(|error| failed(format!("cannot start a thread: {error}")))?;
         let link = Arc::clone(self);
@@ -321,6 +316,10 @@ impl Link {
             done,
         }
     }
+}
+
+fn failed(message: String) -> CommError {
+    CommError::engine("simulated network", message)
 }
 
 /// A transfer to wait for.

@@ -51,14 +51,7 @@ impl Communicator for SimulatedNetwork {
     }
 
     fn start(&self, call: Call, input: Buffer) -> Result<Pending, CommError> {
-        if self.size() == 1 {
-            return self.inner.start(call, input);
-        }
-        call.check(self.group(), &input)?;
-        let part = TransferSize::of(&call, self.group(), &input, self.link.ranks_per_node());
-        let time = self.link.transfer_time(&part)?;
-        let pending = self.inner.start(call, input)?;
-        self.over_link(pending, part, self.link.latency() + time)
+        Ok(self.start_all(vec![(call, input)])?.remove(0))
     }
 
     fn start_all(&self, calls: Vec<(Call, Buffer)>) -> Result<Vec<Pending>, CommError> {

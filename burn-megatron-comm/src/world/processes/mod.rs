@@ -24,11 +24,11 @@ use crate::auth::Token;
 use crate::error::{CommError, with_causes};
 use crate::launch::{Launch, Launcher};
 use crate::nccl_config::NcclConfig;
-use crate::process::{CallTracker, ProcessCommunicator, ProcessWorld, Transport};
+use crate::process::{CallTracker, ProcessCommunicator, ProcessWorld, Transport, peer_failed};
 use crate::rendezvous::{
-    Coordinator, FailureReport, JoinRequest, RendezvousClient, RendezvousError, RendezvousTimeouts,
+    Coordinator, JoinRequest, RendezvousClient, RendezvousError, RendezvousTimeouts,
 };
-use crate::report::call_log;
+use crate::report::call_log::{self, FailureReport};
 use crate::report::flight_recorder::FlightRecorder;
 use addresses::{host_rendezvous, rendezvous_addresses, share_rendezvous};
 use monitor::FailureMonitor;
@@ -246,26 +246,9 @@ impl ProcessRank {
     ) -> WorldError {
         let call_log = monitor.call_log();
         self.leave();
-        let FailureReport {
-            rank,
-            message,
-            positions,
-        } = failure;
-        let own = error.filter(|_| rank == self.rank);
-        let source = own.unwrap_or_else(|| {
-            Box::new(CommError::PeerFailed {
-                rank,
-                message: message.clone(),
-            })
-        });
-        WorldError::RankFailed {
-            rank,
-            message,
-            source,
-            positions,
-            call_log,
-            reported: true,
-        }
+        let own = error.filter(|_| failure.rank == self.rank);
+        let source = own.unwrap_or_else(|| Box::new(peer_failed(&failure)));
+        WorldError::rank_failed(failure, source, call_log, true)
     }
 
     fn leave(&self) {
@@ -293,14 +276,14 @@ fn check_mpi_rank(launch: &Launch, rank: usize, size: usize) -> Result<(), CommE
     if (rank, size) == (*expected, *world_size) {
         return Ok(());
     }
-    Err(CommError::Engine {
-        engine: "mpi".into(),
-        message: format!(
+    Err(CommError::engine(
+        "mpi",
+        format!(
             "this process is rank {rank} of {size} by MPI, but rank {expected} of {world_size} by its \
              environment variables ({launcher}): start it with the mpirun of the MPI library that this \
              program was built with, or with `burn-megatron launch`"
         ),
-    })
+    ))
 }
 
 #[allow(unused_variables, reason = "each engine uses what it needs")]

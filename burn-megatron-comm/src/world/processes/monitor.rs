@@ -1,6 +1,6 @@
 //! Reacts to the failure of the world: aborts calls, writes the call log, and ends the process.
 
-use std::io::{self, Write};
+use std::io;
 use std::path::PathBuf;
 use std::process;
 use std::sync::Arc;
@@ -10,11 +10,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::{DISCONNECT_TIMEOUT, ProcessRank};
-use crate::process::CallTracker;
-use crate::rendezvous::FailureReport;
-use crate::report::call_log::CallLogHeader;
 use crate::world::WorldError;
-use crate::world::error::log_line;
+use crate::world::error::{log_line, print_whole};
 use crate::world::rank::CallLogDir;
 
 /// The time that a rank may run on after another has failed.
@@ -30,7 +27,7 @@ pub(super) struct FailureMonitor {
 }
 
 impl FailureMonitor {
-    pub fn start(rank: &ProcessRank, call_log_dir: &Arc<CallLogDir>) -> std::io::Result<Self> {
+    pub fn start(rank: &ProcessRank, call_log_dir: &Arc<CallLogDir>) -> io::Result<Self> {
         let (written, call_log) = mpsc::channel();
         let monitor = Self {
             ended: Arc::default(),
@@ -44,9 +41,10 @@ impl FailureMonitor {
                 return;
             };
             world.transport.abort();
-            let call_log = write_log(&failure, size, rank, &tracker, &call_log_dir);
+            let records = tracker.recorder().records();
+            let call_log = call_log_dir.write(Some(rank), size, &failure, records);
             if is_reporter(rank, launched, world.rendezvous.is_lost()) {
-                print_failure(&failure, &call_log);
+                print_whole(&format!("error: {failure}\n{}\n", log_line(&call_log)));
             }
             // There is no receiver if the rank has already ended.
             let _ = written.send(call_log);
@@ -83,33 +81,4 @@ pub(super) fn is_reporter(rank: usize, launched: bool, lost: bool) -> bool {
         (true, true) | (false, false) => rank == 0,
         (false, true) => rank == 1,
     }
-}
-
-fn print_failure(failure: &FailureReport, call_log: &Result<PathBuf, String>) {
-    let FailureReport {
-        rank,
-        message,
-        positions,
-    } = failure;
-    let log = log_line(call_log);
-    let text = format!("error: rank {rank} failed: {message}\n{positions}\n{log}\n");
-    // One write, so that output of others does not interleave. Errors are ignored.
-    let _ = io::stderr().write_all(text.as_bytes());
-}
-
-fn write_log(
-    failure: &FailureReport,
-    size: usize,
-    rank: usize,
-    tracker: &CallTracker,
-    folder: &CallLogDir,
-) -> Result<PathBuf, String> {
-    let header = CallLogHeader {
-        world: size,
-        failed_rank: failure.rank,
-        message: &failure.message,
-        positions: &failure.positions,
-    };
-    let records = tracker.recorder().records();
-    folder.write(Some(rank), &header, records.into_iter())
 }

@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::mem;
 
 use super::super::call::NcclCall;
-use super::super::communicator::{CallQueue, CommState, NcclCommunicator};
+use super::super::communicator::{CallQueue, NcclCommunicator};
 use super::super::driver::{RecordedEvent, Stream};
 use super::super::library::{Comm, Progress};
 use super::registered::WindowsInUse;
@@ -63,14 +63,9 @@ impl NcclWorker {
         busy
     }
 
-    fn is_splitting(&self) -> bool {
-        let splitting = |comm: &NcclCommunicator| {
-            matches!(
-                comm.state,
-                CommState::Splitting { .. } | CommState::Initializing(_)
-            )
-        };
-        self.communicators.values().any(splitting) || !self.empty_splits.is_empty()
+    pub(super) fn is_splitting(&self) -> bool {
+        let mut communicators = self.communicators.values();
+        communicators.any(NcclCommunicator::is_splitting) || !self.empty_splits.is_empty()
     }
 
     /// Whether this thread may start another group of NCCL calls: older versions have one for each thread.

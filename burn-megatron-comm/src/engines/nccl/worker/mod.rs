@@ -177,19 +177,12 @@ impl NcclWorker {
 
     fn idle(&self) -> bool {
         let aborted = self.shared.comms.aborted.load(Ordering::Acquire);
-        let opening = |comm: &NcclCommunicator| {
-            matches!(
-                comm.state,
-                CommState::Splitting { .. } | CommState::Initializing(_)
-            )
-        };
         self.waiting.is_empty()
             && self.launching.is_empty()
             && self.in_flight.is_empty()
-            && self.empty_splits.is_empty()
+            && !self.is_splitting()
             && self.closing.is_none()
             && aborted == self.aborted_at.is_some()
-            && !self.communicators.values().any(opening)
     }
 
     fn handle(&mut self, command: WorkerCommand) {
