@@ -11,7 +11,8 @@ use serde::{Deserialize, Serialize};
 
 use super::arithmetic::LinearKernels;
 use super::hook::{forward_only_value, tracked, with_anchor};
-use super::linear::{InputLayout, SEQUENCE_DIM, linear};
+use super::input_layout::{InputLayout, SEQUENCE_DIM};
+use super::linear::{LinearOperands, linear};
 use super::lookup::{LookupIds, lookup};
 use super::weight::Weight;
 use super::{
@@ -340,7 +341,7 @@ impl OutputLayer {
             input,
             kernels,
         } = self.product(&x, embedding.into());
-        linear(x, weight.transposed(), None, input, kernels)
+        linear(x, LinearOperands::new(weight.transposed(), input, kernels))
     }
 
     /// The product of [`forward`](Self::forward) for the input `x`; announces the gradient of its weight.

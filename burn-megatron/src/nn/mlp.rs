@@ -3,16 +3,15 @@
 use burn::config::Config;
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
+use burn_megatron_kernels::gemm::gelu::{check_gelu_epilogues, check_gelu_shape};
 
-use crate::kernel_selection::Operation;
-
-use super::gelu_epilogue::has_epilogues;
 use super::lora::LoraTarget;
 use super::{
     Activation, Bias, BuildError, ColumnParallelLinear, ColumnParallelLinearConfig, Init,
     LinearInput, ModelBuilder, Norm, OutputSection, RecomputeModule, RecomputeRegion, Residual,
     RowParallelLinear, RowParallelLinearConfig,
 };
+use crate::kernel_selection::{EpilogueShape, Operation};
 
 /// Configuration of a [`ParallelMlp`].
 #[derive(Config, Debug)]
@@ -179,4 +178,59 @@ impl ParallelMlp {
             recomputed: self.activation_region.is_active(),
         }
     }
+}
+
+/// Whether an MLP has these epilogues: they are requested. Then the MLP is added to the selection of the model.
+///
+/// # Errors
+///
+/// [`BuildError::Config`] if it cannot have them.
+fn has_epilogues(
+    activation: Activation,
+    [hidden, width]: [usize; 2],
+    (up, down): (&ColumnParallelLinear, &RowParallelLinear),
+    builder: &ModelBuilder,
+) -> Result<bool, BuildError> {
+    if !builder.epilogue_fusion() {
+        return Ok(false);
+    }
+    let refused = |reason: String| {
+        builder.error(format!(
+            "kernels.epilogue_fusion: {reason}; or remove epilogue_fusion"
+        ))
+    };
+    if activation != Activation::GeluTanh {
+        return Err(refused(format!(
+            "it needs the activation GeluTanh, and this MLP has {activation:?}: use a model with gelu-tanh"
+        )));
+    }
+    if let Some(obstacle) = up.epilogue_obstacle().or(down.epilogue_obstacle()) {
+        return Err(refused(format!(
+            "it is not for {obstacle}: remove one of the two"
+        )));
+    }
+    for module in [RecomputeModule::Activation, RecomputeModule::Norm] {
+        if builder.recompute_part(module).is_on() {
+            let name = module.name();
+            return Err(refused(format!(
+                "the products keep the input of GELU and GELU, and cannot recompute {name:?}: recompute \"mlp\", or \
+                 whole layers"
+            )));
+        }
+    }
+    let (dtype, width) = (builder.compute_dtype(), width / builder.place().size);
+    let checked = if builder.composes_epilogues() {
+        Ok(())
+    } else if builder.is_outline() {
+        check_gelu_shape(dtype, width)
+    } else {
+        check_gelu_epilogues(builder.device(), dtype, [hidden, width])
+    };
+    checked.map_err(refused)?;
+    builder.add_epilogues(EpilogueShape {
+        hidden,
+        width,
+        bias: up.bias.is_some(),
+    });
+    Ok(true)
 }

@@ -10,6 +10,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::hook::fused_parameter;
+use super::linear::LinearOperands;
+use super::recompute::apply_discarding;
 use super::{
     BuildError, Init, ModelBuilder, ParameterSpec, Placement, RecomputeModule, RecomputeRegion,
     Residual, anchored_value,
@@ -61,12 +63,28 @@ pub struct Norm {
 
 /// A fused norm as a part of another operation.
 pub(super) struct NormOperation {
-    pub function: StreamNormFunction<3>,
-    pub inputs: Vec<DispatchTensor>,
+    function: StreamNormFunction<3>,
+    inputs: Vec<DispatchTensor>,
     /// To which parameters of the other operation are anchored.
     pub anchor: Tensor<3>,
     /// Whether the stream has autodiff.
-    pub is_autodiff: bool,
+    is_autodiff: bool,
+}
+
+impl NormOperation {
+    /// Returns the product of the norm, which is not kept for the backward, and the residual stream.
+    pub fn product(self, operands: LinearOperands<'_>) -> (Tensor<3>, Tensor<3>) {
+        let (product, others) = operands.into_function(&self.anchor, false);
+        let [y, stream] = apply_discarding(self.function, self.inputs, product, others);
+        (
+            y,
+            if self.is_autodiff {
+                stream
+            } else {
+                stream.inner()
+            },
+        )
+    }
 }
 
 impl NormConfig {

@@ -7,9 +7,9 @@ use burn::tensor::{Device, Tensor};
 
 use super::{Fp8, Fp8Config, Fp8Error, Fp8Layer, Fp8Recipe, SplitOperands};
 use crate::comm::ParallelContext;
-use crate::nn::InputLayout;
 use crate::nn::hook::fused_parameter;
-use crate::nn::linear::linear_param;
+use crate::nn::input_layout::InputLayout;
+use crate::nn::linear::{LinearOperands, linear};
 
 /// Configuration of an [`Fp8Linear`].
 #[derive(Config, Debug)]
@@ -126,8 +126,12 @@ impl Fp8Linear {
         }
         let x = x.reshape([1, rows, input]);
         let bias = self.bias.as_ref().map(|bias| fused_parameter(bias, &x));
-        let (input, layer) = (InputLayout::Local, self.fp8.as_ref());
-        linear_param(x.into(), &self.weight, bias, input, layer, false.into()).reshape(shape)
+        let operands = LinearOperands {
+            bias,
+            fp8: self.fp8.as_ref(),
+            ..LinearOperands::new(&self.weight, InputLayout::Local, false)
+        };
+        linear(x, operands).reshape(shape)
     }
 }
 

@@ -59,7 +59,7 @@ mod step;
 mod weight;
 
 pub(super) use activated::ActivatedLinear;
-pub(super) use arithmetic::Fp8Arithmetic;
+pub(super) use arithmetic::{Fp8Arithmetic, Fp8Gradient};
 pub use buffers::Fp8Snapshot;
 use burn::tensor::Device;
 pub use config::{

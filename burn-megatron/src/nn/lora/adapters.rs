@@ -7,7 +7,8 @@ use super::LoraTarget;
 use crate::mesh::Axis;
 use crate::nn::LinearKernels;
 use crate::nn::forward_context::constant;
-use crate::nn::linear::{InputLayout, linear_param};
+use crate::nn::input_layout::InputLayout;
+use crate::nn::linear::{LinearOperands, linear};
 use crate::nn::lora::AdaptedLayer;
 use crate::nn::{
     ActivationLayout, BuildError, Dropout, Init, ModelBuilder, ParameterSpec, Placement,
@@ -297,7 +298,7 @@ impl LoraAdapters {
     /// `s (x A) B`.
     fn product(&self, x: Tensor<3>, adapter: &LoraAdapter) -> Tensor<3> {
         let multiplied = |x: Tensor<3>, factor, input| {
-            linear_param(x.into(), factor, None, input, None, self.kernels)
+            linear(x, LinearOperands::new(factor, input, self.kernels))
         };
         let inner = multiplied(x, &adapter.a, InputLayout::Local);
         let inner = inner.mul_scalar(adapter.scale);

@@ -22,7 +22,6 @@ mod bias;
 mod capacity;
 mod choice;
 mod dispatch;
-mod expert_arithmetic;
 mod expert_product;
 mod experts;
 mod losses;

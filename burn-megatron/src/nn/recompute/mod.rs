@@ -35,7 +35,7 @@ pub use offload::OffloadNote;
 use offload::{ActivationStore, SavedInput};
 
 pub use config::{RecomputeConfig, RecomputeGranularity, RecomputeModule};
-pub(super) use discard::{ProductInput, SavesInput, apply_discarding};
+pub(super) use discard::{SavesInput, apply_discarding};
 pub use error::RecomputeError;
 pub use layers::LayerRun;
 pub use layers::{RecomputeLayers, RecomputeMethod};
