@@ -9,11 +9,12 @@ use burn::tensor::Tensor;
 use burn_megatron_kernels::attention::{Heads, MAX_WIDTH, Window};
 use burn_megatron_kernels::rope::{self, Positions, RopeOptions, RopeTable};
 
-use super::attention_core::{AttentionCore, ScoreOptions};
+use super::attention_core::AttentionCore;
 use super::attention_logits::{AttentionLayer, HeadColumns, HeadPart};
 use super::context::{ContextAttention, KeyValueExchange, OuterGroup};
 use super::lora::LoraTarget;
 use super::qk_norm::WholeNorm;
+use super::score_options::ScoreOptions;
 use super::{
     ActivationLayout, AttentionContext, Bias, BuildError, ColumnParallelLinear,
     ColumnParallelLinearConfig, Dropout, Init, ModelBuilder, Norm, OutputSection, ParameterSpec,
@@ -306,7 +307,7 @@ impl ParallelAttention {
         let (y, stream) = match owned.flatten() {
             Some(context) => {
                 let (layer, rotary) = (self.clone(), rotary.cloned());
-                let (partial, stream) = self.region.run_normalized(norm, x, move |x| {
+                let (partial, stream) = norm.run_in(&self.region, x, move |x| {
                     let attended = layer.attend(x, rotary.as_ref(), context.context());
                     layer.output.partial(attended)
                 });

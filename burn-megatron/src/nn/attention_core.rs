@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use burn::tensor::{Device, Tensor};
 use burn_megatron_kernels::attention::{
-    AttentionEngine, AttentionOptions, Heads, KeyRanges, Window, composed,
-    flash_attention_packed_with, flash_attention_with,
+    AttentionEngine, AttentionOptions, Heads, Window, composed, flash_attention_packed_with,
+    flash_attention_with,
 };
 use burn_megatron_kernels::soft_cap::soft_cap;
 use burn_megatron_kernels::softmax::{self, Mask, Sink};
@@ -17,30 +17,8 @@ use super::context::{
 };
 use super::dropout::MaskRows;
 use super::kv_cache::SequenceKvCache;
+use super::score_options::ScoreOptions;
 use super::{AttentionContext, LayerKvCache, PackedSequences};
-
-/// Which keys a query attends to, and what becomes of its scores.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct ScoreOptions {
-    /// The sliding window. None: a query attends to all earlier tokens.
-    pub window: Option<Window>,
-    /// The factor of the scores. None: `1 / sqrt(width)`.
-    pub scale: Option<f64>,
-    /// `c`: a scaled score `s` becomes `c tanh(s / c)`.
-    pub soft_cap: Option<f64>,
-}
-
-impl ScoreOptions {
-    /// The options of attention to these keys.
-    pub fn of_ranges(&self, ranges: KeyRanges) -> AttentionOptions {
-        AttentionOptions {
-            scale: self.scale,
-            soft_cap: self.soft_cap,
-            ranges: Some(ranges),
-            ..AttentionOptions::default()
-        }
-    }
-}
 
 /// The settings of the attention of one rank.
 #[derive(Clone, Debug)]
@@ -77,7 +55,7 @@ impl AttentionCore {
         match (context, self.engine.clone()) {
             (AttentionContext::Cached(layer), _) => self.cached(qkv, sink, layer),
             (AttentionContext::Rows, Some(engine)) => {
-                flash_attention_packed_with(engine, qkv, self.heads, sink, &self.options())
+                flash_attention_packed_with(engine, qkv, self.heads, sink, &self.scores.causal())
             }
             (AttentionContext::Packed(packed), Some(engine)) => {
                 self.flash_packed(engine, qkv, sink, packed)
@@ -161,10 +139,10 @@ impl AttentionCore {
     /// The options of kernels for [these rows](Self::rows_of_kernel).
     pub fn options_in(&self, context: &AttentionContext<'_>, device: &Device) -> AttentionOptions {
         match context {
-            AttentionContext::Rows | AttentionContext::Cached(_) => self.options(),
+            AttentionContext::Rows | AttentionContext::Cached(_) => self.scores.causal(),
             AttentionContext::Packed(packed) => AttentionOptions {
                 ranges: Some(packed.documents().clone()),
-                ..self.options()
+                ..self.scores.causal()
             },
             AttentionContext::Sharded(shard) => {
                 let ranges = shard.ranges_in_batch(self.scores.window, device);
@@ -188,16 +166,6 @@ impl AttentionCore {
         context
     }
 
-    pub fn options(&self) -> AttentionOptions {
-        AttentionOptions {
-            causal: true,
-            scale: self.scores.scale,
-            soft_cap: self.scores.soft_cap,
-            window: self.scores.window,
-            ..AttentionOptions::default()
-        }
-    }
-
     fn mask(&self) -> Mask {
         match self.scores.window {
             None => Mask::Causal,
@@ -216,7 +184,7 @@ impl AttentionCore {
         let [batch, seq, features] = qkv.dims();
         let options = AttentionOptions {
             ranges: Some(packed.documents().clone()),
-            ..self.options()
+            ..self.scores.causal()
         };
         let qkv = qkv.reshape([1, batch * seq, features]);
         let out = flash_attention_packed_with(engine, qkv, self.heads, sink, &options);
@@ -234,7 +202,7 @@ impl AttentionCore {
             !qkv.is_autodiff(),
             "attention with a KV cache has no backward: expected tensors without autodiff"
         );
-        let sink = sink.map(plain);
+        let sink = sink.map(Tensor::inner);
         layer.each_sequence([qkv], |[qkv], layer| {
             self.cached_sequence(qkv, sink.clone(), layer)
         })
@@ -269,7 +237,7 @@ impl AttentionCore {
             return split.attend(&of, q, own, first, is_part).flatten(2, 3);
         }
         let [k, v] = layer.extend([k, v]);
-        let options = self.options();
+        let options = self.scores.causal();
         let out: Tensor<4> = match self.engine.clone() {
             Some(engine) => flash_attention_with(engine, q, k, v, sink, &options),
             None => composed::flash_attention(q, k, v, sink, &options),
@@ -359,8 +327,4 @@ impl AttentionCore {
         let out = out.swap_dims(1, 2);
         out.reshape([batch, queries, count * value_width])
     }
-}
-
-fn plain(x: Tensor<1>) -> Tensor<1> {
-    if x.is_autodiff() { x.inner() } else { x }
 }

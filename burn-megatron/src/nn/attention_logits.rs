@@ -190,10 +190,7 @@ impl LayerLogits {
     /// `first` on.
     pub fn measure(&self, first: usize, scores: &Tensor<4>, scale: f64, mask: &Mask) {
         if self.is_measured() && !scores.dims().contains(&0) {
-            let plain = match scores.clone() {
-                scores if scores.is_autodiff() => scores.inner(),
-                scores => scores,
-            };
+            let plain = scores.clone().inner();
             let rows = softmax::composed::largest_scores(plain, scale, mask);
             self.record(first, rows);
         }

@@ -143,7 +143,7 @@ impl ParallelMlp {
         let (y, stream) = if self.region.is_active() {
             let mlp = self.clone();
             let body = move |x| mlp.down.partial(mlp.activated(x));
-            let (partial, stream) = self.region.run_normalized(norm, x, body);
+            let (partial, stream) = norm.run_in(&self.region, x, body);
             (self.down.reduced(partial), stream)
         } else {
             let (activated, stream) = self.activated_norm(norm, x);

@@ -79,6 +79,7 @@ mod replicated_linear;
 mod residual;
 mod row;
 pub mod schedule_nodes;
+mod score_options;
 mod table;
 mod tensor_slice;
 #[cfg(test)]
@@ -86,6 +87,7 @@ mod tests;
 mod tokens;
 pub mod tp_comm_overlap;
 mod weight;
+mod wide;
 
 pub use crate::mesh::{AxisRank, MeshRank};
 pub use activation::Activation;

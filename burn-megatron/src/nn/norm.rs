@@ -164,6 +164,26 @@ impl Norm {
         stream.normalise(self.kind(), weight, bias, self.options)
     }
 
+    /// Returns `body` of the normalized stream, recomputed as `region` says, and the stream. Where the norm is
+    /// [recomputed](NormConfig::init_for_linear) too, it is a part of the region, which keeps the stream alone.
+    pub(super) fn run_in(
+        &self,
+        region: &RecomputeRegion,
+        x: Residual,
+        body: impl Fn(Tensor<3>) -> Tensor<3> + Send + Sync + 'static,
+    ) -> (Tensor<3>, Tensor<3>) {
+        if !(region.is_active() && self.is_recomputed()) {
+            let (normal, stream) = self.forward_add(x);
+            return (region.run(normal, body), stream);
+        }
+        let ((sum, added_bias), norm) = (x.into_parts(), self.clone());
+        let [y, stream] = region.run_outputs(sum, move |sum| {
+            let (normal, stream) = norm.forward_add(Residual::from_parts(sum, added_bias.clone()));
+            [body(normal), stream]
+        });
+        (y, stream)
+    }
+
     /// Whether the output is computed again in the backward of the micro-batch that goes forward.
     pub(super) fn is_recomputed(&self) -> bool {
         self.region.is_active()

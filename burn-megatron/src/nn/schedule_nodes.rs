@@ -137,7 +137,7 @@ impl ScheduleNodes {
             let root = BackwardRoot(slots.collect());
             root.of(outputs.chain(kept).collect(), self.anchor())
         };
-        let pending = exchange.start(rows.into_iter().map(plain).collect());
+        let pending = exchange.start(rows.into_iter().map(Tensor::inner).collect());
         let holds = exchange.precedes_counts();
         self.with_beside(|beside| beside.run_node(holds));
         let anchor = new_anchor(&root.device());
@@ -146,7 +146,7 @@ impl ScheduleNodes {
         let arrived = pending().into_iter().flatten();
         let arrived = arrived.zip(&exchanged).map(enter).collect();
         for (x, crossing) in carried.iter_mut().zip(&of_carried) {
-            let carried = x.take().map(plain);
+            let carried = x.take().map(Tensor::inner);
             *x = carried.map(|x| entered(x, crossing.as_ref(), &anchor));
         }
         set_anchor(&anchor);
@@ -183,10 +183,6 @@ impl ScheduleNodes {
 /// A tracked scalar, to which the parameters of a node are anchored.
 pub fn new_anchor(device: &Device) -> Tensor<1> {
     Tensor::zeros([1], &device.clone().inner().autodiff()).require_grad()
-}
-
-fn plain<const D: usize>(x: Tensor<D>) -> Tensor<D> {
-    if x.is_autodiff() { x.inner() } else { x }
 }
 
 /// A plain tensor in the graph of the node of this anchor.

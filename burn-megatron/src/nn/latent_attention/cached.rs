@@ -95,7 +95,7 @@ impl MultiLatentAttention {
         // One by one, so that a query has the same bits alone.
         let of_query = |i: usize| {
             let seen = |x: &Tensor<4>| x.clone().narrow(1, 0, keys + 1 + i - count);
-            let (k, v, options) = (seen(&k), seen(&v), self.core.options());
+            let (k, v, options) = (seen(&k), seen(&v), self.core.scores.causal());
             composed::flash_attention(q.clone().narrow(1, i, 1), k, v, None, &options)
         };
         self.values(Tensor::cat((0..count).map(of_query).collect(), 1))

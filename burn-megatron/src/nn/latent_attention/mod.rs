@@ -22,9 +22,10 @@ use burn::config::Config;
 use burn::module::Module;
 use burn_megatron_kernels::attention::Heads;
 
-use super::attention_core::{AttentionCore, ScoreOptions};
+use super::attention_core::AttentionCore;
 use super::attention_logits::{AttentionLayer, HeadColumns, HeadPart};
 use super::lora::LoraTarget;
+use super::score_options::ScoreOptions;
 use super::{
     ActivationLayout, BuildError, ColumnParallelLinear, ColumnParallelLinearConfig, Dropout, Init,
     ModelBuilder, Norm, NormConfig, NormKind, OutputSection, RecomputeModule, RecomputeRegion,

@@ -11,7 +11,7 @@ use burn_megatron_kernels::{Function, apply};
 use super::{ComponentsCell, LossComponents, LossFactor};
 use crate::collective::{Comm, start_all_gather};
 use crate::nn::forward_context::is_tracked;
-use crate::nn::lookup::accumulation;
+use crate::nn::wide::wide;
 
 /// The loss of any rows of logits `[rows, width]` of the columns of `part`. Plain tensors only.
 #[derive(Clone, Debug)]
@@ -147,7 +147,7 @@ impl Function for FusedCrossEntropy {
         let (FusedLosses { loss, components }, saved) = match known {
             Some(factor) => {
                 let (tokens, device) = (logits.dims()[0], logits.device());
-                let upstream = factor.expanded(tokens, &device, accumulation(&logits).into());
+                let upstream = factor.expanded(tokens, &device, wide(logits.dtype()));
                 let (losses, gradient) = self.loss.with_gradient(logits, targets, upstream);
                 (losses, vec![gradient.into_dispatch()])
             }

@@ -16,8 +16,8 @@ use crate::nn::embedding::OutputProduct;
 use crate::nn::forward_context::is_tracked;
 use crate::nn::hook::Pass;
 use crate::nn::input_layout::InputLayout;
-use crate::nn::lookup::accumulation;
 use crate::nn::weight::{HookedWeight, Weight};
+use crate::nn::wide::wide;
 use crate::nn::{OutputLayer, VocabParallelEmbedding};
 
 /// The loss of hidden states: [`OutputLayer`] and [`VocabParallelCrossEntropy`] in chunks of tokens, so that the
@@ -274,7 +274,7 @@ impl Function for ChunkedLoss {
         } = self.needed;
         let known = self.factor.as_ref().filter(|_| needs_input || needs_weight);
         let mut gradients = known.map(|factor| {
-            let dtype = DType::from(accumulation(&x));
+            let dtype = wide(x.dtype());
             let upstream = factor.expanded(self.rows_per_chunk, &x.device(), dtype);
             (upstream, OutputGradients::new(&x, &weight, self.needed))
         });

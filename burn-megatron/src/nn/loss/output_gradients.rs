@@ -8,7 +8,7 @@ use burn_megatron_kernels::gradient::{FlatGradients, Place};
 use super::linear::Chunk;
 use crate::nn::arithmetic::{FloatArithmetic, NeededGradients, flatten};
 use crate::nn::hook::WeightGradientFn;
-use crate::nn::lookup::accumulation;
+use crate::nn::wide::wide;
 
 /// The gradients that are needed, flat.
 pub(super) struct OutputGradients {
@@ -24,7 +24,7 @@ impl OutputGradients {
         let empty = |like: &Tensor<2>, dtype: DType| {
             Tensor::empty([like.shape().num_elements()], (&x.device(), dtype))
         };
-        let sum = DType::from(accumulation(x));
+        let sum = wide(x.dtype());
         Self {
             input: needed.input.then(|| empty(x, x.dtype())),
             weight: needed.weight.then(|| empty(weight, sum)),

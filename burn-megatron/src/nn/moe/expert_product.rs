@@ -20,6 +20,7 @@ use crate::nn::fp8::{Fp8Arithmetic, Fp8Layer, QuantizedWeight};
 use crate::nn::hook::{ParameterHook, WeightGradientFn, fused_value};
 use crate::nn::layer_arithmetic::LayerArithmetic;
 use crate::nn::recompute::{SavesInput, apply_discarding};
+use crate::nn::wide::wide;
 
 /// `x`, `[rows, in]`, times the weight of each row's expert, `[experts, in, out]`: `[rows, out]`.
 ///
@@ -129,11 +130,7 @@ impl ExpertInput {
                 weights,
                 activation,
             } => {
-                let wide = match x.dtype() {
-                    DType::F64 => DType::F64,
-                    _ => DType::F32,
-                };
-                let weights = weights.cast::<DType>(wide);
+                let weights = weights.cast(wide(x.dtype()));
                 let inputs = vec![x.into_dispatch(), weights.into_dispatch()];
                 let activation = ActivationFunction::weighted(activation.kernel())
                     .with_options(activation.options());

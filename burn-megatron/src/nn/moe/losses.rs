@@ -17,37 +17,15 @@ use burn_megatron_kernels::{Function, apply};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::loss_kind::RouterLossKind;
 use super::routed_tokens::RankTokens;
-use super::router::{RouterConfig, Routing, plain};
+use super::router::{RouterConfig, Routing};
 use super::step::{GlobalLoad, RouterPass, RouterStep};
 use crate::collective::{Comm, start_all_reduce};
 use crate::comm::{CommError, ParallelContext, ReduceOp};
 use crate::mesh::{Axis, AxisSet, Grid};
 use crate::nn::LossFactor;
 use crate::nn::forward_context::constant;
-
-/// A kind of [`RouterLoss`].
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
-)]
-#[serde(rename_all = "kebab-case")]
-pub enum RouterLossKind {
-    /// The balance of a micro-batch.
-    Balance,
-    /// The balance of each sequence, averaged over the sequences of the micro-batch (DeepSeek-V3).
-    SequenceBalance,
-    /// The balance of the micro-batches of all data ranks, with the mean load of those so far in the step.
-    GlobalBalance,
-    /// `coefficient * mean over t of (log sum over e of exp z_te)^2` (ST-MoE, arXiv:2202.08906).
-    ZLoss,
-}
-
-/// Its name in a recipe and in metrics: `sequence-balance`.
-impl std::fmt::Display for RouterLossKind {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.serialize(f)
-    }
-}
 
 /// A loss of a router, in addition to that of the model.
 ///
@@ -126,7 +104,7 @@ impl LayerLosses {
             let value = self.loss(kind, &load, (step, pass));
             let value = value.mul_scalar(coefficient);
             if pass.reports() {
-                step.record_loss(&self.layer, kind, plain(value.clone()));
+                step.record_loss(&self.layer, kind, value.clone().inner());
             }
             value
         });
@@ -216,7 +194,7 @@ impl Load {
         let choices = if layer.config.chooses_by_scores_alone() {
             routing.indices.clone()
         } else {
-            own.choices(top_k_router(plain(logits.clone()), &options, None).0)
+            own.choices(top_k_router(logits.clone().inner(), &options, None).0)
         };
         let counts = count_experts(choices, experts, sequences).float();
         let counts = counts.cast(logits.dtype());

@@ -13,7 +13,8 @@ use super::capacity::Capacity;
 use super::choice::RouterChoice;
 use super::dispatch::{Dispatcher, DispatcherKind, Exchanges, Fp8DispatchScales, Meanwhile};
 use super::experts::{Experts, ExpertsConfig};
-use super::losses::{LayerLosses, RouterLoss, RouterLossKind, attach};
+use super::loss_kind::RouterLossKind;
+use super::losses::{LayerLosses, RouterLoss, attach};
 use super::routed_tokens::{RankTokens, RoutedTokens};
 use super::router::{Router, RouterConfig, Routing};
 use super::routers::{RegisteredRouter, ReportedLayer};
@@ -265,7 +266,7 @@ impl MoeMlp {
         with: MoeForward<'_>,
     ) -> (Tensor<3>, Tensor<3>) {
         if self.region.is_active() {
-            return self.region.run_normalized(norm, x, self.body(with));
+            return norm.run_in(&self.region, x, self.body(with));
         }
         let (normal, stream) = norm.forward_add(x);
         match self.output(normal, Some(stream), with) {
@@ -343,7 +344,7 @@ impl MoeMlp {
         };
         // The counts of rows travel from here on.
         let started = self.dispatcher.start(&kept);
-        let pass = with.step.zip(RouterPass::of(&routing));
+        let pass = with.step.zip(RouterPass::of(&routing.logits));
         if let Some((step, pass)) = pass
             && pass.reports()
         {

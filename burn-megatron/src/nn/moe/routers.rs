@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use super::bias::ExpertBias;
-use super::losses::RouterLossKind;
+use super::loss_kind::RouterLossKind;
 use super::step::{RankLoad, RouterStep};
 use crate::collective::{Comm, start_all_reduce};
 use crate::comm::{CommError, ParallelContext, ReduceOp};

@@ -88,7 +88,7 @@ pub fn recompute<const D: usize, const E: usize>(
 }
 
 /// [`recompute`] of a body with several outputs, whose input may be kept on the host.
-pub(super) fn recompute_outputs<const D: usize, const E: usize, const K: usize>(
+fn recompute_outputs<const D: usize, const E: usize, const K: usize>(
     store: Option<&Arc<ActivationStore>>,
     x: Tensor<D>,
     body: impl Fn(Tensor<D>) -> [Tensor<E>; K] + Send + Sync + 'static,
@@ -128,20 +128,19 @@ pub fn recompute_at<const D: usize, const E: usize>(
     x: Tensor<D>,
     body: impl Fn(Tensor<D>) -> Tensor<E> + Send + Sync + 'static,
 ) -> Tensor<E> {
-    recompute_in(None, position, x, body)
+    let [y] = recompute_in(None, position, x, move |x| [body(x)]);
+    y
 }
 
-/// [`recompute_at`] of a block whose input may be kept on the host.
-fn recompute_in<const D: usize, const E: usize>(
+/// [`recompute_at`] of a body with several outputs, whose input may be kept on the host.
+fn recompute_in<const D: usize, const E: usize, const K: usize>(
     store: Option<&Arc<ActivationStore>>,
     position: &DropoutPosition,
     x: Tensor<D>,
-    body: impl Fn(Tensor<D>) -> Tensor<E> + Send + Sync + 'static,
-) -> Tensor<E> {
+    body: impl Fn(Tensor<D>) -> [Tensor<E>; K] + Send + Sync + 'static,
+) -> [Tensor<E>; K] {
     let (position, current) = (position.clone(), position.get());
-    let body = move |x| [position.at(current.clone(), || body(x))];
-    let [y] = recompute_outputs(store, x, body);
-    y
+    recompute_outputs(store, x, move |x| position.at(current.clone(), || body(x)))
 }
 
 /// A block with an input of `D` dims and `K` outputs of `E`.

@@ -10,14 +10,11 @@ use parking_lot::Mutex;
 
 use super::layers::LayerRun;
 use super::offload::ActivationStore;
-use super::{
-    ActivationUsage, RecomputeConfig, RecomputeError, RecomputeModule, recompute_in,
-    recompute_outputs,
-};
+use super::{ActivationUsage, RecomputeConfig, RecomputeError, RecomputeModule, recompute_in};
 use crate::comm::{ParallelContext, ReduceOp};
 use crate::glob::Glob;
 use crate::host_link::{OffloadRecord, SimulatedHostLink};
-use crate::nn::{DropoutPosition, Norm, Residual, forward_context};
+use crate::nn::{DropoutPosition, Residual, forward_context};
 
 /// The recomputation of a model. Clones share the current micro-batch and the list of regions.
 #[derive(Clone, Debug)]
@@ -261,38 +258,22 @@ impl RecomputeRegion {
         x: Tensor<D>,
         body: impl Fn(Tensor<D>) -> Tensor<E> + Send + Sync + 'static,
     ) -> Tensor<E> {
+        let [y] = self.run_outputs(x, move |x| [body(x)]);
+        y
+    }
+
+    /// [`run`](Self::run) of a body with several outputs.
+    pub(in crate::nn) fn run_outputs<const D: usize, const E: usize, const K: usize>(
+        &self,
+        x: Tensor<D>,
+        body: impl Fn(Tensor<D>) -> [Tensor<E>; K] + Send + Sync + 'static,
+    ) -> [Tensor<E>; K] {
         match &self.state {
             Some((recompute, position)) if self.is_active() => {
                 recompute_in(recompute.0.store.as_ref(), position, x, body)
             }
             _ => body(x),
         }
-    }
-
-    /// `body` of the normalized stream, and the stream. Where the [norm](Norm::init_for_linear) is recomputed too, it is
-    /// a part of the region, which keeps the stream alone.
-    pub(in crate::nn) fn run_normalized(
-        &self,
-        norm: &Norm,
-        x: Residual,
-        body: impl Fn(Tensor<3>) -> Tensor<3> + Send + Sync + 'static,
-    ) -> (Tensor<3>, Tensor<3>) {
-        let position = self.state.as_ref().filter(|_| self.is_active());
-        let Some((recompute, position)) = position.filter(|_| norm.is_recomputed()) else {
-            let (normal, stream) = norm.forward_add(x);
-            return (self.run(normal, body), stream);
-        };
-        let ((sum, added_bias), norm) = (x.into_parts(), norm.clone());
-        let (position, current) = (position.clone(), position.get());
-        let store = recompute.0.store.as_ref();
-        let [y, stream] = recompute_outputs(store, sum, move |sum| {
-            position.at(current.clone(), || {
-                let x = Residual::from_parts(sum, added_bias.clone());
-                let (normal, stream) = norm.forward_add(x);
-                [body(normal), stream]
-            })
-        });
-        (y, stream)
     }
 
     /// [`run`](Self::run) of layers on a residual stream: the sum is kept. The gradients have the bits of the same

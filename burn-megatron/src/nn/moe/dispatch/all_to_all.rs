@@ -8,13 +8,14 @@ use burn_megatron_kernels::moe::permutation::{
 };
 use burn_megatron_kernels::record;
 
-use super::exchange::{HopRows, RowExchange};
+use super::dispatcher::{Dispatched, Dispatcher, PendingDispatch};
+use super::exchange::{Exchanges, HopRows, RowExchange};
 use super::ranks::{ExpertRanks, count};
-use super::{Dispatched, Dispatcher, Exchanges, PendingDispatch, Routing};
 use crate::collective::{Comm, gather_rows, reduce_scatter_rows};
 use crate::comm::{CommError, ParallelContext};
 use crate::mesh::{Axis, Grid};
 use crate::nn::moe::experts::ExpertRows;
+use crate::nn::moe::router::Routing;
 
 /// The all-to-all dispatcher (Megatron's `MoEAlltoAllTokenDispatcher`).
 ///

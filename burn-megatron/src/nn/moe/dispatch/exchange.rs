@@ -8,11 +8,13 @@ use burn_megatron_kernels::moe::permutation::{RowMap, unpermute};
 use burn_megatron_kernels::{MultiFunction, apply_multi};
 use parking_lot::Mutex;
 
-use super::fp8::PendingFp8Rows;
-use super::{Fp8DispatchScales, Meanwhile};
+use super::fp8::{Fp8DispatchScales, PendingFp8Rows};
 use crate::collective::{CollectiveOp, Comm, PendingTensor, start};
 use crate::nn::ScheduleNodes;
 use crate::nn::schedule_nodes::{Exchange, PendingExchange};
+
+/// Work that does not depend on the dispatched rows.
+pub type Meanwhile = Box<dyn FnOnce() + Send>;
 
 /// The execution of a forward's exchanges: each as an operation of one graph, or between two [nodes](ScheduleNodes).
 #[derive(Default)]

@@ -4,8 +4,8 @@ use burn::tensor::{FloatDType, Int, Tensor};
 use burn_megatron_kernels::moe::destinations::{ExpertPlacement, destinations};
 use burn_megatron_kernels::moe::permutation::{RowLayout, RowMap, permute, unpermute};
 
-use super::Fp8DispatchScales;
 use super::exchange::{Exchanges, HopRows, RowExchange};
+use super::fp8::Fp8DispatchScales;
 use crate::collective::{CollectiveOp, Comm, start};
 
 /// Tokens with their choices.
