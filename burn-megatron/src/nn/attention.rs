@@ -303,14 +303,9 @@ impl ParallelAttention {
         rotary: Option<&RopeTable>,
         context: AttentionContext<'_>,
     ) -> ((Tensor<3>, Option<Bias>), Tensor<3>) {
-        let owned = self.region.is_active().then(|| context.to_owned_context());
-        let (y, stream) = match owned.flatten() {
-            Some(context) => {
-                let (layer, rotary) = (self.clone(), rotary.cloned());
-                let (partial, stream) = norm.run_in(&self.region, x, move |x| {
-                    let attended = layer.attend(x, rotary.as_ref(), context.context());
-                    layer.output.partial(attended)
-                });
+        let (y, stream) = match self.body(rotary, &context) {
+            Some(body) => {
+                let (partial, stream) = norm.run_in(&self.region, x, body);
                 (self.output.reduced(partial), stream)
             }
             None => {
@@ -330,16 +325,25 @@ impl ParallelAttention {
         rotary: Option<&RopeTable>,
         context: AttentionContext<'_>,
     ) -> Tensor<3> {
+        match self.body(rotary, &context) {
+            Some(body) => self.output.reduced(self.region.run(x, body)),
+            None => self.output.product(self.attend(x, rotary, context)),
+        }
+    }
+
+    /// The body of a recomputed region; `None` if it is not recomputed now.
+    fn body(
+        &self,
+        rotary: Option<&RopeTable>,
+        context: &AttentionContext<'_>,
+    ) -> Option<impl Fn(Tensor<3>) -> Tensor<3> + use<>> {
         let owned = self.region.is_active().then(|| context.to_owned_context());
-        let Some(context) = owned.flatten() else {
-            return self.output.product(self.attend(x, rotary, context));
-        };
+        let context = owned.flatten()?;
         let (layer, rotary) = (self.clone(), rotary.cloned());
-        let partial = self.region.run(x, move |x| {
+        Some(move |x| {
             let attended = layer.attend(x, rotary.as_ref(), context.context());
             layer.output.partial(attended)
-        });
-        self.output.reduced(partial)
+        })
     }
 
     /// The output of this rank's heads.
@@ -382,10 +386,7 @@ impl ParallelAttention {
 
     /// The output of this rank's heads, from their QKV projection.
     fn attend_core(&self, qkv: Tensor<3>, context: AttentionContext<'_>) -> Tensor<3> {
-        let dropout = |probabilities, rows| match rows {
-            Some(rows) => self.dropout.forward_rows(probabilities, rows),
-            None => self.dropout.forward(probabilities, self.lies),
-        };
+        let dropout = |weights, rows| self.dropout.forward_rows(weights, rows, self.lies);
         let sink = self.sinks.as_ref();
         let sink = sink.map(|sinks| anchored_value(sinks, &qkv));
         self.core.attend(qkv, sink, context, dropout)

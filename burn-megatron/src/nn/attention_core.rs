@@ -91,13 +91,8 @@ impl AttentionCore {
             let [_, _, heads, width] = out.dims();
             return out.reshape([batch, queries, heads * width]);
         }
-        match context {
-            AttentionContext::Packed(packed) => {
-                let mask = packed.mask(self.scores.window);
-                self.unfused(([q, k, v], 0), None, &mask, |weights| {
-                    dropout(weights, None)
-                })
-            }
+        let (mask, rows) = match context {
+            AttentionContext::Packed(packed) => (packed.mask(self.scores.window), None),
             AttentionContext::Sharded(shard) => {
                 let rows = QueryRows {
                     shard,
@@ -106,18 +101,13 @@ impl AttentionCore {
                     first_head: self.place.0,
                     all_heads: self.place.1,
                 };
-                let mask = rows.mask(self.scores.window, &device);
-                let rows = rows.draws();
-                self.unfused(([q, k, v], 0), None, &mask, |weights| {
-                    dropout(weights, Some(rows))
-                })
+                (rows.mask(self.scores.window, &device), Some(rows.draws()))
             }
-            AttentionContext::Rows | AttentionContext::Cached(_) => {
-                self.unfused(([q, k, v], 0), None, &self.mask(), |weights| {
-                    dropout(weights, None)
-                })
-            }
-        }
+            AttentionContext::Rows | AttentionContext::Cached(_) => (self.mask(), None),
+        };
+        self.unfused(([q, k, v], 0), None, &mask, |weights| {
+            dropout(weights, rows)
+        })
     }
 
     /// The projections in the rows that kernels compute with: one row where visible keys are ranges of the concatenated
@@ -215,22 +205,14 @@ impl AttentionCore {
         sink: Option<Tensor<1>>,
         layer: SequenceKvCache<'_>,
     ) -> Tensor<3> {
-        let ([batch, seq, _], heads) = (qkv.dims(), self.heads);
-        let part = |first: usize, count: usize| {
-            let part = qkv.clone();
-            let part = part.narrow(2, first * heads.width, count * heads.width);
-            part.reshape([batch, seq, count, heads.width])
-        };
-        let q = part(0, heads.heads);
-        let k = part(heads.heads, heads.groups);
-        let v = part(heads.heads + heads.groups, heads.groups);
+        let [q, k, v] = self.split(&qkv);
         if let Some((split, is_part)) = layer.split() {
-            let first = layer.first();
+            let first = layer.first;
             let q = if is_part { split.gather(q, first) } else { q };
             let own = layer.extend_own(&split, [k, v]);
             let of = CacheAttention {
                 scores: self.scores,
-                value_width: heads.width,
+                value_width: self.heads.width,
                 sink,
                 engine: self.engine.clone(),
             };
@@ -245,6 +227,21 @@ impl AttentionCore {
         out.flatten(2, 3)
     }
 
+    /// Returns the queries, keys and values of a projection, `[batch, seq, heads or groups, width]` each.
+    fn split(&self, qkv: &Tensor<3>) -> [Tensor<4>; 3] {
+        let ([batch, seq, _], heads) = (qkv.dims(), self.heads);
+        let part = |first: usize, count: usize| {
+            let part = qkv.clone();
+            let part = part.narrow(2, first * heads.width, count * heads.width);
+            part.reshape([batch, seq, count, heads.width])
+        };
+        [
+            part(0, heads.heads),
+            part(heads.heads, heads.groups),
+            part(heads.heads + heads.groups, heads.groups),
+        ]
+    }
+
     fn unfused_joint(
         &self,
         qkv: Tensor<3>,
@@ -252,19 +249,7 @@ impl AttentionCore {
         mask: &Mask,
         dropout: impl FnOnce(Tensor<4>, Option<MaskRows>) -> Tensor<4>,
     ) -> Tensor<3> {
-        let ([batch, seq, _], heads) = (qkv.dims(), self.heads);
-        let part = |first: usize, count: usize| {
-            let part = qkv
-                .clone()
-                .narrow(2, first * heads.width, count * heads.width);
-            part.reshape([batch, seq, count, heads.width])
-        };
-        let projections = [
-            part(0, heads.heads),
-            part(heads.heads, heads.groups),
-            part(heads.heads + heads.groups, heads.groups),
-        ];
-        self.unfused((projections, 0), sink, mask, |probabilities| {
+        self.unfused((self.split(&qkv), 0), sink, mask, |probabilities| {
             dropout(probabilities, None)
         })
     }

@@ -83,12 +83,17 @@ impl Dropout {
         }
     }
 
-    /// Applies [`forward`](Self::forward) to rows (all dims but the last) with these draws.
-    pub(super) fn forward_rows<const D: usize>(&self, x: Tensor<D>, rows: MaskRows) -> Tensor<D> {
-        if self.drops(&x) {
-            self.apply_rows(x, None, rows)
-        } else {
-            x
+    /// Applies [`forward`](Self::forward), or its draws of these rows (all dims but the last) if there are some.
+    pub(super) fn forward_rows<const D: usize>(
+        &self,
+        x: Tensor<D>,
+        rows: Option<MaskRows>,
+        layout: ActivationLayout,
+    ) -> Tensor<D> {
+        match rows {
+            None => self.forward(x, layout),
+            Some(rows) if self.drops(&x) => self.apply_rows(x, None, rows),
+            Some(_) => x,
         }
     }
 

@@ -50,6 +50,7 @@ pub mod fp8;
 mod gelu_epilogue;
 pub(crate) mod gradient_slot;
 pub mod hook;
+mod identity;
 mod init;
 mod input_layout;
 mod kv_buffer;

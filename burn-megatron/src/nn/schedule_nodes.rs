@@ -23,14 +23,13 @@ use std::mem;
 use std::sync::Arc;
 use std::time::Instant;
 
-use burn::backend::DispatchTensor;
 use burn::tensor::{Device, Gradients, Tensor};
-use burn_megatron_kernels::{Function, apply};
 use parking_lot::Mutex;
 
 use super::forward_context::{is_tracked, outside_forward, set_anchor};
 use super::gradient_slot::{BackwardRoot, GradientSlot};
 use super::hook::{Deferred, DeferringSink};
+use super::identity::identity;
 
 /// Rows that the ranks of a group exchange, and their gradients on the way back.
 pub(crate) trait Exchange: fmt::Debug + Send + Sync + 'static {
@@ -193,30 +192,15 @@ fn entered<const D: usize>(
 ) -> Tensor<D> {
     match crossing {
         Some(crossing) => {
+            // Unlike a leaf it does not keep its tensor until the backward.
             let inputs = vec![x.into_dispatch(), anchor.clone().into_dispatch()];
-            apply(inputs, NodeInput(crossing.after.clone()))
+            let slot = crossing.after.clone();
+            identity("NodeInput", inputs, move |gradient| {
+                slot.set(gradient);
+                vec![None, None]
+            })
         }
         None => Tensor::from_inner(x),
-    }
-}
-
-/// The identity; the gradient goes to the slot. Unlike a leaf it does not keep its tensor until then.
-#[derive(Debug)]
-struct NodeInput(GradientSlot);
-
-impl Function for NodeInput {
-    fn forward(&self, mut inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>) {
-        (inputs.swap_remove(0), vec![])
-    }
-
-    fn backward(
-        &self,
-        _saved: Vec<DispatchTensor>,
-        gradient: DispatchTensor,
-        _needed: &[bool],
-    ) -> Vec<Option<DispatchTensor>> {
-        self.0.set(gradient);
-        vec![None, None]
     }
 }
 

@@ -16,7 +16,7 @@ use parking_lot::{Mutex, MutexGuard};
 use super::buffers::OperandBuffers;
 use super::config::{Fp8Config, Fp8Recipe};
 use super::operand::{Operand, SplitOperands};
-use super::report::{MeasuredError, OperandReport};
+use super::report::OperandReport;
 use super::weight::CachedWeight;
 use crate::collective::{Comm, start_all_reduce};
 use crate::comm::ReduceOp;
@@ -52,7 +52,7 @@ pub(super) struct Fp8LayerShared {
 
 /// Which parameter holds the weight of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum WeightOwner {
+pub(crate) enum WeightOwner {
     /// One of its own, `weight`.
     Layer,
     /// The weight of all experts.
@@ -303,10 +303,10 @@ impl Fp8Layer {
         if !is_due {
             return;
         }
-        let measured = MeasuredError::new(x(), copy);
+        let report = OperandReport::new(self, operand, x(), copy);
         let state = &mut self.state()[operand as usize];
         state.is_measured = true;
-        state.report = Some(measured.report(self, operand));
+        state.report = Some(report);
     }
 }
 

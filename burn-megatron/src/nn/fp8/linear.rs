@@ -5,7 +5,7 @@ use burn::module::{Module, Param};
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Device, Tensor};
 
-use super::{Fp8, Fp8Config, Fp8Error, Fp8Layer, Fp8Recipe, SplitOperands};
+use super::{Fp8, Fp8Config, Fp8Error, Fp8Layer, Fp8Recipe, SplitOperands, WeightOwner};
 use crate::comm::ParallelContext;
 use crate::nn::hook::fused_parameter;
 use crate::nn::input_layout::InputLayout;
@@ -94,10 +94,11 @@ impl Fp8Linear {
     /// [`Fp8Error::Duplicate`] if `fp8` already has a layer with this path.
     pub fn from_linear(linear: Linear, path: &str, fp8: &Fp8) -> Result<Self, Fp8Error> {
         let (groups, device) = (ParallelContext::single(), linear.weight.lazy_device());
+        let owner = (SplitOperands::default(), WeightOwner::Layer);
         Ok(Self {
             weight: linear.weight,
             bias: linear.bias,
-            fp8: fp8.layer(path, &device, groups.tensor(), SplitOperands::default())?,
+            fp8: fp8.layer(path, &device, groups.tensor(), owner)?,
         })
     }
 

@@ -69,7 +69,8 @@ pub use config::{
 pub use error::Fp8Error;
 pub use history::ScaleState;
 pub use layer::Fp8Layer;
-use layer::{ModelFp8, WeightOwner};
+use layer::ModelFp8;
+pub(crate) use layer::WeightOwner;
 pub use linear::{Fp8Linear, Fp8LinearConfig, MxFp8Linear, MxFp8LinearConfig};
 pub use operand::Operand;
 pub(crate) use operand::SplitOperands;
@@ -226,36 +227,9 @@ impl Fp8 {
         }
     }
 
-    /// The 8-bit arithmetic of the layer at `path` on `device`, if it has a recipe.
+    /// The 8-bit arithmetic of the layer at `path` on `device`, if it has a recipe. `comm` has the ranks that hold parts of
+    /// the layer.
     pub(crate) fn layer(
-        &self,
-        path: &str,
-        device: &Device,
-        comm: &Comm,
-        split: SplitOperands,
-    ) -> Result<Option<Fp8Layer>, Fp8Error> {
-        self.add_layer(path, device, comm, (split, WeightOwner::Layer))
-    }
-
-    /// The 8-bit arithmetic of each expert in the product at `path`, whose number is the last part of its path, if
-    /// it has a recipe. They are those of all ranks, so that the states do not depend on the layout. `comm` has the
-    /// ranks that hold parts of an expert.
-    pub(crate) fn expert_layers(
-        &self,
-        path: &str,
-        experts: usize,
-        device: &Device,
-        comm: &Comm,
-        split: SplitOperands,
-    ) -> Result<Vec<Option<Fp8Layer>>, Fp8Error> {
-        let layer = |expert| {
-            let path = format!("{path}.{expert}");
-            self.add_layer(&path, device, comm, (split, WeightOwner::Experts))
-        };
-        (0..experts).map(layer).collect()
-    }
-
-    fn add_layer(
         &self,
         path: &str,
         device: &Device,

@@ -11,7 +11,7 @@ use crate::kernel_selection::{EpilogueShape, KernelChoices, KernelSelection, Ope
 use crate::mesh::{Axis, Grid};
 use crate::nn::arithmetic::LinearKernels;
 use crate::nn::context::ContextGroups;
-use crate::nn::fp8::{Fp8, Fp8Config, Fp8Layer, SplitOperands};
+use crate::nn::fp8::{Fp8, Fp8Config, Fp8Layer, SplitOperands, WeightOwner};
 use crate::nn::lora::{AdaptedLayer, LoraConfig, LoraLayers};
 use crate::nn::moe::Routers;
 use crate::nn::tp_comm_overlap;
@@ -304,11 +304,13 @@ impl ModelBuilder {
             fp8.add_capable(&self.path);
             return Ok(None);
         }
-        Ok(fp8.layer(&self.path, self.device(), self.groups.tensor(), split)?)
+        let owner = (split, WeightOwner::Layer);
+        Ok(fp8.layer(&self.path, self.device(), self.groups.tensor(), owner)?)
     }
 
-    /// The 8-bit arithmetic of each expert of the model in the product `name`, where it has a recipe. `split` tells
-    /// which operands are split over the expert-tensor axis.
+    /// The 8-bit arithmetic of each expert of the model in the product `name`, where it has a recipe; the number of an
+    /// expert is the last part of its path. They are those of all ranks, so that the states do not depend on the layout.
+    /// `split` tells which operands are split over the expert-tensor axis.
     pub(in crate::nn) fn fp8_expert_layers(
         &self,
         name: &str,
@@ -316,13 +318,14 @@ impl ModelBuilder {
         split: SplitOperands,
     ) -> Result<Vec<Option<Fp8Layer>>, BuildError> {
         let (fp8, path) = (self.fp8(), self.join(name));
+        let paths = (0..experts).map(|expert| format!("{path}.{expert}"));
         if !self.allows_fp8 {
-            for expert in 0..experts {
-                fp8.add_capable(&format!("{path}.{expert}"));
-            }
+            paths.for_each(|path| _ = fp8.add_capable(&path));
             return Ok(vec![None; experts]);
         }
         let comm = self.groups.group(Grid::Expert, Axis::ExpertTensor)?;
-        Ok(fp8.expert_layers(&path, experts, self.device(), &comm, split)?)
+        let owner = (split, WeightOwner::Experts);
+        let layers = paths.map(|path| fp8.layer(&path, self.device(), &comm, owner));
+        Ok(layers.collect::<Result<_, _>>()?)
     }
 }

@@ -9,11 +9,9 @@
 //! `N_mb`: the objective is the mean of `F` over micro-batches, weighted by their tokens. It does not depend on
 //! the sizes of the axes; it depends on the size of a micro-batch, except for tokens with the same routing.
 
-use burn::backend::DispatchTensor;
 use burn::tensor::{Tensor, TensorData};
 use burn_megatron_kernels::moe::router::top_k_router;
 use burn_megatron_kernels::moe::statistics::{count_experts, sum_scores, sum_squared_lse};
-use burn_megatron_kernels::{Function, apply};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -24,8 +22,8 @@ use super::step::{GlobalLoad, RouterPass, RouterStep};
 use crate::collective::{Comm, start_all_reduce};
 use crate::comm::{CommError, ParallelContext, ReduceOp};
 use crate::mesh::{Axis, AxisSet, Grid};
-use crate::nn::LossFactor;
 use crate::nn::forward_context::constant;
+use crate::nn::identity::identity;
 
 /// A loss of a router, in addition to that of the model.
 ///
@@ -219,33 +217,12 @@ fn sum_over<const D: usize>(values: Tensor<D>, comm: &Comm) -> Tensor<D> {
     }
 }
 
-/// `y`, whose backward is also that of a loss.
+/// Returns `y`, whose backward also gives a loss the gradient that it has as a term of the model's loss.
 pub(super) fn attach(y: Tensor<3>, loss: Tensor<1>, step: &RouterStep) -> Tensor<3> {
+    let (loss_scale, one) = (step.loss_scale().clone(), loss.ones_like().inner());
     let inputs = vec![y.into_dispatch(), loss.into_dispatch()];
-    let loss_scale = step.loss_scale().clone();
-    apply(inputs, AttachLoss { loss_scale })
-}
-
-/// The identity, whose backward gives a loss the gradient that it has as a term of the model's loss.
-#[derive(Debug)]
-struct AttachLoss {
-    loss_scale: LossFactor,
-}
-
-impl Function for AttachLoss {
-    fn forward(&self, mut inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>) {
-        let loss = inputs.split_off(1);
-        (inputs.remove(0), loss)
-    }
-
-    fn backward(
-        &self,
-        mut saved: Vec<DispatchTensor>,
-        gradient: DispatchTensor,
-        _needed: &[bool],
-    ) -> Vec<Option<DispatchTensor>> {
-        let loss = Tensor::<1>::from_dispatch(saved.remove(0));
-        let of_loss = self.loss_scale.scale(loss.ones_like());
+    identity("AttachLoss", inputs, move |gradient| {
+        let of_loss = loss_scale.scale(one.clone());
         vec![Some(gradient), Some(of_loss.into_dispatch())]
-    }
+    })
 }

@@ -214,7 +214,7 @@ fn saved_bytes(save_activations: bool, recipe: Fp8Recipe, input: InputLayout) ->
         "layer",
         &Device::flex(),
         alone.tensor(),
-        SplitOperands::default(),
+        (SplitOperands::default(), WeightOwner::Layer),
     );
     let layer = layer.unwrap().unwrap();
     let whole = !matches!(input, InputLayout::SplitSequence(_));
