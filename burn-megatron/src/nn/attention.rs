@@ -148,18 +148,13 @@ impl ParallelAttentionConfig {
         });
         let fused = builder.is_fused(Operation::Attention);
         let context = ContextAttention::new(builder, heads, self.sequence, fused)?;
-        // All exchanges of a layer have the same heads on a rank.
-        let of_engine = match context.first() {
-            Some(context) => context.local_heads(heads),
-            None => heads,
+        let scores = ScoreOptions {
+            window,
+            scale: self.scale,
+            soft_cap: self.soft_cap,
         };
-        let logits = builder.attention_logits();
-        let logits = logits.register(self.measured_layer(builder), place.index * heads.heads);
-        let first = context.first().map_or(0, |of| of.first_head(heads));
-        let engine = fused.then(|| {
-            let engine = builder.attention_engine((of_engine, self.head_width), window)?;
-            Ok::<_, BuildError>(logits.measured(engine, first))
-        });
+        let layer = self.measured_layer(builder);
+        let core = AttentionCore::new(builder, layer, (heads, heads.width), scores, context)?;
         let norm = |name: &str, units: &OutputSection| {
             let norm = self.qk_norm.as_ref();
             let norm = norm.map(|norm| norm.init(units, &builder.child(name)));
@@ -178,19 +173,7 @@ impl ParallelAttentionConfig {
                 None => None,
             },
             dropout: Dropout::new(self.dropout, &builder.child("dropout"))?,
-            core: AttentionCore {
-                heads,
-                scores: ScoreOptions {
-                    window,
-                    scale: self.scale,
-                    soft_cap: self.soft_cap,
-                },
-                engine: engine.transpose()?,
-                fused_softmax: builder.is_fused(Operation::Softmax),
-                context,
-                place: (place.index * heads.heads, self.heads),
-                logits,
-            },
+            core,
             lies: ActivationLayout::SplitAlong { dim: 1, place },
             fused_rope: builder.is_fused(Operation::Rope),
             region: builder.recompute_region(None),
@@ -207,7 +190,7 @@ impl ParallelAttentionConfig {
         };
         AttentionLayer {
             path: builder.path().into(),
-            stage: builder.stage(),
+            stage: builder.stage,
             heads: self.heads,
             groups: self.groups,
             has_norm: self.qk_norm.is_some(),
@@ -220,10 +203,11 @@ impl ParallelAttentionConfig {
 
     /// Marks attention as unfused if the kernels do not support this configuration.
     fn check_fused(&self, builder: &ModelBuilder) -> Result<(), BuildError> {
-        match unfused_reason(self.dropout, self.head_width, self.soft_cap) {
-            Some(reason) => builder.keep_unfused(Operation::Attention, reason),
-            None => Ok(()),
+        if let Some(reason) = unfused_reason(self.dropout, self.head_width, self.soft_cap) {
+            let mut kernels = builder.kernels();
+            kernels.keep_unfused(Operation::Attention, reason)?;
         }
+        Ok(())
     }
 }
 

@@ -11,14 +11,15 @@ use burn_megatron_kernels::attention::{
 use burn_megatron_kernels::soft_cap::soft_cap;
 use burn_megatron_kernels::softmax::{self, Mask, Sink};
 
-use super::attention_logits::LayerLogits;
+use super::attention_logits::{AttentionLayer, LayerLogits};
 use super::context::{
     CacheAttention, ContextAttention, GatheredProjection, QueryRows, SequenceShard,
 };
 use super::dropout::MaskRows;
 use super::kv_cache::SequenceKvCache;
 use super::score_options::ScoreOptions;
-use super::{AttentionContext, LayerKvCache, PackedSequences};
+use super::{AttentionContext, BuildError, LayerKvCache, ModelBuilder, PackedSequences};
+use crate::kernel_selection::Operation;
 
 /// The settings of the attention of one rank.
 #[derive(Clone, Debug)]
@@ -28,16 +29,53 @@ pub(super) struct AttentionCore {
     /// The engine of fused attention. None: attention is not fused.
     pub engine: Option<Arc<dyn AttentionEngine>>,
     /// Whether the softmax is fused where attention is not.
-    pub fused_softmax: bool,
+    fused_softmax: bool,
     /// Under context parallelism, for each number of ranks that share a batch.
     pub context: Vec<ContextAttention>,
     /// The first head of this tensor rank, and the number of all heads.
-    pub place: (usize, usize),
+    place: (usize, usize),
     /// The largest scores of a step. Those of the engine are measured by itself.
-    pub logits: Arc<LayerLogits>,
+    logits: Arc<LayerLogits>,
 }
 
 impl AttentionCore {
+    /// Returns the attention of `layer` with these heads on this rank, values of `value_width` features, and these exchanges.
+    /// Collective as [`ModelBuilder::attention_engine`].
+    ///
+    /// # Errors
+    ///
+    /// See [`ModelBuilder::attention_engine`].
+    pub fn new(
+        builder: &ModelBuilder,
+        layer: AttentionLayer,
+        (heads, value_width): (Heads, usize),
+        scores: ScoreOptions,
+        context: Vec<ContextAttention>,
+    ) -> Result<Self, BuildError> {
+        let place = (builder.place().index * heads.heads, layer.heads);
+        let logits = builder.attention_logits().register(layer, place.0);
+        // All exchanges of a layer have the same heads on a rank.
+        let (of_engine, first) = match context.first() {
+            Some(context) => (context.local_heads(heads), context.first_head(heads)),
+            None => (heads, 0),
+        };
+        let engine = if builder.is_fused(Operation::Attention) {
+            let engine = builder.attention_engine((of_engine, value_width), scores.window)?;
+            Some(logits.measured(engine, first))
+        } else {
+            None
+        };
+        Ok(Self {
+            heads,
+            scores,
+            engine,
+            fused_softmax: builder.is_fused(Operation::Softmax),
+            context,
+            place,
+            logits,
+        })
+    }
+
     /// `[batch, seq, (heads + 2 groups) * width]` to `[batch, seq, heads * width]`. `sink` `[heads]` is a logit beside
     /// the scores of each head; `dropout` is applied to the probabilities, with their rows if they are not all of this
     /// rank's heads.

@@ -19,7 +19,7 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use super::of_all_stages::of_all_stages;
-use crate::collective::{Comm, start_all_reduce};
+use crate::collective::{CollectiveOp, Comm, start};
 use crate::comm::{CommError, ParallelContext, ReduceOp};
 
 /// The logit of a head that no rank has measured: below every other one.
@@ -154,10 +154,7 @@ impl AttentionLogits {
             largest.into_iter().fold(unseen, write)
         };
         let all = Tensor::cat(layers.iter().map(of_layer).collect(), 0);
-        match comm.size() {
-            1 => all,
-            _ => start_all_reduce(all, ReduceOp::Max, comm).wait(),
-        }
+        start(all, &CollectiveOp::AllReduce(ReduceOp::Max), comm).wait()
     }
 }
 

@@ -360,7 +360,7 @@ impl Reparameterization for ParameterHook {
             vec![value.into_dispatch(), anchor],
             move |gradient| {
                 // Alive until now.
-                let _ = &keep;
+                let _kept = &keep;
                 let gradient = Tensor::<D>::from_dispatch(gradient);
                 let len = gradient.shape().num_elements();
                 handle

@@ -73,7 +73,9 @@ impl ParallelMlpConfig {
     ) -> Result<ParallelMlp, BuildError> {
         if self.activation == Activation::SquaredRelu && *builder.device() == Device::flex() {
             let reason = "Burn's squared ReLU is faster on the CPU";
-            builder.prefer_unfused(Operation::Activation, reason);
+            builder
+                .kernels()
+                .prefer_unfused(Operation::Activation, reason);
         }
         let section = OutputSection::new("MLP width".into(), self.width, 1);
         let sections = vec![section; if self.activation.is_gated() { 2 } else { 1 }];
@@ -191,7 +193,7 @@ fn has_epilogues(
     (up, down): (&ColumnParallelLinear, &RowParallelLinear),
     builder: &ModelBuilder,
 ) -> Result<bool, BuildError> {
-    if !builder.epilogue_fusion() {
+    if !builder.kernels().epilogue_fusion() {
         return Ok(false);
     }
     let refused = |reason: String| {
@@ -219,7 +221,7 @@ fn has_epilogues(
         }
     }
     let (dtype, width) = (builder.compute_dtype(), width / builder.place().size);
-    let checked = if builder.composes_epilogues() {
+    let checked = if builder.composes_epilogues {
         Ok(())
     } else if builder.is_outline() {
         check_gelu_shape(dtype, width)
@@ -227,7 +229,7 @@ fn has_epilogues(
         check_gelu_epilogues(builder.device(), dtype, [hidden, width])
     };
     checked.map_err(refused)?;
-    builder.add_epilogues(EpilogueShape {
+    builder.kernels().add_epilogues(EpilogueShape {
         hidden,
         width,
         bias: up.bias.is_some(),

@@ -57,11 +57,7 @@ pub(super) struct BranchBias {
 
 impl From<Tensor<3>> for Residual {
     fn from(stream: Tensor<3>) -> Self {
-        Self {
-            stream,
-            branch: None,
-            added_bias: None,
-        }
+        Self::from_parts(stream, None)
     }
 }
 

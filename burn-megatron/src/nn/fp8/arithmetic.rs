@@ -6,7 +6,7 @@ use burn::backend::DispatchTensor;
 use burn::tensor::{FloatDType, Tensor};
 use burn_megatron_kernels::activation::Activation;
 use burn_megatron_kernels::fp8::{
-    Accumulation, Fp8Matrix, Quantized, QuantizerInput, QuantizerUsage, accumulate_at, multiply,
+    Accumulation, Fp8Matrix, QuantizerInput, QuantizerUsage, accumulate_at, multiply,
 };
 use burn_megatron_kernels::gradient::{FlatGradients, Place};
 
@@ -102,12 +102,7 @@ impl Fp8Arithmetic {
         usage: QuantizerUsage,
     ) -> [Option<Fp8Matrix>; 2] {
         if !self.is_recorded {
-            let Quantized {
-                rowwise,
-                columnwise,
-                ..
-            } = self.layer.quantize(operand, x, scale, usage);
-            return [rowwise, columnwise];
+            return self.layer.quantize(operand, x, scale, usage).0;
         }
         let copies = self.layer.quantize_logged(operand, x.clone(), scale, usage);
         match &copies {
@@ -147,11 +142,12 @@ impl Fp8Arithmetic {
             SavedInput::Codes(codes) => self.layer.matrix(Operand::Input, codes, tokens),
             SavedInput::Floats(x) => {
                 let [scale, _] = self.scales_of(extra);
-                let (x, scale) = (rows(x.wait()), scale.as_ref());
-                let copies =
-                    self.layer
-                        .quantize(Operand::Input, x, scale, QuantizerUsage::COLUMNWISE);
-                expect_copy(copies.columnwise)
+                let (x, usage) = (rows(x.wait()), QuantizerUsage::COLUMNWISE);
+                let (copies, _) = self
+                    .layer
+                    .quantize(Operand::Input, x, scale.as_ref(), usage);
+                let [_, columnwise] = copies;
+                expect_copy(columnwise)
             }
         }
     }
@@ -241,12 +237,12 @@ impl Fp8Arithmetic {
                 let [_, scale] = self.scales_of(extra);
                 // A forward that found the weight cached has saved no scale.
                 let scale = scale.or_else(|| self.layer.scale_of(Operand::Weight, &value));
-                let (layer, scale) = (&self.layer, scale.as_ref());
-                expect_copy(
-                    layer
-                        .quantize(Operand::Weight, value, scale, QuantizerUsage::ROWWISE)
-                        .rowwise,
-                )
+                let usage = QuantizerUsage::ROWWISE;
+                let (copies, _) =
+                    self.layer
+                        .quantize(Operand::Weight, value, scale.as_ref(), usage);
+                let [rowwise, _] = copies;
+                expect_copy(rowwise)
             }
         };
         multiply(

@@ -34,6 +34,21 @@ impl Fp8LinearConfig {
         Fp8Linear::from_linear(self.linear(device), path, fp8)
     }
 
+    /// Builds the layer in MXFP8. Each scale is computed from the 32 values that share it, so the layer has no state, and
+    /// nothing has to be called at the end of a step. Settings and reports do not include it: for those build it with
+    /// [`init`](Self::init).
+    pub fn init_mxfp8(&self, device: &Device) -> Fp8Linear {
+        let config = Fp8Config {
+            recipe: Some(Fp8Recipe::MxFp8),
+            ..Fp8Config::default()
+        };
+        let built = Fp8::new(&config).and_then(|fp8| self.init("linear", &fp8, device));
+        match built {
+            Ok(layer) => layer,
+            Err(error) => unreachable!("a recipe without settings is valid: {error}"),
+        }
+    }
+
     fn linear(&self, device: &Device) -> Linear {
         LinearConfig::new(self.input, self.output)
             .with_bias(self.bias)
@@ -133,40 +148,5 @@ impl Fp8Linear {
             ..LinearOperands::new(&self.weight, InputLayout::Local, false)
         };
         linear(x, operands).reshape(shape)
-    }
-}
-
-/// A linear layer in MXFP8: an [`Fp8Linear`] built by [`MxFp8LinearConfig`].
-///
-/// Each scale is computed from the 32 values that share it, so the layer has no state, and nothing has to
-/// be called at the end of a step.
-pub type MxFp8Linear = Fp8Linear;
-
-/// Configuration of an [`MxFp8Linear`].
-#[derive(Config, Debug)]
-pub struct MxFp8LinearConfig {
-    /// Input features.
-    pub input: usize,
-    /// Output features.
-    pub output: usize,
-    /// Whether the layer has a bias.
-    #[config(default = true)]
-    pub bias: bool,
-}
-
-impl MxFp8LinearConfig {
-    /// Builds the layer with burn-nn's initial values. Settings and reports do not include it: for those
-    /// build it with [`Fp8LinearConfig::init`].
-    pub fn init(&self, device: &Device) -> MxFp8Linear {
-        let config = Fp8Config {
-            recipe: Some(Fp8Recipe::MxFp8),
-            ..Fp8Config::default()
-        };
-        let layer = Fp8LinearConfig::new(self.input, self.output).with_bias(self.bias);
-        let built = Fp8::new(&config).and_then(|fp8| layer.init("linear", &fp8, device));
-        match built {
-            Ok(layer) => layer,
-            Err(error) => unreachable!("a recipe without settings is valid: {error}"),
-        }
     }
 }

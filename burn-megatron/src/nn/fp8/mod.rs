@@ -71,7 +71,7 @@ pub use history::ScaleState;
 pub use layer::Fp8Layer;
 use layer::ModelFp8;
 pub(crate) use layer::WeightOwner;
-pub use linear::{Fp8Linear, Fp8LinearConfig, MxFp8Linear, MxFp8LinearConfig};
+pub use linear::{Fp8Linear, Fp8LinearConfig};
 pub use operand::Operand;
 pub(crate) use operand::SplitOperands;
 use parking_lot::Mutex;
@@ -81,8 +81,9 @@ pub use state::Fp8LayerState;
 pub use weight::{QuantizedWeight, WeightQuantizer};
 
 use crate::collective::Comm;
-use crate::comm::{ParallelContext, ReduceOp};
+use crate::comm::ParallelContext;
 use crate::glob::{Glob, nearest};
+use crate::nn::of_all_stages::first_set_on_all_stages;
 
 /// The 8-bit layers of one rank's part of a model. Clones share one state.
 #[derive(Clone, Debug, Default)]
@@ -206,19 +207,8 @@ impl Fp8 {
         }
         let paths = self.shared.capable.lock().clone();
         let matches_none = |glob: &Glob| !paths.iter().any(|path| glob.matches(path));
-        let flags = self
-            .shared
-            .globs
-            .iter()
-            .map(|glob| u8::from(matches_none(glob)));
-        let flags: Vec<u8> = flags.collect();
-        let comm = groups.pipeline();
-        let unmatched_everywhere: Vec<u8> =
-            comm.all_reduce(flags.into(), ReduceOp::Min)?.into_vec();
-        match unmatched_everywhere
-            .iter()
-            .position(|unmatched| *unmatched == 1)
-        {
+        let flags = self.shared.globs.iter().map(matches_none);
+        match first_set_on_all_stages(flags, groups)? {
             Some(at) => Err(Fp8Error::Unmatched {
                 pattern: self.config().layers[at].pattern.clone(),
                 nearest: nearest(&self.shared.globs[at], paths.iter().map(String::as_str)),

@@ -19,7 +19,7 @@ use super::loss_kind::RouterLossKind;
 use super::routed_tokens::RankTokens;
 use super::router::{RouterConfig, Routing};
 use super::step::{GlobalLoad, RouterPass, RouterStep};
-use crate::collective::{Comm, start_all_reduce};
+use crate::collective::{CollectiveOp, Comm, start};
 use crate::comm::{CommError, ParallelContext, ReduceOp};
 use crate::mesh::{Axis, AxisSet, Grid};
 use crate::nn::forward_context::constant;
@@ -211,10 +211,7 @@ impl Load {
 }
 
 fn sum_over<const D: usize>(values: Tensor<D>, comm: &Comm) -> Tensor<D> {
-    match comm.size() {
-        1 => values,
-        _ => start_all_reduce(values, ReduceOp::Sum, comm).wait(),
-    }
+    start(values, &CollectiveOp::AllReduce(ReduceOp::Sum), comm).wait()
 }
 
 /// Returns `y`, whose backward also gives a loss the gradient that it has as a term of the model's loss.

@@ -204,7 +204,7 @@ impl MoeMlpConfig {
         builder.routers().register(RegisteredRouter {
             reported: ReportedLayer {
                 path: path.into(),
-                stage: builder.stage(),
+                stage: builder.stage,
                 experts,
                 losses: self.losses.iter().map(|loss| loss.kind).collect(),
             },
@@ -354,16 +354,20 @@ impl MoeMlp {
         let loss = loss.map(|loss| loss.reshape([1, 1, 1]));
         let shared = Arc::new(Mutex::new(None));
         let work = self.shared_into(&shared, whole);
-        let exchanges = match with.nodes {
-            None => Exchanges::with_meanwhile(work),
-            Some(nodes) => {
+        let meanwhile = match with.nodes {
+            None => Some(work),
+            Some(_) => {
                 work();
-                Exchanges::between(nodes)
+                None
             }
         };
-        // In this order their gradients are summed as they are in one graph.
         let ready = shared.lock().take();
-        let mut exchanges = exchanges.carrying([stream, loss, ready]);
+        let mut exchanges = Exchanges {
+            nodes: with.nodes,
+            meanwhile,
+            // In this order their gradients are summed as they are in one graph.
+            carried: vec![stream, loss, ready],
+        };
         let dispatched = started.dispatch(tokens, &mut exchanges);
         let y = dispatched.apply(|rows| self.experts.forward(rows), &mut exchanges);
         let [stream, loss, ready] = exchanges.into_carried();

@@ -11,9 +11,10 @@ use parking_lot::Mutex;
 use super::layers::LayerRun;
 use super::offload::ActivationStore;
 use super::{ActivationUsage, RecomputeConfig, RecomputeError, RecomputeModule, recompute_in};
-use crate::comm::{ParallelContext, ReduceOp};
+use crate::comm::ParallelContext;
 use crate::glob::Glob;
 use crate::host_link::{OffloadRecord, SimulatedHostLink};
+use crate::nn::of_all_stages::first_set_on_all_stages;
 use crate::nn::{DropoutPosition, Residual, forward_context};
 
 /// The recomputation of a model. Clones share the current micro-batch and the list of regions.
@@ -167,11 +168,7 @@ impl Recompute {
     ///
     /// [`RecomputeError::Unmatched`] with what there is.
     pub fn check_whole_model(&self) -> Result<(), RecomputeError> {
-        match self
-            .unmatched()
-            .iter()
-            .position(|unmatched| *unmatched == 1)
-        {
+        match self.unmatched().iter().position(|unmatched| *unmatched) {
             Some(at) => Err(self.unmatched_error(at)),
             None => Ok(()),
         }
@@ -188,22 +185,20 @@ impl Recompute {
         if flags.is_empty() {
             return Ok(());
         }
-        let everywhere = groups.pipeline().all_reduce(flags.into(), ReduceOp::Min)?;
-        let everywhere: Vec<u8> = everywhere.into_vec();
-        match everywhere.iter().position(|unmatched| *unmatched == 1) {
+        match first_set_on_all_stages(flags.into_iter(), groups)? {
             Some(at) => Err(self.unmatched_error(at)),
             None => Ok(()),
         }
     }
 
-    /// For each name and then each pattern: 1 if this rank has no such region.
-    fn unmatched(&self) -> Vec<u8> {
+    /// For each name and then each pattern: whether this rank has no such region.
+    fn unmatched(&self) -> Vec<bool> {
         let regions = self.0.regions.lock();
         let named = self.config().modules.iter();
         let named = named.map(|module| !regions.modules.contains(module));
         let globs = self.0.globs.iter();
         let globs = globs.map(|glob| !regions.paths.iter().any(|path| glob.matches(path)));
-        named.chain(globs).map(u8::from).collect()
+        named.chain(globs).collect()
     }
 
     fn unmatched_error(&self, at: usize) -> RecomputeError {

@@ -145,7 +145,7 @@ impl AllToAll {
         Dispatched::new(rows, move |y, exchanges| {
             let y = unpermute(y, &order);
             let y = reduce_scatter_rows(y, &gathered, &tensor);
-            let back = RowExchange::new(hop.reversed(), &expert).of_results();
+            let back = RowExchange::of_results(hop, &expert);
             let [y] = exchanges.run([y], back);
             unpermute(y, &map)
         })
