@@ -124,7 +124,7 @@ impl StageBuilder {
         Ok(StageLayers {
             layers,
             stages,
-            region: recompute.layer_region(self.root.position()),
+            region: recompute.region_if(true, self.root.position()),
         })
     }
 

@@ -24,7 +24,7 @@ use burn_megatron_kernels::gradient::{ComputeGradients, Destination, GradientBuf
 
 use super::forward_context::{self, ForwardMode, without_saving};
 use super::fp8::QuantizedWeight;
-use super::identity::identity;
+use super::unsaved::identity;
 use crate::fingerprint;
 
 pub use super::forward_context::{Pass, with_anchor};
@@ -356,7 +356,7 @@ impl Reparameterization for ParameterHook {
         };
         let (handle, keep) = (self.exit.clone(), keep.filter(|_| forward_context::saved()));
         identity(
-            "ParameterHook",
+            "HookFunction",
             vec![value.into_dispatch(), anchor],
             move |gradient| {
                 // Alive until now.

@@ -50,7 +50,6 @@ pub mod fp8;
 mod gelu_epilogue;
 pub(crate) mod gradient_slot;
 pub mod hook;
-mod identity;
 mod init;
 mod input_layout;
 mod kv_buffer;
@@ -87,6 +86,7 @@ mod tensor_slice;
 mod tests;
 mod tokens;
 pub mod tp_comm_overlap;
+mod unsaved;
 mod weight;
 mod wide;
 

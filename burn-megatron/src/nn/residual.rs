@@ -7,7 +7,7 @@ use burn_megatron_kernels::gradient::Parameter;
 use burn_megatron_kernels::norm::StreamNorm;
 
 use super::forward_context::is_tracked;
-use super::identity::identity;
+use super::unsaved::identity;
 
 /// A residual stream `[batch, seq, hidden]`, and the output of a branch with its bias that is still to be added.
 ///

@@ -29,7 +29,7 @@ use parking_lot::Mutex;
 use super::forward_context::{is_tracked, outside_forward, set_anchor};
 use super::gradient_slot::{BackwardRoot, GradientSlot};
 use super::hook::{Deferred, DeferringSink};
-use super::identity::identity;
+use super::unsaved::identity;
 
 /// Rows that the ranks of a group exchange, and their gradients on the way back.
 pub(crate) trait Exchange: fmt::Debug + Send + Sync + 'static {

@@ -23,7 +23,7 @@ use crate::collective::{CollectiveOp, Comm, start};
 use crate::comm::{CommError, ParallelContext, ReduceOp};
 use crate::mesh::{Axis, AxisSet, Grid};
 use crate::nn::forward_context::constant;
-use crate::nn::identity::identity;
+use crate::nn::unsaved::identity;
 
 /// A loss of a router, in addition to that of the model.
 ///

@@ -129,22 +129,18 @@ impl Recompute {
         self.region_if(named || matched(), position)
     }
 
-    /// The region of a part of a layer that is not a module, and so has a name only.
-    pub(crate) fn named_region(
-        &self,
-        module: RecomputeModule,
-        position: &DropoutPosition,
-    ) -> RecomputeRegion {
-        self.region_if(self.takes(module), position)
-    }
-
     /// Records that the model can recompute `module`; returns whether the settings name it.
-    fn takes(&self, module: RecomputeModule) -> bool {
+    pub(super) fn takes(&self, module: RecomputeModule) -> bool {
         self.0.regions.lock().modules.insert(module);
         self.config().modules.contains(&module)
     }
 
-    fn region_if(&self, is_recomputed: bool, position: &DropoutPosition) -> RecomputeRegion {
+    /// A region that is recomputed if the flag is set, whatever the names and patterns are.
+    pub(crate) fn region_if(
+        &self,
+        is_recomputed: bool,
+        position: &DropoutPosition,
+    ) -> RecomputeRegion {
         let state = is_recomputed.then(|| (self.clone(), position.clone()));
         RecomputeRegion { state }
     }
@@ -155,11 +151,6 @@ impl Recompute {
         let matches: Vec<_> = paths.iter().map(matches).collect();
         self.0.regions.lock().paths.extend(paths.iter().cloned());
         self.config().runs(stage, &matches)
-    }
-
-    /// A region that is recomputed whatever the names and patterns are.
-    pub(crate) fn layer_region(&self, position: &DropoutPosition) -> RecomputeRegion {
-        self.region_if(true, position)
     }
 
     /// Checks that each name and each pattern is of a region of the model, all of which is on this rank.

@@ -61,14 +61,13 @@ impl LinearFunction {
             let part = seq / group.comm.size();
             return Tensor::zeros([batch, part, out], (&x.device(), x.dtype()));
         }
-        let mut sum = ReduceScatterInChunks::new(chunks, &group.comm);
-        for index in chunks.reduce_order() {
+        let sum = ReduceScatterInChunks::of(chunks, &group.comm, |index| {
             let y = self.chunk_output(chunks.rows(&x, index), &weight, None);
-            sum.add(match &addend {
+            match &addend {
                 Some(addend) => y + chunks.rows(addend, index),
                 None => y,
-            });
-        }
+            }
+        });
         sum.finish()
     }
 
@@ -113,11 +112,9 @@ impl LinearFunction {
         let input_gradient = weight.map(|weight| {
             let ([batch, seq, _], width) = (dy.dims(), weight.dims()[0]);
             let chunks = group.chunks_of_whole([batch, seq, width], dy.dtype());
-            let mut sum = ReduceScatterInChunks::new(chunks, &group.comm);
-            for index in chunks.reduce_order() {
-                sum.add(self.chunk_input_gradient(chunks.rows(&dy, index), &weight));
-            }
-            sum
+            ReduceScatterInChunks::of(chunks, &group.comm, |index| {
+                self.chunk_input_gradient(chunks.rows(&dy, index), &weight)
+            })
         });
         let of_chunks = dy.clone();
         let out = dy.dims()[2];

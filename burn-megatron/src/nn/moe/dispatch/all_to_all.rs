@@ -80,32 +80,29 @@ struct Exchange {
 
 impl Dispatcher for AllToAll {
     fn start(&self, routing: &Routing) -> PendingDispatch {
-        let (own, weights, indices) = (
-            self.clone(),
-            routing.weights.clone(),
-            routing.indices.clone(),
-        );
-        let (experts, layout) = (self.ranks.experts, routing.rows());
+        let Routing {
+            weights, indices, ..
+        } = routing.clone();
+        let (own, experts, layout) = (self.clone(), self.ranks.experts, routing.rows());
         let is_known = layout != RowLayout::Kept || self.ranks.comm.size() == 1;
-        if is_known || record::is_recording() {
-            let map = RowMap::new(indices, experts, layout);
+        let (map, sizes) = if is_known || record::is_recording() {
+            let map = RowMap::new(indices.clone(), experts, layout);
             let sizes = map.group_sizes().into_iter().map(|size| size as i64);
             let here = self.ranks.own_experts();
             let sizes = self.ranks.start_counts(sizes.collect(), here);
-            return PendingDispatch::new(move |x, exchanges| {
-                exchanges.cover_counts();
-                let exchange = own.exchange(&sizes.wait());
-                own.dispatch((x, weights), map, exchange, exchanges)
-            });
-        }
-        // The own numbers come to the host with those of the others: nothing waits for the device before.
-        let sizes = count(indices.clone(), experts);
-        let sizes = self.ranks.start_counts_on_device(sizes);
+            (Some(map), sizes)
+        } else {
+            // The own numbers come to the host with those of the others: nothing waits for the device before.
+            let sizes = count(indices.clone(), experts);
+            (None, self.ranks.start_counts_on_device(sizes))
+        };
         PendingDispatch::new(move |x, exchanges| {
             exchanges.cover_counts();
             let exchange = own.exchange(&sizes.wait());
-            let rows = RowLayout::Rows(exchange.rows.send.iter().sum());
-            let map = RowMap::new(indices, experts, rows);
+            let map = map.unwrap_or_else(|| {
+                let rows = RowLayout::Rows(exchange.rows.send.iter().sum());
+                RowMap::new(indices, experts, rows)
+            });
             own.dispatch((x, weights), map, exchange, exchanges)
         })
     }
