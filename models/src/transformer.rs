@@ -218,7 +218,7 @@ impl<X: Mixer> Transformer<X> {
                 None => vec![],
             },
             rotary: RotaryTables::new(config, head_width, root)?,
-            loss: LinearCrossEntropy::new(loss, root.loss_chunk_size())
+            loss: LinearCrossEntropy::new(loss, root.kernels().loss_chunk_size())
                 .with_soft_cap(config.logit_soft_cap),
             comm,
             lies: if root.sequence_parallel() {

@@ -13,7 +13,7 @@
 //!
 //! The way of a weight gradient, from the layer to the weight of the next step:
 //!
-//! 1. `nn::linear`: the backward passes the product `x^T dy`, not computed yet, to the sink of the weight's hook
+//! 1. `nn::linear_function`: the backward passes the product `x^T dy`, not computed yet, to the sink of the weight's hook
 //!    (`nn::hook`). Fused operations do so for biases and norms, and the embedding for its rows; other parameters'
 //!    gradients arrive there computed.
 //! 2. `ParamAndGradBuffers`, the sink, takes the flat buffer of the weight's bucket, and the product is written or

@@ -124,7 +124,7 @@ impl StageBuilder {
         Ok(StageLayers {
             layers,
             stages,
-            region: recompute.layer_region(self.root.position()),
+            region: recompute.region_if(true, self.root.position()),
         })
     }
 
@@ -175,36 +175,34 @@ pub struct StageLayers<T> {
 /// Consecutive layers of a stage.
 #[derive(Clone, Debug)]
 pub struct StageRun<'a, T> {
-    layers: Vec<StageLayer<'a, T>>,
+    /// With their numbers in the whole model.
+    layers: &'a [(usize, T)],
+    /// The index of the first on this rank.
+    first: usize,
     /// The layers are recomputed together, in the micro-batches in which this is
     /// [active](RecomputeRegion::is_active).
     pub region: RecomputeRegion,
 }
 
-#[derive(Clone, Debug)]
-struct StageLayer<'a, T> {
-    /// In the whole model.
-    number: usize,
-    /// On this rank.
-    index: usize,
-    layer: &'a T,
-}
-
 impl<T> StageRun<'_, T> {
     /// The layers in order, each with its index on this rank.
     pub fn layers(&self) -> impl Iterator<Item = (usize, &T)> {
-        self.layers.iter().map(|of| {
-            record::note(LayerNote(of.number));
-            (of.index, of.layer)
-        })
+        (self.first..)
+            .zip(self.layers)
+            .map(|(index, (number, layer))| {
+                record::note(LayerNote(*number));
+                (index, layer)
+            })
     }
 }
 
 impl<T: Clone> StageRun<'_, T> {
     /// The layers, for the body of a recomputed [region](Self::region), which owns them.
     pub fn to_owned_layers(&self) -> Vec<(usize, T)> {
-        let layers = self.layers.iter();
-        layers.map(|of| (of.index, of.layer.clone())).collect()
+        let layers = (self.first..).zip(self.layers);
+        layers
+            .map(|(index, (_, layer))| (index, layer.clone()))
+            .collect()
     }
 }
 
@@ -248,21 +246,14 @@ impl<T> StageLayers<T> {
     /// If the stage is not on this rank.
     pub fn runs(&self, stage: usize) -> impl Iterator<Item = StageRun<'_, T>> {
         self.runs_of(stage).iter().map(|run| {
-            let of = |index| {
-                let (number, layer) = &self.layers[index];
-                StageLayer {
-                    number: *number,
-                    index,
-                    layer,
-                }
-            };
-            let layers: Vec<_> = run.layers.clone().map(of).collect();
+            let layers = &self.layers[run.layers.clone()];
             // Layers that are recomputed together are planned as one.
-            if let Some(first) = layers.first() {
-                record::note(LayerNote(first.number));
+            if let Some((number, _)) = layers.first() {
+                record::note(LayerNote(*number));
             }
             StageRun {
                 layers,
+                first: run.layers.start,
                 region: if run.is_recomputed {
                     self.region.clone()
                 } else {

@@ -9,11 +9,12 @@ use burn::tensor::Tensor;
 use burn_megatron_kernels::attention::{Heads, MAX_WIDTH, Window};
 use burn_megatron_kernels::rope::{self, Positions, RopeOptions, RopeTable};
 
-use super::attention_core::{AttentionCore, ScoreOptions};
+use super::attention_core::AttentionCore;
 use super::attention_logits::{AttentionLayer, HeadColumns, HeadPart};
 use super::context::{ContextAttention, KeyValueExchange, OuterGroup};
 use super::lora::LoraTarget;
 use super::qk_norm::WholeNorm;
+use super::score_options::ScoreOptions;
 use super::{
     ActivationLayout, AttentionContext, Bias, BuildError, ColumnParallelLinear,
     ColumnParallelLinearConfig, Dropout, Init, ModelBuilder, Norm, OutputSection, ParameterSpec,
@@ -147,18 +148,13 @@ impl ParallelAttentionConfig {
         });
         let fused = builder.is_fused(Operation::Attention);
         let context = ContextAttention::new(builder, heads, self.sequence, fused)?;
-        // All exchanges of a layer have the same heads on a rank.
-        let of_engine = match context.first() {
-            Some(context) => context.local_heads(heads),
-            None => heads,
+        let scores = ScoreOptions {
+            window,
+            scale: self.scale,
+            soft_cap: self.soft_cap,
         };
-        let logits = builder.attention_logits();
-        let logits = logits.register(self.measured_layer(builder), place.index * heads.heads);
-        let first = context.first().map_or(0, |of| of.first_head(heads));
-        let engine = fused.then(|| {
-            let engine = builder.attention_engine((of_engine, self.head_width), window)?;
-            Ok::<_, BuildError>(logits.measured(engine, first))
-        });
+        let layer = self.measured_layer(builder);
+        let core = AttentionCore::new(builder, layer, (heads, heads.width), scores, context)?;
         let norm = |name: &str, units: &OutputSection| {
             let norm = self.qk_norm.as_ref();
             let norm = norm.map(|norm| norm.init(units, &builder.child(name)));
@@ -177,19 +173,7 @@ impl ParallelAttentionConfig {
                 None => None,
             },
             dropout: Dropout::new(self.dropout, &builder.child("dropout"))?,
-            core: AttentionCore {
-                heads,
-                scores: ScoreOptions {
-                    window,
-                    scale: self.scale,
-                    soft_cap: self.soft_cap,
-                },
-                engine: engine.transpose()?,
-                fused_softmax: builder.is_fused(Operation::Softmax),
-                context,
-                place: (place.index * heads.heads, self.heads),
-                logits,
-            },
+            core,
             lies: ActivationLayout::SplitAlong { dim: 1, place },
             fused_rope: builder.is_fused(Operation::Rope),
             region: builder.recompute_region(None),
@@ -206,7 +190,7 @@ impl ParallelAttentionConfig {
         };
         AttentionLayer {
             path: builder.path().into(),
-            stage: builder.stage(),
+            stage: builder.stage,
             heads: self.heads,
             groups: self.groups,
             has_norm: self.qk_norm.is_some(),
@@ -219,10 +203,11 @@ impl ParallelAttentionConfig {
 
     /// Marks attention as unfused if the kernels do not support this configuration.
     fn check_fused(&self, builder: &ModelBuilder) -> Result<(), BuildError> {
-        match unfused_reason(self.dropout, self.head_width, self.soft_cap) {
-            Some(reason) => builder.keep_unfused(Operation::Attention, reason),
-            None => Ok(()),
+        if let Some(reason) = unfused_reason(self.dropout, self.head_width, self.soft_cap) {
+            let mut kernels = builder.kernels();
+            kernels.keep_unfused(Operation::Attention, reason)?;
         }
+        Ok(())
     }
 }
 
@@ -302,14 +287,9 @@ impl ParallelAttention {
         rotary: Option<&RopeTable>,
         context: AttentionContext<'_>,
     ) -> ((Tensor<3>, Option<Bias>), Tensor<3>) {
-        let owned = self.region.is_active().then(|| context.to_owned_context());
-        let (y, stream) = match owned.flatten() {
-            Some(context) => {
-                let (layer, rotary) = (self.clone(), rotary.cloned());
-                let (partial, stream) = self.region.run_normalized(norm, x, move |x| {
-                    let attended = layer.attend(x, rotary.as_ref(), context.context());
-                    layer.output.partial(attended)
-                });
+        let (y, stream) = match self.body(rotary, &context) {
+            Some(body) => {
+                let (partial, stream) = norm.run_in(&self.region, x, body);
                 (self.output.reduced(partial), stream)
             }
             None => {
@@ -329,16 +309,25 @@ impl ParallelAttention {
         rotary: Option<&RopeTable>,
         context: AttentionContext<'_>,
     ) -> Tensor<3> {
+        match self.body(rotary, &context) {
+            Some(body) => self.output.reduced(self.region.run(x, body)),
+            None => self.output.product(self.attend(x, rotary, context)),
+        }
+    }
+
+    /// The body of a recomputed region; `None` if it is not recomputed now.
+    fn body(
+        &self,
+        rotary: Option<&RopeTable>,
+        context: &AttentionContext<'_>,
+    ) -> Option<impl Fn(Tensor<3>) -> Tensor<3> + use<>> {
         let owned = self.region.is_active().then(|| context.to_owned_context());
-        let Some(context) = owned.flatten() else {
-            return self.output.product(self.attend(x, rotary, context));
-        };
+        let context = owned.flatten()?;
         let (layer, rotary) = (self.clone(), rotary.cloned());
-        let partial = self.region.run(x, move |x| {
+        Some(move |x| {
             let attended = layer.attend(x, rotary.as_ref(), context.context());
             layer.output.partial(attended)
-        });
-        self.output.reduced(partial)
+        })
     }
 
     /// The output of this rank's heads.
@@ -381,10 +370,7 @@ impl ParallelAttention {
 
     /// The output of this rank's heads, from their QKV projection.
     fn attend_core(&self, qkv: Tensor<3>, context: AttentionContext<'_>) -> Tensor<3> {
-        let dropout = |probabilities, rows| match rows {
-            Some(rows) => self.dropout.forward_rows(probabilities, rows),
-            None => self.dropout.forward(probabilities, self.lies),
-        };
+        let dropout = |weights, rows| self.dropout.forward_rows(weights, rows, self.lies);
         let sink = self.sinks.as_ref();
         let sink = sink.map(|sinks| anchored_value(sinks, &qkv));
         self.core.attend(qkv, sink, context, dropout)

@@ -5,42 +5,21 @@ use std::sync::Arc;
 
 use burn::tensor::{Device, Tensor};
 use burn_megatron_kernels::attention::{
-    AttentionEngine, AttentionOptions, Heads, KeyRanges, Window, composed,
-    flash_attention_packed_with, flash_attention_with,
+    AttentionEngine, AttentionOptions, Heads, Window, composed, flash_attention_packed_with,
+    flash_attention_with,
 };
 use burn_megatron_kernels::soft_cap::soft_cap;
 use burn_megatron_kernels::softmax::{self, Mask, Sink};
 
-use super::attention_logits::LayerLogits;
+use super::attention_logits::{AttentionLayer, LayerLogits};
 use super::context::{
     CacheAttention, ContextAttention, GatheredProjection, QueryRows, SequenceShard,
 };
 use super::dropout::MaskRows;
 use super::kv_cache::SequenceKvCache;
-use super::{AttentionContext, LayerKvCache, PackedSequences};
-
-/// Which keys a query attends to, and what becomes of its scores.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct ScoreOptions {
-    /// The sliding window. None: a query attends to all earlier tokens.
-    pub window: Option<Window>,
-    /// The factor of the scores. None: `1 / sqrt(width)`.
-    pub scale: Option<f64>,
-    /// `c`: a scaled score `s` becomes `c tanh(s / c)`.
-    pub soft_cap: Option<f64>,
-}
-
-impl ScoreOptions {
-    /// The options of attention to these keys.
-    pub fn of_ranges(&self, ranges: KeyRanges) -> AttentionOptions {
-        AttentionOptions {
-            scale: self.scale,
-            soft_cap: self.soft_cap,
-            ranges: Some(ranges),
-            ..AttentionOptions::default()
-        }
-    }
-}
+use super::score_options::ScoreOptions;
+use super::{AttentionContext, BuildError, LayerKvCache, ModelBuilder, PackedSequences};
+use crate::kernel_selection::Operation;
 
 /// The settings of the attention of one rank.
 #[derive(Clone, Debug)]
@@ -50,16 +29,53 @@ pub(super) struct AttentionCore {
     /// The engine of fused attention. None: attention is not fused.
     pub engine: Option<Arc<dyn AttentionEngine>>,
     /// Whether the softmax is fused where attention is not.
-    pub fused_softmax: bool,
+    fused_softmax: bool,
     /// Under context parallelism, for each number of ranks that share a batch.
     pub context: Vec<ContextAttention>,
     /// The first head of this tensor rank, and the number of all heads.
-    pub place: (usize, usize),
+    place: (usize, usize),
     /// The largest scores of a step. Those of the engine are measured by itself.
-    pub logits: Arc<LayerLogits>,
+    logits: Arc<LayerLogits>,
 }
 
 impl AttentionCore {
+    /// Returns the attention of `layer` with these heads on this rank, values of `value_width` features, and these exchanges.
+    /// Collective as [`ModelBuilder::attention_engine`].
+    ///
+    /// # Errors
+    ///
+    /// See [`ModelBuilder::attention_engine`].
+    pub fn new(
+        builder: &ModelBuilder,
+        layer: AttentionLayer,
+        (heads, value_width): (Heads, usize),
+        scores: ScoreOptions,
+        context: Vec<ContextAttention>,
+    ) -> Result<Self, BuildError> {
+        let place = (builder.place().index * heads.heads, layer.heads);
+        let logits = builder.attention_logits().register(layer, place.0);
+        // All exchanges of a layer have the same heads on a rank.
+        let (of_engine, first) = match context.first() {
+            Some(context) => (context.local_heads(heads), context.first_head(heads)),
+            None => (heads, 0),
+        };
+        let engine = if builder.is_fused(Operation::Attention) {
+            let engine = builder.attention_engine((of_engine, value_width), scores.window)?;
+            Some(logits.measured(engine, first))
+        } else {
+            None
+        };
+        Ok(Self {
+            heads,
+            scores,
+            engine,
+            fused_softmax: builder.is_fused(Operation::Softmax),
+            context,
+            place,
+            logits,
+        })
+    }
+
     /// `[batch, seq, (heads + 2 groups) * width]` to `[batch, seq, heads * width]`. `sink` `[heads]` is a logit beside
     /// the scores of each head; `dropout` is applied to the probabilities, with their rows if they are not all of this
     /// rank's heads.
@@ -77,7 +93,7 @@ impl AttentionCore {
         match (context, self.engine.clone()) {
             (AttentionContext::Cached(layer), _) => self.cached(qkv, sink, layer),
             (AttentionContext::Rows, Some(engine)) => {
-                flash_attention_packed_with(engine, qkv, self.heads, sink, &self.options())
+                flash_attention_packed_with(engine, qkv, self.heads, sink, &self.scores.causal())
             }
             (AttentionContext::Packed(packed), Some(engine)) => {
                 self.flash_packed(engine, qkv, sink, packed)
@@ -113,13 +129,8 @@ impl AttentionCore {
             let [_, _, heads, width] = out.dims();
             return out.reshape([batch, queries, heads * width]);
         }
-        match context {
-            AttentionContext::Packed(packed) => {
-                let mask = packed.mask(self.scores.window);
-                self.unfused(([q, k, v], 0), None, &mask, |weights| {
-                    dropout(weights, None)
-                })
-            }
+        let (mask, rows) = match context {
+            AttentionContext::Packed(packed) => (packed.mask(self.scores.window), None),
             AttentionContext::Sharded(shard) => {
                 let rows = QueryRows {
                     shard,
@@ -128,18 +139,13 @@ impl AttentionCore {
                     first_head: self.place.0,
                     all_heads: self.place.1,
                 };
-                let mask = rows.mask(self.scores.window, &device);
-                let rows = rows.draws();
-                self.unfused(([q, k, v], 0), None, &mask, |weights| {
-                    dropout(weights, Some(rows))
-                })
+                (rows.mask(self.scores.window, &device), Some(rows.draws()))
             }
-            AttentionContext::Rows | AttentionContext::Cached(_) => {
-                self.unfused(([q, k, v], 0), None, &self.mask(), |weights| {
-                    dropout(weights, None)
-                })
-            }
-        }
+            AttentionContext::Rows | AttentionContext::Cached(_) => (self.mask(), None),
+        };
+        self.unfused(([q, k, v], 0), None, &mask, |weights| {
+            dropout(weights, rows)
+        })
     }
 
     /// The projections in the rows that kernels compute with: one row where visible keys are ranges of the concatenated
@@ -161,10 +167,10 @@ impl AttentionCore {
     /// The options of kernels for [these rows](Self::rows_of_kernel).
     pub fn options_in(&self, context: &AttentionContext<'_>, device: &Device) -> AttentionOptions {
         match context {
-            AttentionContext::Rows | AttentionContext::Cached(_) => self.options(),
+            AttentionContext::Rows | AttentionContext::Cached(_) => self.scores.causal(),
             AttentionContext::Packed(packed) => AttentionOptions {
                 ranges: Some(packed.documents().clone()),
-                ..self.options()
+                ..self.scores.causal()
             },
             AttentionContext::Sharded(shard) => {
                 let ranges = shard.ranges_in_batch(self.scores.window, device);
@@ -188,16 +194,6 @@ impl AttentionCore {
         context
     }
 
-    pub fn options(&self) -> AttentionOptions {
-        AttentionOptions {
-            causal: true,
-            scale: self.scores.scale,
-            soft_cap: self.scores.soft_cap,
-            window: self.scores.window,
-            ..AttentionOptions::default()
-        }
-    }
-
     fn mask(&self) -> Mask {
         match self.scores.window {
             None => Mask::Causal,
@@ -216,7 +212,7 @@ impl AttentionCore {
         let [batch, seq, features] = qkv.dims();
         let options = AttentionOptions {
             ranges: Some(packed.documents().clone()),
-            ..self.options()
+            ..self.scores.causal()
         };
         let qkv = qkv.reshape([1, batch * seq, features]);
         let out = flash_attention_packed_with(engine, qkv, self.heads, sink, &options);
@@ -234,7 +230,7 @@ impl AttentionCore {
             !qkv.is_autodiff(),
             "attention with a KV cache has no backward: expected tensors without autodiff"
         );
-        let sink = sink.map(plain);
+        let sink = sink.map(Tensor::inner);
         layer.each_sequence([qkv], |[qkv], layer| {
             self.cached_sequence(qkv, sink.clone(), layer)
         })
@@ -247,34 +243,41 @@ impl AttentionCore {
         sink: Option<Tensor<1>>,
         layer: SequenceKvCache<'_>,
     ) -> Tensor<3> {
-        let ([batch, seq, _], heads) = (qkv.dims(), self.heads);
-        let part = |first: usize, count: usize| {
-            let part = qkv.clone();
-            let part = part.narrow(2, first * heads.width, count * heads.width);
-            part.reshape([batch, seq, count, heads.width])
-        };
-        let q = part(0, heads.heads);
-        let k = part(heads.heads, heads.groups);
-        let v = part(heads.heads + heads.groups, heads.groups);
+        let [q, k, v] = self.split(&qkv);
         if let Some((split, is_part)) = layer.split() {
-            let first = layer.first();
+            let first = layer.first;
             let q = if is_part { split.gather(q, first) } else { q };
             let own = layer.extend_own(&split, [k, v]);
             let of = CacheAttention {
                 scores: self.scores,
-                value_width: heads.width,
+                value_width: self.heads.width,
                 sink,
                 engine: self.engine.clone(),
             };
             return split.attend(&of, q, own, first, is_part).flatten(2, 3);
         }
         let [k, v] = layer.extend([k, v]);
-        let options = self.options();
+        let options = self.scores.causal();
         let out: Tensor<4> = match self.engine.clone() {
             Some(engine) => flash_attention_with(engine, q, k, v, sink, &options),
             None => composed::flash_attention(q, k, v, sink, &options),
         };
         out.flatten(2, 3)
+    }
+
+    /// Returns the queries, keys and values of a projection, `[batch, seq, heads or groups, width]` each.
+    fn split(&self, qkv: &Tensor<3>) -> [Tensor<4>; 3] {
+        let ([batch, seq, _], heads) = (qkv.dims(), self.heads);
+        let part = |first: usize, count: usize| {
+            let part = qkv.clone();
+            let part = part.narrow(2, first * heads.width, count * heads.width);
+            part.reshape([batch, seq, count, heads.width])
+        };
+        [
+            part(0, heads.heads),
+            part(heads.heads, heads.groups),
+            part(heads.heads + heads.groups, heads.groups),
+        ]
     }
 
     fn unfused_joint(
@@ -284,19 +287,7 @@ impl AttentionCore {
         mask: &Mask,
         dropout: impl FnOnce(Tensor<4>, Option<MaskRows>) -> Tensor<4>,
     ) -> Tensor<3> {
-        let ([batch, seq, _], heads) = (qkv.dims(), self.heads);
-        let part = |first: usize, count: usize| {
-            let part = qkv
-                .clone()
-                .narrow(2, first * heads.width, count * heads.width);
-            part.reshape([batch, seq, count, heads.width])
-        };
-        let projections = [
-            part(0, heads.heads),
-            part(heads.heads, heads.groups),
-            part(heads.heads + heads.groups, heads.groups),
-        ];
-        self.unfused((projections, 0), sink, mask, |probabilities| {
+        self.unfused((self.split(&qkv), 0), sink, mask, |probabilities| {
             dropout(probabilities, None)
         })
     }
@@ -359,8 +350,4 @@ impl AttentionCore {
         let out = out.swap_dims(1, 2);
         out.reshape([batch, queries, count * value_width])
     }
-}
-
-fn plain(x: Tensor<1>) -> Tensor<1> {
-    if x.is_autodiff() { x.inner() } else { x }
 }

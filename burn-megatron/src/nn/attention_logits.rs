@@ -19,7 +19,7 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use super::of_all_stages::of_all_stages;
-use crate::collective::{Comm, start_all_reduce};
+use crate::collective::{CollectiveOp, Comm, start};
 use crate::comm::{CommError, ParallelContext, ReduceOp};
 
 /// The logit of a head that no rank has measured: below every other one.
@@ -154,10 +154,7 @@ impl AttentionLogits {
             largest.into_iter().fold(unseen, write)
         };
         let all = Tensor::cat(layers.iter().map(of_layer).collect(), 0);
-        match comm.size() {
-            1 => all,
-            _ => start_all_reduce(all, ReduceOp::Max, comm).wait(),
-        }
+        start(all, &CollectiveOp::AllReduce(ReduceOp::Max), comm).wait()
     }
 }
 
@@ -190,10 +187,7 @@ impl LayerLogits {
     /// `first` on.
     pub fn measure(&self, first: usize, scores: &Tensor<4>, scale: f64, mask: &Mask) {
         if self.is_measured() && !scores.dims().contains(&0) {
-            let plain = match scores.clone() {
-                scores if scores.is_autodiff() => scores.inner(),
-                scores => scores,
-            };
+            let plain = scores.clone().inner();
             let rows = softmax::composed::largest_scores(plain, scale, mask);
             self.record(first, rows);
         }

@@ -7,11 +7,11 @@ use burn_megatron_kernels::gradient::Parameter;
 
 use super::arithmetic::LinearKernels;
 use super::fp8::{Fp8Layer, SplitOperands};
-use super::gelu_epilogue::{GeluInput, epilogue_obstacle, linear_to_gelu};
+use super::gelu_epilogue::GeluInput;
 use super::hook::fused_parameter;
-use super::linear::{InputLayout, linear_discarding, linear_param};
+use super::input_layout::InputLayout;
+use super::linear::{LinearOperands, linear};
 use super::lora::{ColumnLayer, LoraAdapters, LoraTarget};
-use super::norm::NormOperation;
 use super::{
     Bias, BuildError, Init, ModelBuilder, Norm, ParameterSpec, Placement, Residual, Section,
 };
@@ -164,7 +164,7 @@ impl ColumnParallelLinear {
     ///
     /// Under sequence parallelism the input is `[batch, seq / tensor, in]`.
     pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
-        let bias = self.bias.as_ref().map(|bias| fused_parameter(bias, &x));
+        let bias = self.fused_bias(&x);
         let y = self.product(x, bias);
         if self.gather_output {
             collective::gather(y, 2, &self.comm)
@@ -180,25 +180,22 @@ impl ColumnParallelLinear {
     ///
     /// If the output is gathered.
     pub fn forward_without_bias(&self, x: Tensor<3>) -> (Tensor<3>, Option<Bias>) {
-        assert!(
-            !self.gather_output,
-            "forward_without_bias of a layer with gather_output: expected gather_output = false"
-        );
+        self.expect_split();
         let y = self.product(x, None);
-        let bias = self.bias.as_ref().map(|bias| Bias::new(bias, &y));
+        let bias = self.bias_of(&y);
         (y, bias)
     }
 
     /// This rank's part of the output with the bias as the input of GELU (tanh), and GELU of it.
     pub fn forward_to_gelu(&self, x: Tensor<3>) -> GeluInput {
-        let (bias, input) = (self.bias.as_ref(), self.input.clone());
-        linear_to_gelu(x, &self.weight, bias, input, self.kernels)
+        let bias = self.fused_bias(&x);
+        GeluInput::of(x, self.operands(bias))
     }
 
     /// Returns the property that keeps the product from having GELU as its epilogue, if there is one.
     pub(super) fn epilogue_obstacle(&self) -> Option<&'static str> {
-        let in_chunks = self.input.in_chunks().is_some();
-        epilogue_obstacle(self.fp8.is_some(), self.lora.is_some(), in_chunks)
+        let operands = self.operands(None);
+        operands.epilogue_obstacle(self.lora.is_some())
     }
 
     /// [`forward`](Self::forward) of a normalized residual stream, and the sum of the stream.
@@ -207,15 +204,7 @@ impl ColumnParallelLinear {
     ///
     /// If the output is gathered.
     pub(super) fn forward_normalized(&self, norm: &Norm, x: Residual) -> (Tensor<3>, Tensor<3>) {
-        assert!(!self.gather_output, "expected gather_output = false");
-        if !norm.is_recomputed() || self.lora.is_some() {
-            let (normal, stream) = norm.forward_add(x);
-            return (self.forward(normal), stream);
-        }
-        let operation = norm.stream_function(x);
-        let bias = self.bias.as_ref();
-        let bias = bias.map(|bias| fused_parameter(bias, &operation.anchor));
-        self.product_of_norm(operation, bias)
+        self.product_of_norm(norm, x, true)
     }
 
     /// [`forward_without_bias`](Self::forward_without_bias) of a normalized residual stream, and the sum of the stream.
@@ -224,55 +213,64 @@ impl ColumnParallelLinear {
         norm: &Norm,
         x: Residual,
     ) -> ((Tensor<3>, Option<Bias>), Tensor<3>) {
-        if !norm.is_recomputed() || self.lora.is_some() {
-            let (normal, stream) = norm.forward_add(x);
-            return (self.forward_without_bias(normal), stream);
-        }
-        let (y, stream) = self.product_of_norm(norm.stream_function(x), None);
-        let bias = self.bias.as_ref().map(|bias| Bias::new(bias, &y));
+        let (y, stream) = self.product_of_norm(norm, x, false);
+        let bias = self.bias_of(&y);
         ((y, bias), stream)
     }
 
-    /// The product of a norm that is not kept, and the stream.
-    fn product_of_norm(
-        &self,
-        operation: NormOperation,
-        bias: Option<Parameter>,
-    ) -> (Tensor<3>, Tensor<3>) {
-        let NormOperation {
-            function,
-            inputs,
-            anchor,
-            is_autodiff,
-        } = operation;
-        let operands = (self.fp8.as_ref(), self.kernels);
-        let norm = (function, inputs);
-        let input = self.input.clone();
-        let [y, stream] = linear_discarding(norm, &anchor, &self.weight, bias, input, operands);
-        (y, if is_autodiff { stream } else { stream.inner() })
+    /// Returns the product of a normalized residual stream, with the bias or without, and the sum of the stream.
+    fn product_of_norm(&self, norm: &Norm, x: Residual, has_bias: bool) -> (Tensor<3>, Tensor<3>) {
+        self.expect_split();
+        let bias_for = |x| has_bias.then(|| self.fused_bias(x)).flatten();
+        if !norm.is_recomputed() || self.lora.is_some() {
+            let (normal, stream) = norm.forward_add(x);
+            let bias = bias_for(&normal);
+            return (self.product(normal, bias), stream);
+        }
+        let operation = norm.stream_function(x);
+        let bias = bias_for(&operation.anchor);
+        operation.product(self.operands(bias))
     }
 
     /// `[batch, seq, in]` to `[batch, seq, out / tensor]`, of an input that has entered the region of the tensor ranks: it
     /// is that of the whole sequence, and the caller sums its gradient over the ranks.
     pub(super) fn forward_entered(&self, x: Tensor<3>) -> Tensor<3> {
-        let bias = self.bias.as_ref().map(|bias| fused_parameter(bias, &x));
-        let (input, layer) = (InputLayout::Local, self.fp8.as_ref());
-        linear_param(x.into(), &self.weight, bias, input, layer, self.kernels)
+        let operands = LinearOperands {
+            input: InputLayout::Local,
+            ..self.operands(self.fused_bias(&x))
+        };
+        linear(x, operands)
     }
 
     fn product(&self, x: Tensor<3>, bias: Option<Parameter>) -> Tensor<3> {
-        let (input, layer) = (self.input.clone(), self.fp8.as_ref());
-        let Some(lora) = &self.lora else {
-            return linear_param(x.into(), &self.weight, bias, input, layer, self.kernels);
-        };
-        let y = linear_param(
-            x.clone().into(),
-            &self.weight,
+        match &self.lora {
+            None => linear(x, self.operands(bias)),
+            Some(lora) => linear(x.clone(), self.operands(bias)) + lora.delta(x),
+        }
+    }
+
+    fn operands(&self, bias: Option<Parameter>) -> LinearOperands<'_> {
+        LinearOperands {
             bias,
-            input,
-            layer,
-            self.kernels,
+            fp8: self.fp8.as_ref(),
+            ..LinearOperands::new(&self.weight, self.input.clone(), self.kernels)
+        }
+    }
+
+    /// The bias for the product of `x`, which adds it.
+    fn fused_bias(&self, x: &Tensor<3>) -> Option<Parameter> {
+        self.bias.as_ref().map(|bias| fused_parameter(bias, x))
+    }
+
+    /// The bias of this product.
+    fn bias_of(&self, y: &Tensor<3>) -> Option<Bias> {
+        self.bias.as_ref().map(|bias| Bias::new(bias, y))
+    }
+
+    fn expect_split(&self) {
+        assert!(
+            !self.gather_output,
+            "forward_without_bias of a layer with gather_output: expected gather_output = false"
         );
-        y + lora.delta(x)
     }
 }

@@ -83,12 +83,17 @@ impl Dropout {
         }
     }
 
-    /// Applies [`forward`](Self::forward) to rows (all dims but the last) with these draws.
-    pub(super) fn forward_rows<const D: usize>(&self, x: Tensor<D>, rows: MaskRows) -> Tensor<D> {
-        if self.drops(&x) {
-            self.apply_rows(x, None, rows)
-        } else {
-            x
+    /// Applies [`forward`](Self::forward), or its draws of these rows (all dims but the last) if there are some.
+    pub(super) fn forward_rows<const D: usize>(
+        &self,
+        x: Tensor<D>,
+        rows: Option<MaskRows>,
+        layout: ActivationLayout,
+    ) -> Tensor<D> {
+        match rows {
+            None => self.forward(x, layout),
+            Some(rows) if self.drops(&x) => self.apply_rows(x, None, rows),
+            Some(_) => x,
         }
     }
 
@@ -200,10 +205,10 @@ impl Dropout {
 
     /// The draws of this rank's part of the mask; none if nothing is dropped.
     fn draw<const D: usize>(&self, x: &Tensor<D>, layout: ActivationLayout) -> Option<Draw> {
-        self.drops(x).then(|| self.draw_for(x.dims(), layout))
-    }
-
-    fn draw_for<const D: usize>(&self, shape: [usize; D], layout: ActivationLayout) -> Draw {
+        if !self.drops(x) {
+            return None;
+        }
+        let shape = x.dims();
         let BatchPosition {
             step, first_sample, ..
         } = self.position.get();
@@ -214,14 +219,14 @@ impl Dropout {
         let outer: usize = shape[1..dim].iter().product();
         let run: usize = shape[dim..].iter().product();
         let sample = (outer * run * place.size) as u64;
-        Draw {
+        Some(Draw {
             probability: self.probability,
             key: self.key,
             position: step,
             first: first_sample * sample + (place.index * run) as u64,
             run,
             pitch: (run * place.size) as u64,
-        }
+        })
     }
 }
 

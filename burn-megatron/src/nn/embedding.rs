@@ -11,12 +11,12 @@ use serde::{Deserialize, Serialize};
 
 use super::arithmetic::LinearKernels;
 use super::hook::{forward_only_value, tracked, with_anchor};
-use super::linear::{InputLayout, SEQUENCE_DIM, linear};
+use super::input_layout::{InputLayout, SEQUENCE_DIM};
+use super::linear::{LinearOperands, linear};
 use super::lookup::{LookupIds, lookup};
 use super::weight::Weight;
 use super::{
-    AxisRank, BatchFormat, BuildError, Init, ModelBuilder, ParameterSpec, Placement, Section,
-    Tokens,
+    AxisRank, BatchFormat, BuildError, Init, ModelBuilder, ParameterSpec, Placement, Tokens,
 };
 use crate::collective::{self, Comm};
 use crate::mesh::{Axis, split_evenly};
@@ -45,14 +45,18 @@ impl Vocabulary {
         (place.index * len, len)
     }
 
-    fn weight(&self, hidden: usize, init: Init, ranks: usize) -> ParameterSpec<2> {
-        let sections = vec![Section {
-            size: self.padded,
-            parts: ranks,
-        }];
-        ParameterSpec::new([self.tokens, hidden], init)
+    /// The weight of its embedding, or of its output layer.
+    fn weight(
+        &self,
+        hidden: usize,
+        init: Init,
+        ranks: usize,
+    ) -> Result<ParameterSpec<2>, BuildError> {
+        split_evenly("padded vocabulary", self.padded, Axis::Tensor, ranks)?;
+        let placement = Placement::split(0, self.padded, ranks);
+        Ok(ParameterSpec::new([self.tokens, hidden], init)
             .not_hidden()
-            .with_placement(Axis::Tensor, Placement::Split { dim: 0, sections })
+            .with_placement(Axis::Tensor, placement))
     }
 }
 
@@ -96,13 +100,7 @@ impl VocabParallelEmbeddingConfig {
     /// [`BuildError::Mesh`] if the padded vocabulary cannot be split over the tensor axis.
     pub fn init(&self, builder: &ModelBuilder) -> Result<VocabParallelEmbedding, BuildError> {
         let (vocabulary, place) = (self.vocabulary, builder.place());
-        split_evenly(
-            "padded vocabulary",
-            vocabulary.padded,
-            Axis::Tensor,
-            place.size,
-        )?;
-        let spec = vocabulary.weight(self.hidden, self.init, place.size);
+        let spec = vocabulary.weight(self.hidden, self.init, place.size)?;
         Ok(VocabParallelEmbedding {
             weight: builder.parameter("weight", spec),
             comm: builder.groups().tensor().clone(),
@@ -309,9 +307,8 @@ impl OutputLayerConfig {
     ///
     /// [`BuildError::Mesh`] if the padded vocabulary cannot be split over the tensor axis.
     pub fn init(&self, builder: &ModelBuilder) -> Result<OutputLayer, BuildError> {
-        let (vocabulary, ranks) = (self.vocabulary, builder.place().size);
-        split_evenly("padded vocabulary", vocabulary.padded, Axis::Tensor, ranks)?;
-        let spec = vocabulary.weight(self.hidden, self.init, ranks);
+        let ranks = builder.place().size;
+        let spec = self.vocabulary.weight(self.hidden, self.init, ranks)?;
         Ok(OutputLayer {
             weight: (!self.tied).then(|| builder.parameter("weight", spec)),
             comm: builder.groups().tensor().clone(),
@@ -335,12 +332,9 @@ impl OutputLayer {
         x: Tensor<3>,
         embedding: impl Into<Option<&'a VocabParallelEmbedding>>,
     ) -> Tensor<3> {
-        let OutputProduct {
-            weight,
-            input,
-            kernels,
-        } = self.product(&x, embedding.into());
-        linear(x, weight.transposed(), None, input, kernels)
+        let of = self.product(&x, embedding.into());
+        let operands = LinearOperands::new(of.weight.transposed(), of.input, of.kernels);
+        linear(x, operands)
     }
 
     /// The product of [`forward`](Self::forward) for the input `x`; announces the gradient of its weight.

@@ -11,6 +11,7 @@
 //! | the first pass of a recomputed block ([`recompute_first_pass`]) | the anchor (none) and the mode |
 //! | its second pass, in the backward ([`recompute_second_pass`]) | the anchor and the mode |
 //! | an operation whose backward does not need the value ([`without_saving`]) | whether it is saved |
+//! | the removal of the hooks of a module ([`detaching`]) | whether hooks supply values |
 //!
 //! A backward that runs [beside](outside_forward) a forward has a context of its own, [`ForwardContext::NONE`]. Where a
 //! [node](super::schedule_nodes) of the forward ends, the anchor becomes that of the next node for the rest of the
@@ -57,6 +58,8 @@ struct ForwardContext {
     /// Whether the operation that uses a parameter saves it for its backward.
     saved: bool,
     mode: ForwardMode,
+    /// Whether hooks are being removed.
+    is_detaching: bool,
 }
 
 impl ForwardContext {
@@ -65,6 +68,7 @@ impl ForwardContext {
         anchor: None,
         saved: true,
         mode: ForwardMode::Recorded,
+        is_detaching: false,
     };
 }
 
@@ -169,6 +173,17 @@ pub(super) fn recompute_second_pass<const D: usize, T>(
 pub(super) fn without_saving<T>(body: impl FnOnce() -> T) -> T {
     let _guard = ForwardContextGuard::enter(|context| context.saved = false);
     body()
+}
+
+/// Runs `body`, in which the value of a parameter is the tensor that its module holds, whatever its hook.
+pub(super) fn detaching<T>(body: impl FnOnce() -> T) -> T {
+    let _guard = ForwardContextGuard::enter(|context| context.is_detaching = true);
+    body()
+}
+
+/// Whether hooks are being removed.
+pub(super) fn is_detaching() -> bool {
+    CURRENT.with_borrow(|context| context.is_detaching)
 }
 
 /// The current anchor, inside of a recorded forward.

@@ -5,24 +5,16 @@
 //! the forward and the backward of the activation launch nothing.
 
 use burn::backend::DispatchTensor;
-use burn::module::Param;
 use burn::tensor::Tensor;
-use burn_megatron_kernels::gemm::gelu::{
-    GeluOutput, check_gelu_epilogues, check_gelu_shape, gelu_gradient, linear_gelu,
-};
+use burn_megatron_kernels::gemm::gelu::{GeluOutput, gelu_gradient, linear_gelu};
 use burn_megatron_kernels::gradient::{self, Destination, Parameter};
 use burn_megatron_kernels::{Function, MultiFunction, apply, apply_multi, flat};
 
-use crate::kernel_selection::EpilogueShape;
-
-use super::arithmetic::{FloatArithmetic, LinearKernels, SavedTensors};
-use super::hook::{Pass, fused_parameter};
-use super::linear::{InputLayout, LinearFunction, function_of, rows, tensor};
+use super::arithmetic::{SavedTensors, rows};
+use super::hook::Pass;
+use super::linear::LinearOperands;
+use super::linear_function::{LinearFunction, tensor};
 use super::matmul_clock::product_span;
-use super::weight::Weight;
-use super::{
-    Activation, BuildError, ColumnParallelLinear, ModelBuilder, RecomputeModule, RowParallelLinear,
-};
 
 /// GELU as a product computed it, the input of the next product.
 #[derive(Clone, Debug)]
@@ -35,107 +27,22 @@ pub struct GeluInput {
     bias: Option<Parameter>,
 }
 
-/// Whether an MLP has these epilogues: they are requested. Then the MLP is added to the selection of the model.
-///
-/// # Errors
-///
-/// [`BuildError::Config`] if it cannot have them.
-pub(super) fn has_epilogues(
-    activation: Activation,
-    [hidden, width]: [usize; 2],
-    (up, down): (&ColumnParallelLinear, &RowParallelLinear),
-    builder: &ModelBuilder,
-) -> Result<bool, BuildError> {
-    if !builder.epilogue_fusion() {
-        return Ok(false);
-    }
-    let refused = |reason: String| {
-        builder.error(format!(
-            "kernels.epilogue_fusion: {reason}; or remove epilogue_fusion"
-        ))
-    };
-    if activation != Activation::GeluTanh {
-        return Err(refused(format!(
-            "it needs the activation GeluTanh, and this MLP has {activation:?}: use a model with gelu-tanh"
-        )));
-    }
-    if let Some(obstacle) = up.epilogue_obstacle().or(down.epilogue_obstacle()) {
-        return Err(refused(format!(
-            "it is not for {obstacle}: remove one of the two"
-        )));
-    }
-    for module in [RecomputeModule::Activation, RecomputeModule::Norm] {
-        if builder.recompute_part(module).is_on() {
-            let name = module.name();
-            return Err(refused(format!(
-                "the products keep the input of GELU and GELU, and cannot recompute {name:?}: recompute \"mlp\", or \
-                 whole layers"
-            )));
+impl GeluInput {
+    /// Returns `x weight + bias` as the input of GELU, and GELU of it.
+    pub(super) fn of(x: Tensor<3>, mut operands: LinearOperands<'_>) -> Self {
+        let bias = operands.bias.take();
+        let constant = |bias: &Parameter| bias.value.clone().inner().into();
+        operands.bias = bias.as_ref().map(constant);
+        let (product, others) = operands.into_function(&x, false);
+        let inputs = [vec![x.into_dispatch()], others].concat();
+        let [input, activated] = apply_multi(inputs, LinearToGelu(product));
+        Self {
+            input,
+            activated: activated.inner(),
+            bias,
         }
     }
-    let (dtype, width) = (builder.compute_dtype(), width / builder.place().size);
-    let checked = if builder.composes_epilogues() {
-        Ok(())
-    } else if builder.is_outline() {
-        check_gelu_shape(dtype, width)
-    } else {
-        check_gelu_epilogues(builder.device(), dtype, [hidden, width])
-    };
-    checked.map_err(refused)?;
-    builder.add_epilogues(EpilogueShape {
-        hidden,
-        width,
-        bias: up.bias.is_some(),
-    });
-    Ok(true)
-}
 
-/// The setting of a layer that keeps its product from having an epilogue, if there is one.
-pub(super) fn epilogue_obstacle(
-    in_8_bits: bool,
-    has_adapter: bool,
-    in_chunks: bool,
-) -> Option<&'static str> {
-    let obstacles = [
-        (in_8_bits, "layers in 8 bits (fp8)"),
-        (has_adapter, "layers with adapters (lora)"),
-        (in_chunks, "exchanges in chunks (tp_comm_overlap)"),
-    ];
-    let found = obstacles.into_iter().find(|(is_set, _)| *is_set);
-    found.map(|(_, name)| name)
-}
-
-/// `x weight + bias` as the input of GELU, and GELU of it.
-pub(super) fn linear_to_gelu(
-    x: Tensor<3>,
-    weight: &Param<Tensor<2>>,
-    bias: Option<&Param<Tensor<1>>>,
-    input: InputLayout,
-    kernels: LinearKernels,
-) -> GeluInput {
-    let bias = bias.map(|bias| fused_parameter(bias, &x));
-    let constant = bias.as_ref().map(|bias| plain(bias.value.clone()).into());
-    let weight = Weight::of(weight, &x);
-    let arithmetic = FloatArithmetic {
-        kernels,
-        transposed: weight.transposed,
-    };
-    let (product, others) = function_of(weight, constant, input, arithmetic);
-    let inputs = [vec![x.into_dispatch()], others].concat();
-    let [input, activated] = apply_multi(inputs, LinearToGelu(product));
-    GeluInput {
-        input,
-        activated: plain(activated),
-        bias,
-    }
-}
-
-/// The values, which are a constant of the graph.
-fn plain<const D: usize>(x: Tensor<D>) -> Tensor<D> {
-    if x.is_autodiff() { x.inner() } else { x }
-}
-
-impl GeluInput {
     /// The same, with another place for the gradient of the bias.
     pub fn map_bias_destination(self, map: impl FnOnce(Destination) -> Destination) -> Self {
         let bias = self.bias.map(|Parameter { value, destination }| {
@@ -145,14 +52,9 @@ impl GeluInput {
         Self { bias, ..self }
     }
 
-    /// `gelu weight`.
-    pub(super) fn product(self, weight: &Param<Tensor<2>>, kernels: LinearKernels) -> Tensor<3> {
-        let weight = Weight::of(weight, &self.input);
-        let arithmetic = FloatArithmetic {
-            kernels,
-            transposed: weight.transposed,
-        };
-        let (product, others) = function_of(weight, None, InputLayout::Local, arithmetic);
+    /// Returns `gelu weight`.
+    pub(super) fn product(self, operands: LinearOperands<'_>) -> Tensor<3> {
+        let (product, others) = operands.into_function(&self.input, false);
         let inputs = [self.input, self.activated].map(Tensor::into_dispatch);
         let mut inputs = [inputs.into(), others].concat();
         let bias = self.bias.map(|Parameter { value, destination }| {
@@ -165,7 +67,7 @@ impl GeluInput {
 
 /// Inputs: those of the product. Outputs: the input of GELU, and GELU, whose gradient is not passed on.
 #[derive(Debug)]
-struct LinearToGelu(LinearFunction<FloatArithmetic>);
+struct LinearToGelu(LinearFunction);
 
 impl MultiFunction for LinearToGelu {
     fn forward(&self, inputs: Vec<DispatchTensor>) -> (Vec<DispatchTensor>, Vec<DispatchTensor>) {
@@ -202,7 +104,7 @@ impl MultiFunction for LinearToGelu {
 /// Inputs: the input of GELU, GELU as a constant, the weight, and the bias in the input if there is one.
 #[derive(Debug)]
 struct GeluToLinear {
-    product: LinearFunction<FloatArithmetic>,
+    product: LinearFunction,
     /// With a bias: where its gradient goes, if not to the graph.
     bias: Option<Option<Destination>>,
 }

@@ -14,19 +14,17 @@
 //! module is an ordinary Burn module without hooks.
 
 use std::any::Any;
-use std::cell::Cell;
 use std::fmt;
 use std::sync::Arc;
 
-use burn::backend::DispatchTensor;
 use burn::module::{Module, Param, Reparameterization, Reparameterizer};
 use burn::tensor::Tensor;
 pub use burn_megatron_kernels::gradient::WeightGradientFn;
 use burn_megatron_kernels::gradient::{ComputeGradients, Destination, GradientBuffer, Parameter};
-use burn_megatron_kernels::{Function, apply};
 
 use super::forward_context::{self, ForwardMode, without_saving};
 use super::fp8::QuantizedWeight;
+use super::unsaved::identity;
 use crate::fingerprint;
 
 pub use super::forward_context::{Pass, with_anchor};
@@ -151,28 +149,11 @@ pub(super) fn gradient_parameter<const E: usize>(
 pub(super) fn tracked<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     match forward_context::anchor() {
         Some(anchor) if !forward_context::is_tracked(&x) => {
-            apply(vec![x.into_dispatch(), anchor], Entry)
+            identity("Entry", vec![x.into_dispatch(), anchor], |_| {
+                vec![None, None]
+            })
         }
         _ => x,
-    }
-}
-
-/// The identity, recorded; its input has no gradient.
-#[derive(Debug)]
-struct Entry;
-
-impl Function for Entry {
-    fn forward(&self, mut inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>) {
-        (inputs.swap_remove(0), vec![])
-    }
-
-    fn backward(
-        &self,
-        _saved: Vec<DispatchTensor>,
-        _gradient: DispatchTensor,
-        _needed: &[bool],
-    ) -> Vec<Option<DispatchTensor>> {
-        vec![None, None]
     }
 }
 
@@ -274,18 +255,6 @@ impl HookHandle {
     }
 }
 
-/// The operation by which a parameter enters the graph; it keeps the value alive until its backward.
-struct HookFunction<const D: usize> {
-    handle: HookHandle,
-    _keep: KeepAlive,
-}
-
-impl<const D: usize> fmt::Debug for HookFunction<D> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.handle.fmt(f)
-    }
-}
-
 impl fmt::Debug for HookHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "parameter {}", self.index)
@@ -343,18 +312,10 @@ pub fn attach_each<M: Module>(module: M, next: impl FnMut() -> ParameterHook) ->
     module.apply_reparameterization(HookAttacher(next))
 }
 
-thread_local! {
-    /// Whether hooks are being removed on this thread.
-    static DETACHING: Cell<bool> = const { Cell::new(false) };
-}
-
 /// A module without its hooks, whose parameters are what it holds itself: placeholders, where the sink has the values.
 /// Burn's mappers keep the hook of a parameter that they replace.
 pub(crate) fn detach_hooks<M: Module>(module: M) -> M {
-    DETACHING.set(true);
-    let module = module.materialize();
-    DETACHING.set(false);
-    module
+    forward_context::detaching(|| module.materialize())
 }
 
 struct HookAttacher<F>(F);
@@ -376,7 +337,7 @@ impl Reparameterization for ParameterHook {
     const NAME: &'static str = "gradient_door";
 
     fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
-        if DETACHING.get() {
+        if forward_context::is_detaching() {
             return base;
         }
         let (value, keep) = self.exit.value(base);
@@ -393,29 +354,20 @@ impl Reparameterization for ParameterHook {
         let Some(anchor) = anchor else {
             return value;
         };
-        let function = HookFunction::<D> {
-            handle: self.exit.clone(),
-            _keep: keep.filter(|_| forward_context::saved()),
-        };
-        apply(vec![value.into_dispatch(), anchor], function)
-    }
-}
-
-impl<const D: usize> Function for HookFunction<D> {
-    fn forward(&self, mut inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>) {
-        (inputs.swap_remove(0), vec![])
-    }
-
-    fn backward(
-        &self,
-        _saved: Vec<DispatchTensor>,
-        gradient: DispatchTensor,
-        _needed: &[bool],
-    ) -> Vec<Option<DispatchTensor>> {
-        let gradient = Tensor::<D>::from_dispatch(gradient);
-        let len = gradient.shape().num_elements();
-        let HookHandle { index, sink } = &self.handle;
-        sink.accumulate(*index, gradient.reshape([len]));
-        vec![None, None]
+        let (handle, keep) = (self.exit.clone(), keep.filter(|_| forward_context::saved()));
+        identity(
+            "HookFunction",
+            vec![value.into_dispatch(), anchor],
+            move |gradient| {
+                // Alive until now.
+                let _kept = &keep;
+                let gradient = Tensor::<D>::from_dispatch(gradient);
+                let len = gradient.shape().num_elements();
+                handle
+                    .sink
+                    .accumulate(handle.index, gradient.reshape([len]));
+                vec![None, None]
+            },
+        )
     }
 }

@@ -416,10 +416,11 @@ impl LayerKvCache<'_> {
 /// The keys and values of one layer and one sequence.
 #[derive(Debug)]
 pub(super) struct SequenceKvCache<'a> {
-    /// The positions of the new tokens.
-    first: usize,
+    /// The position of the first new token.
+    pub first: usize,
     end: usize,
-    is_prefill: bool,
+    /// Whether the logits of the new tokens are not needed.
+    pub is_prefill: bool,
     is_share: bool,
     split: Option<CacheSplit>,
     extent: Extent,
@@ -427,16 +428,6 @@ pub(super) struct SequenceKvCache<'a> {
 }
 
 impl SequenceKvCache<'_> {
-    /// The position of the first new token.
-    pub fn first(&self) -> usize {
-        self.first
-    }
-
-    /// Whether the logits of the new tokens are not needed.
-    pub fn is_prefill(&self) -> bool {
-        self.is_prefill
-    }
-
     /// Returns the split of the cache, and whether the new tokens are this rank's share.
     pub fn split(&self) -> Option<(CacheSplit, bool)> {
         Some((self.split.clone()?, self.is_share))

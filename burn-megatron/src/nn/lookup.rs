@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use burn::backend::DispatchTensor;
 use burn::module::Param;
-use burn::tensor::{DType, FloatDType, IndexingUpdateOp, Int, Tensor};
+use burn::tensor::{IndexingUpdateOp, Int, Tensor};
 use burn_megatron_kernels::embedding::{SortedLookups, accumulate_rows};
 use burn_megatron_kernels::gradient::{FlatGradients, Place};
 use burn_megatron_kernels::{Function, apply};
@@ -13,6 +13,7 @@ use burn_megatron_kernels::{Function, apply};
 use super::deferred_lookups::{self, DeferredLookup};
 use super::forward_context;
 use super::hook::{HookHandle, ParameterHook, forward_only_value};
+use super::wide::wide;
 
 /// The ids that a lookup reads.
 #[derive(Debug)]
@@ -52,7 +53,7 @@ struct LookupFunction {
 impl Function for LookupFunction {
     fn forward(&self, mut inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>) {
         let weight = Tensor::<2>::from_dispatch(inputs.swap_remove(0));
-        let ids = plain(&self.ids.rows, &weight);
+        let ids = self.ids.rows.clone().inner();
         (weight.select(0, ids).into_dispatch(), vec![])
     }
 
@@ -86,8 +87,9 @@ impl Function for LookupFunction {
 impl LookupFunction {
     /// The gradient of all rows, flat, where the host does not have the ids.
     fn whole_gradient(&self, gradient: Tensor<2>) -> Tensor<1> {
-        let gradient = gradient.clone().cast(accumulation(&gradient));
-        let ids = plain(&self.ids.rows, &gradient);
+        let dtype = wide(gradient.dtype());
+        let gradient = gradient.cast(dtype);
+        let ids = self.ids.rows.clone().inner();
         let [_, width] = gradient.dims();
         let zeros = Tensor::zeros([self.rows, width], (&gradient.device(), gradient.dtype()));
         let sum: Tensor<2> = zeros.select_assign(0, ids, gradient, IndexingUpdateOp::Add);
@@ -103,7 +105,7 @@ pub(super) fn rows_gradient(
     target: Option<FlatGradients>,
 ) -> Tensor<1> {
     let target = target.unwrap_or_else(|| {
-        let options = (&gradient.device(), DType::from(accumulation(&gradient)));
+        let options = (&gradient.device(), wide(gradient.dtype()));
         FlatGradients {
             flat: Tensor::zeros([rows.len() * gradient.dims()[1]], options),
             places: vec![Place {
@@ -113,21 +115,4 @@ pub(super) fn rows_gradient(
         }
     });
     accumulate_rows(gradient, sorted, rows, target)
-}
-
-/// The type in which the gradient is summed.
-pub(super) fn accumulation(gradient: &Tensor<2>) -> FloatDType {
-    match gradient.dtype() {
-        DType::F64 => FloatDType::F64,
-        _ => FloatDType::F32,
-    }
-}
-
-/// The ids without autodiff, if `like` has none.
-fn plain(ids: &Tensor<1, Int>, like: &Tensor<2>) -> Tensor<1, Int> {
-    if ids.is_autodiff() && !like.is_autodiff() {
-        ids.clone().inner()
-    } else {
-        ids.clone()
-    }
 }

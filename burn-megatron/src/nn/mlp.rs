@@ -3,16 +3,15 @@
 use burn::config::Config;
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
+use burn_megatron_kernels::gemm::gelu::{check_gelu_epilogues, check_gelu_shape};
 
-use crate::kernel_selection::Operation;
-
-use super::gelu_epilogue::has_epilogues;
 use super::lora::LoraTarget;
 use super::{
     Activation, Bias, BuildError, ColumnParallelLinear, ColumnParallelLinearConfig, Init,
     LinearInput, ModelBuilder, Norm, OutputSection, RecomputeModule, RecomputeRegion, Residual,
     RowParallelLinear, RowParallelLinearConfig,
 };
+use crate::kernel_selection::{EpilogueShape, Operation};
 
 /// Configuration of a [`ParallelMlp`].
 #[derive(Config, Debug)]
@@ -74,7 +73,9 @@ impl ParallelMlpConfig {
     ) -> Result<ParallelMlp, BuildError> {
         if self.activation == Activation::SquaredRelu && *builder.device() == Device::flex() {
             let reason = "Burn's squared ReLU is faster on the CPU";
-            builder.prefer_unfused(Operation::Activation, reason);
+            builder
+                .kernels()
+                .prefer_unfused(Operation::Activation, reason);
         }
         let section = OutputSection::new("MLP width".into(), self.width, 1);
         let sections = vec![section; if self.activation.is_gated() { 2 } else { 1 }];
@@ -144,7 +145,7 @@ impl ParallelMlp {
         let (y, stream) = if self.region.is_active() {
             let mlp = self.clone();
             let body = move |x| mlp.down.partial(mlp.activated(x));
-            let (partial, stream) = self.region.run_normalized(norm, x, body);
+            let (partial, stream) = norm.run_in(&self.region, x, body);
             (self.down.reduced(partial), stream)
         } else {
             let (activated, stream) = self.activated_norm(norm, x);
@@ -179,4 +180,59 @@ impl ParallelMlp {
             recomputed: self.activation_region.is_active(),
         }
     }
+}
+
+/// Whether an MLP has these epilogues: they are requested. Then the MLP is added to the selection of the model.
+///
+/// # Errors
+///
+/// [`BuildError::Config`] if it cannot have them.
+fn has_epilogues(
+    activation: Activation,
+    [hidden, width]: [usize; 2],
+    (up, down): (&ColumnParallelLinear, &RowParallelLinear),
+    builder: &ModelBuilder,
+) -> Result<bool, BuildError> {
+    if !builder.kernels().epilogue_fusion() {
+        return Ok(false);
+    }
+    let refused = |reason: String| {
+        builder.error(format!(
+            "kernels.epilogue_fusion: {reason}; or remove epilogue_fusion"
+        ))
+    };
+    if activation != Activation::GeluTanh {
+        return Err(refused(format!(
+            "it needs the activation GeluTanh, and this MLP has {activation:?}: use a model with gelu-tanh"
+        )));
+    }
+    if let Some(obstacle) = up.epilogue_obstacle().or(down.epilogue_obstacle()) {
+        return Err(refused(format!(
+            "it is not for {obstacle}: remove one of the two"
+        )));
+    }
+    for module in [RecomputeModule::Activation, RecomputeModule::Norm] {
+        if builder.recompute_part(module).is_on() {
+            let name = module.name();
+            return Err(refused(format!(
+                "the products keep the input of GELU and GELU, and cannot recompute {name:?}: recompute \"mlp\", or \
+                 whole layers"
+            )));
+        }
+    }
+    let (dtype, width) = (builder.compute_dtype(), width / builder.place().size);
+    let checked = if builder.composes_epilogues {
+        Ok(())
+    } else if builder.is_outline() {
+        check_gelu_shape(dtype, width)
+    } else {
+        check_gelu_epilogues(builder.device(), dtype, [hidden, width])
+    };
+    checked.map_err(refused)?;
+    builder.kernels().add_epilogues(EpilogueShape {
+        hidden,
+        width,
+        bias: up.bias.is_some(),
+    });
+    Ok(true)
 }

@@ -51,10 +51,13 @@ mod gelu_epilogue;
 pub(crate) mod gradient_slot;
 pub mod hook;
 mod init;
+mod input_layout;
 mod kv_buffer;
 mod kv_cache;
 mod latent_attention;
+mod layer_arithmetic;
 mod linear;
+mod linear_function;
 mod linear_input;
 mod local_shards;
 mod lookup;
@@ -76,13 +79,16 @@ mod replicated_linear;
 mod residual;
 mod row;
 pub mod schedule_nodes;
+mod score_options;
 mod table;
 mod tensor_slice;
 #[cfg(test)]
 mod tests;
 mod tokens;
 pub mod tp_comm_overlap;
+mod unsaved;
 mod weight;
+mod wide;
 
 pub use crate::mesh::{AxisRank, MeshRank};
 pub use activation::Activation;
@@ -105,12 +111,13 @@ pub use embedding::{
 pub use entry::ParameterEntry;
 pub use hook::anchored_value;
 pub use init::Init;
+#[cfg(test)]
+pub(crate) use input_layout::InputLayout;
+pub use input_layout::SEQUENCE_DIM;
 pub use kv_cache::{KvCache, LayerKvCache, NewTokens, SequencePart};
 pub use latent_attention::{MultiLatentAttention, MultiLatentAttentionConfig};
-pub(crate) use linear::InputLayout;
-pub use linear::SEQUENCE_DIM;
 #[cfg(test)]
-pub(crate) use linear::linear;
+pub(crate) use linear::{LinearOperands, linear};
 pub use linear_input::LinearInput;
 pub use local_shards::{LocalShard, local_shards};
 pub use loss::{

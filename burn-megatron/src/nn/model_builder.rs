@@ -32,8 +32,10 @@ pub struct ModelBuilder {
     shared: Arc<BuilderShared>,
     groups: ParallelContext,
     path: String,
-    pipeline_copies: Vec<usize>,
-    stage: usize,
+    /// See [`with_pipeline_copies`](Self::with_pipeline_copies).
+    pub(super) pipeline_copies: Vec<usize>,
+    /// The pipeline stage of the parameters.
+    pub(super) stage: usize,
     /// The type in which the model computes.
     compute: DType,
     /// Whether layers may use their 8-bit recipe.
@@ -42,7 +44,8 @@ pub struct ModelBuilder {
     sequence_parallel: bool,
     /// Whether parameters are placeholders without memory.
     is_outline: bool,
-    composes_epilogues: bool,
+    /// See [`with_composed_epilogues`](Self::with_composed_epilogues).
+    pub(super) composes_epilogues: bool,
     /// Whether parameters are trained in a model with adapters.
     is_adapter: bool,
 }
@@ -275,16 +278,6 @@ impl ModelBuilder {
     /// The seed of the model.
     pub(super) fn seed(&self) -> u64 {
         self.shared.seed
-    }
-
-    /// See [`with_pipeline_copies`](Self::with_pipeline_copies).
-    pub(super) fn pipeline_copies(&self) -> &[usize] {
-        &self.pipeline_copies
-    }
-
-    /// The pipeline stage of the parameters.
-    pub(super) fn stage(&self) -> usize {
-        self.stage
     }
 
     /// The key of the module's random stream.

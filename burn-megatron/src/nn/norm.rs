@@ -10,6 +10,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::hook::fused_parameter;
+use super::linear::LinearOperands;
+use super::recompute::apply_discarding;
 use super::{
     BuildError, Init, ModelBuilder, ParameterSpec, Placement, RecomputeModule, RecomputeRegion,
     Residual, anchored_value,
@@ -61,12 +63,28 @@ pub struct Norm {
 
 /// A fused norm as a part of another operation.
 pub(super) struct NormOperation {
-    pub function: StreamNormFunction<3>,
-    pub inputs: Vec<DispatchTensor>,
+    function: StreamNormFunction<3>,
+    inputs: Vec<DispatchTensor>,
     /// To which parameters of the other operation are anchored.
     pub anchor: Tensor<3>,
     /// Whether the stream has autodiff.
-    pub is_autodiff: bool,
+    is_autodiff: bool,
+}
+
+impl NormOperation {
+    /// Returns the product of the norm, which is not kept for the backward, and the residual stream.
+    pub fn product(self, operands: LinearOperands<'_>) -> (Tensor<3>, Tensor<3>) {
+        let (product, others) = operands.into_function(&self.anchor, false);
+        let [y, stream] = apply_discarding(self.function, self.inputs, product, others);
+        (
+            y,
+            if self.is_autodiff {
+                stream
+            } else {
+                stream.inner()
+            },
+        )
+    }
 }
 
 impl NormConfig {
@@ -144,6 +162,26 @@ impl Norm {
         let stream = x.for_norm();
         let (weight, bias) = self.fused_parameters(&stream.x);
         stream.normalise(self.kind(), weight, bias, self.options)
+    }
+
+    /// Returns `body` of the normalized stream, recomputed as `region` says, and the stream. Where the norm is
+    /// [recomputed](NormConfig::init_for_linear) too, it is a part of the region, which keeps the stream alone.
+    pub(super) fn run_in(
+        &self,
+        region: &RecomputeRegion,
+        x: Residual,
+        body: impl Fn(Tensor<3>) -> Tensor<3> + Send + Sync + 'static,
+    ) -> (Tensor<3>, Tensor<3>) {
+        if !(region.is_active() && self.is_recomputed()) {
+            let (normal, stream) = self.forward_add(x);
+            return (region.run(normal, body), stream);
+        }
+        let ((sum, added_bias), norm) = (x.into_parts(), self.clone());
+        let [y, stream] = region.run_outputs(sum, move |sum| {
+            let (normal, stream) = norm.forward_add(Residual::from_parts(sum, added_bias.clone()));
+            [body(normal), stream]
+        });
+        (y, stream)
     }
 
     /// Whether the output is computed again in the backward of the micro-batch that goes forward.

@@ -1,9 +1,10 @@
 //! RMSNorm of queries and keys.
 
 use burn::config::Config;
-use burn::tensor::{DType, Tensor};
+use burn::tensor::Tensor;
 use serde::{Deserialize, Serialize};
 
+use super::wide::wide;
 use super::{
     BuildError, ModelBuilder, Norm, NormConfig, NormKind, OutputSection, Placement, Section,
     anchored_value,
@@ -98,10 +99,7 @@ impl WholeNorm {
     /// A rank's gradients of the means are those of its heads, so they are summed too.
     pub fn forward(&self, parts: [Tensor<3>; 2], norms: [&Norm; 2]) -> [Tensor<3>; 2] {
         let dtype = parts[0].dtype();
-        let wide = match dtype {
-            DType::F64 => DType::F64,
-            _ => DType::F32,
-        };
+        let wide = wide(dtype);
         let parts = parts.map(|x| x.cast(wide));
         let share = |index: usize| {
             let (x, section) = (parts[index].clone(), self.sections[index]);

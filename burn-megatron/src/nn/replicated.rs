@@ -74,8 +74,8 @@ impl ModuleMapper for Declare<'_> {
             Tensor::from_data(param.val().into_data(), options)
         };
         builder.declare(ParameterEntry {
-            stage: builder.stage(),
-            pipeline_copies: builder.pipeline_copies().to_vec(),
+            stage: builder.stage,
+            pipeline_copies: builder.pipeline_copies.clone(),
             frozen: builder.freezes(),
             ..ParameterEntry::replicated(path, shape.to_vec())
         });

@@ -6,7 +6,8 @@ use burn::tensor::Tensor;
 
 use super::arithmetic::LinearKernels;
 use super::fp8::{Fp8Layer, SplitOperands};
-use super::linear::{InputLayout, linear_param};
+use super::input_layout::InputLayout;
+use super::linear::{LinearOperands, linear};
 use super::{BuildError, Init, ModelBuilder, ParameterSpec};
 use crate::mesh::Axis;
 
@@ -60,7 +61,10 @@ pub struct ReplicatedLinear {
 impl ReplicatedLinear {
     /// `[batch, seq, in]` to `[batch, seq, out]`; `seq / tensor` tokens under sequence parallelism.
     pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
-        let (input, layer) = (InputLayout::Local, self.fp8.as_ref());
-        linear_param(x.into(), &self.weight, None, input, layer, self.kernels)
+        let operands = LinearOperands {
+            fp8: self.fp8.as_ref(),
+            ..LinearOperands::new(&self.weight, InputLayout::Local, self.kernels)
+        };
+        linear(x, operands)
     }
 }

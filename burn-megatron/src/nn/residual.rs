@@ -1,14 +1,13 @@
 //! A residual stream whose last addition is left to the norm that follows.
 
-use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;
 use burn_megatron_kernels::column_sum::bias_gradient;
 use burn_megatron_kernels::dropout::bias_dropout_add_with;
-use burn_megatron_kernels::gradient::{Destination, Parameter};
+use burn_megatron_kernels::gradient::Parameter;
 use burn_megatron_kernels::norm::StreamNorm;
-use burn_megatron_kernels::{Function, apply};
 
 use super::forward_context::is_tracked;
+use super::unsaved::identity;
 
 /// A residual stream `[batch, seq, hidden]`, and the output of a branch with its bias that is still to be added.
 ///
@@ -58,11 +57,7 @@ pub(super) struct BranchBias {
 
 impl From<Tensor<3>> for Residual {
     fn from(stream: Tensor<3>) -> Self {
-        Self {
-            stream,
-            branch: None,
-            added_bias: None,
-        }
+        Self::from_parts(stream, None)
     }
 }
 
@@ -76,7 +71,13 @@ impl Residual {
         } = self;
         match (branch, added_bias) {
             (None, None) => stream,
-            (None, Some(bias)) => apply(vec![stream.into_dispatch()], BiasGradient::of(bias)),
+            (None, Some(Parameter { destination, .. })) => {
+                let inputs = vec![stream.into_dispatch()];
+                identity("BiasGradient", inputs, move |gradient| {
+                    bias_gradient(gradient.clone(), None, destination.as_ref());
+                    vec![Some(gradient)]
+                })
+            }
             (Some(Branch { output, bias: None }), _) => stream + output,
             (Some(Branch { output, bias }), _) => {
                 let bias = bias.map(|bias| bias.parameter);
@@ -142,31 +143,5 @@ impl Residual {
             branch: None,
             added_bias,
         }
-    }
-}
-
-/// The identity, with the gradient of a bias that was added before.
-#[derive(Debug)]
-struct BiasGradient(Option<Destination>);
-
-impl BiasGradient {
-    fn of(bias: Parameter) -> Self {
-        Self(bias.destination)
-    }
-}
-
-impl Function for BiasGradient {
-    fn forward(&self, mut inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>) {
-        (inputs.swap_remove(0), vec![])
-    }
-
-    fn backward(
-        &self,
-        _saved: Vec<DispatchTensor>,
-        gradient: DispatchTensor,
-        _needed: &[bool],
-    ) -> Vec<Option<DispatchTensor>> {
-        bias_gradient(gradient.clone(), None, self.0.as_ref());
-        vec![Some(gradient)]
     }
 }

@@ -7,8 +7,8 @@ use burn_megatron_kernels::dropout::bias_dropout_add_with;
 
 use super::arithmetic::LinearKernels;
 use super::fp8::{Fp8Layer, SplitOperands};
-use super::gelu_epilogue::epilogue_obstacle;
-use super::linear::{InputLayout, SEQUENCE_DIM, linear_param, linear_with_addend};
+use super::input_layout::{InputLayout, SEQUENCE_DIM};
+use super::linear::{LinearOperands, linear};
 use super::lora::{LoraAdapters, LoraTarget, RowLayer};
 use super::tp_comm_overlap::TpCommOverlapGroup;
 use super::{Bias, BuildError, Init, LinearInput, ModelBuilder, ParameterSpec, Placement};
@@ -107,8 +107,8 @@ impl RowParallelLinear {
 
     /// Returns the property that keeps the product from reading GELU that a product has computed, if there is one.
     pub(super) fn epilogue_obstacle(&self) -> Option<&'static str> {
-        let in_chunks = self.overlapped.is_some();
-        epilogue_obstacle(self.fp8.is_some(), self.lora.is_some(), in_chunks)
+        let operands = self.operands(self.overlapped.clone());
+        operands.epilogue_obstacle(self.lora.is_some())
     }
 
     /// Adds the bias to the product.
@@ -159,19 +159,29 @@ impl RowParallelLinear {
         } else {
             collective::split(x.into_values(), 2, &self.comm).into()
         };
-        let layer = self.fp8.as_ref();
-        let product = |x, input| linear_param(x, &self.weight, None, input, layer, self.kernels);
+        let is_sum = group.is_some();
+        let operands = self.operands(group);
         let Some(lora) = &self.lora else {
-            let input = group.map_or(InputLayout::Local, InputLayout::SplitFeatures);
-            return product(x, input);
+            return linear(x, operands);
         };
         // Both products read it.
         let x = x.into_values();
-        let Some(group) = group else {
-            return product(x.clone().into(), InputLayout::Local) + lora.delta(x);
+        if !is_sum {
+            return linear(x.clone(), operands) + lora.delta(x);
+        }
+        let operands = LinearOperands {
+            addend: Some(lora.delta(x.clone())),
+            ..operands
         };
-        let delta = lora.delta(x.clone());
-        linear_with_addend(x, &self.weight, delta, group, self.kernels)
+        linear(x, operands)
+    }
+
+    fn operands(&self, group: Option<TpCommOverlapGroup>) -> LinearOperands<'_> {
+        let input = group.map_or(InputLayout::Local, InputLayout::SplitFeatures);
+        LinearOperands {
+            fp8: self.fp8.as_ref(),
+            ..LinearOperands::new(&self.weight, input, self.kernels)
+        }
     }
 
     /// The sum of the [terms](Self::partial) of the ranks, which is the output before the bias.

@@ -23,14 +23,13 @@ use std::mem;
 use std::sync::Arc;
 use std::time::Instant;
 
-use burn::backend::DispatchTensor;
 use burn::tensor::{Device, Gradients, Tensor};
-use burn_megatron_kernels::{Function, apply};
 use parking_lot::Mutex;
 
 use super::forward_context::{is_tracked, outside_forward, set_anchor};
 use super::gradient_slot::{BackwardRoot, GradientSlot};
 use super::hook::{Deferred, DeferringSink};
+use super::unsaved::identity;
 
 /// Rows that the ranks of a group exchange, and their gradients on the way back.
 pub(crate) trait Exchange: fmt::Debug + Send + Sync + 'static {
@@ -137,7 +136,7 @@ impl ScheduleNodes {
             let root = BackwardRoot(slots.collect());
             root.of(outputs.chain(kept).collect(), self.anchor())
         };
-        let pending = exchange.start(rows.into_iter().map(plain).collect());
+        let pending = exchange.start(rows.into_iter().map(Tensor::inner).collect());
         let holds = exchange.precedes_counts();
         self.with_beside(|beside| beside.run_node(holds));
         let anchor = new_anchor(&root.device());
@@ -146,7 +145,7 @@ impl ScheduleNodes {
         let arrived = pending().into_iter().flatten();
         let arrived = arrived.zip(&exchanged).map(enter).collect();
         for (x, crossing) in carried.iter_mut().zip(&of_carried) {
-            let carried = x.take().map(plain);
+            let carried = x.take().map(Tensor::inner);
             *x = carried.map(|x| entered(x, crossing.as_ref(), &anchor));
         }
         set_anchor(&anchor);
@@ -185,10 +184,6 @@ pub fn new_anchor(device: &Device) -> Tensor<1> {
     Tensor::zeros([1], &device.clone().inner().autodiff()).require_grad()
 }
 
-fn plain<const D: usize>(x: Tensor<D>) -> Tensor<D> {
-    if x.is_autodiff() { x.inner() } else { x }
-}
-
 /// A plain tensor in the graph of the node of this anchor.
 fn entered<const D: usize>(
     x: Tensor<D>,
@@ -197,30 +192,15 @@ fn entered<const D: usize>(
 ) -> Tensor<D> {
     match crossing {
         Some(crossing) => {
+            // Unlike a leaf it does not keep its tensor until the backward.
             let inputs = vec![x.into_dispatch(), anchor.clone().into_dispatch()];
-            apply(inputs, NodeInput(crossing.after.clone()))
+            let slot = crossing.after.clone();
+            identity("NodeInput", inputs, move |gradient| {
+                slot.set(gradient);
+                vec![None, None]
+            })
         }
         None => Tensor::from_inner(x),
-    }
-}
-
-/// The identity; the gradient goes to the slot. Unlike a leaf it does not keep its tensor until then.
-#[derive(Debug)]
-struct NodeInput(GradientSlot);
-
-impl Function for NodeInput {
-    fn forward(&self, mut inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>) {
-        (inputs.swap_remove(0), vec![])
-    }
-
-    fn backward(
-        &self,
-        _saved: Vec<DispatchTensor>,
-        gradient: DispatchTensor,
-        _needed: &[bool],
-    ) -> Vec<Option<DispatchTensor>> {
-        self.0.set(gradient);
-        vec![None, None]
     }
 }
 

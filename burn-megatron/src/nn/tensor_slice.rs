@@ -157,42 +157,29 @@ fn cut(
         return;
     };
     let row: usize = inner.iter().product();
-    let mut part = |range: Range<usize>, slices: &mut Vec<TensorSlice>| {
-        let at = range.start / row;
+    // A part of the row at `at`.
+    let part = |at: usize, range: Range<usize>, above: &mut Vec<usize>, slices: &mut Vec<_>| {
         above.push(at);
-        cut(
-            inner,
-            range.start - at * row..range.end - at * row,
-            above,
-            slices,
-        );
+        let range = range.start - at * row..range.end - at * row;
+        cut(inner, range, above, slices);
         above.pop();
     };
     let (first, end) = (range.start.div_ceil(row), range.end / row);
     if first > end {
         // The range is within one row.
-        return part(range, slices);
+        return part(range.start / row, range, above, slices);
     }
-    part(range.start..first * row, slices);
+    if range.start < first * row {
+        part(range.start / row, range.start..first * row, above, slices);
+    }
     if first < end {
-        let whole = |above: &[usize]| TensorSlice {
-            offset: [above, &[first], &vec![0; inner.len()]].concat(),
+        slices.push(TensorSlice {
+            offset: [&above[..], &[first], &vec![0; inner.len()]].concat(),
             shape: [&ones(above)[..], &[end - first], inner].concat(),
-        };
-        slices.push(whole(above));
+        });
     }
-    let mut part = |range: Range<usize>, slices: &mut Vec<TensorSlice>| {
-        above.push(end);
-        cut(
-            inner,
-            range.start - end * row..range.end - end * row,
-            above,
-            slices,
-        );
-        above.pop();
-    };
     if range.end > end * row {
-        part(end * row..range.end, slices);
+        part(end, end * row..range.end, above, slices);
     }
 }
 

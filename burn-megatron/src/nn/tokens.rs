@@ -44,15 +44,11 @@ impl Tokens {
     ///
     /// If the number of ids is not that of the shape.
     pub fn new(ids: &[i32], shape: [usize; 2], device: &Device) -> Self {
+        let sorted = SortedLookups::new(ids);
+        let ids = Tensor::from_data(TensorData::new(ids.to_vec(), shape), device);
         Self {
-            ids: Tensor::from_data(TensorData::new(ids.to_vec(), shape), device),
-            documents: None,
-            sorted: Some(Arc::new(SortedLookups::new(ids))),
-            router_step: None,
-            nodes: None,
-            shard: None,
-            real: None,
-            further: vec![],
+            sorted: Some(Arc::new(sorted)),
+            ..Self::from(ids)
         }
     }
 

@@ -3,36 +3,40 @@
 use burn::module::Param;
 use burn::tensor::Tensor;
 
-use super::anchored_value;
 use super::forward_context::{self, is_tracked};
-use super::hook::{HookHandle, ParameterHook, Pass};
+use super::hook::{HookHandle, ParameterHook, Pass, anchored_value};
 
 /// The weight of a linear layer, and the path that its gradient takes.
 #[derive(Clone, Debug)]
 pub struct Weight {
     pub(super) tensor: Tensor<2>,
     pub(super) hooked: Option<HookedWeight>,
-    /// Whether a hooked weight is stored as `[out, in]`.
-    pub(super) transposed: bool,
 }
 
 /// A weight with a [`ParameterHook`].
 #[derive(Clone, Debug)]
 pub(super) struct HookedWeight {
     pub handle: HookHandle,
-    /// The tensor that the module holds, of the weight's shape.
+    /// The tensor that the module holds.
     base: Tensor<2>,
     /// Whether the product passes the gradient to the hook. Then the graph does not hold the value,
     /// which may be gathered again for the backward.
     pub(super) takes_gradient: bool,
     /// Whether the weight is frozen: the graph does not hold its value either.
     pub(super) is_frozen: bool,
+    /// Whether the module holds it as `[out, in]`.
+    pub(super) transposed: bool,
 }
 
 impl HookedWeight {
-    /// The value, as floats.
+    /// Returns the value `[in, out]`, as floats.
     pub fn value(&self, pass: Pass) -> Tensor<2> {
-        self.handle.value_in(self.base.clone(), pass).0
+        let value = self.handle.value_in(self.base.clone(), pass).0;
+        if self.transposed {
+            value.transpose()
+        } else {
+            value
+        }
     }
 
     /// The hook that takes the gradient, if the graph does not.
@@ -48,13 +52,12 @@ impl Weight {
     pub fn of(param: &Param<Tensor<2>>, x: &Tensor<3>) -> Self {
         let hooked = match (ParameterHook::of(param), ParameterHook::of_frozen(param)) {
             (Some(hook), _) if is_tracked(x) => HookedWeight::taking_gradient(hook, param),
-            (_, Some(hook)) if is_tracked(x) => HookedWeight::frozen(hook, param),
+            (_, Some(hook)) if is_tracked(x) => HookedWeight::new(hook, param, true),
             _ => return anchored_value(param, x).into(),
         };
         Self {
             tensor: hooked.handle.value(hooked.base.clone()).0,
             hooked: Some(hooked),
-            transposed: false,
         }
     }
 
@@ -63,11 +66,10 @@ impl Weight {
     pub(super) fn unfetched(param: &Param<Tensor<2>>, x: &Tensor<3>) -> Self {
         if let Some(hook) = ParameterHook::of_frozen(param) {
             hook.handle().note();
-            let hooked = HookedWeight::frozen(hook, param);
+            let hooked = HookedWeight::new(hook, param, true);
             return Self {
                 tensor: hooked.base.clone(),
                 hooked: Some(hooked),
-                transposed: false,
             };
         }
         let Some(hook) = ParameterHook::of(param) else {
@@ -77,12 +79,7 @@ impl Weight {
         let hooked = if is_tracked(x) {
             HookedWeight::taking_gradient(hook, param)
         } else {
-            HookedWeight {
-                handle: hook.handle().clone(),
-                base: param.base(),
-                takes_gradient: false,
-                is_frozen: false,
-            }
+            HookedWeight::new(hook, param, false)
         };
         let tensor = match (hooked.takes_gradient, forward_context::anchor().is_some()) {
             (true, _) => hooked.base.clone(),
@@ -96,7 +93,6 @@ impl Weight {
         Self {
             tensor,
             hooked: Some(hooked),
-            transposed: false,
         }
     }
 
@@ -112,41 +108,41 @@ impl Weight {
         }
     }
 
-    /// The value `[in, out]`, and the hook that takes its gradient, if the graph does not.
-    pub(super) fn into_parts(self) -> (Tensor<2>, Option<HookedWeight>) {
-        (self.tensor, self.hooked)
-    }
-
-    /// The same weight, stored as `[out, in]`.
+    /// Returns the weight `[out, in]` as `[in, out]`; its module goes on to hold it as `[out, in]`.
     pub fn transposed(self) -> Self {
         Self {
             tensor: self.tensor.transpose(),
-            transposed: !self.transposed,
-            ..self
+            hooked: self.hooked.map(|hooked| HookedWeight {
+                transposed: true,
+                ..hooked
+            }),
         }
+    }
+
+    /// Whether the hook takes the gradient as `[out, in]`.
+    pub(super) fn is_transposed(&self) -> bool {
+        self.hooked.as_ref().is_some_and(|hooked| hooked.transposed)
     }
 }
 
 impl HookedWeight {
     /// A weight whose gradient the product passes to the hook; announces that gradient.
     fn taking_gradient(hook: &ParameterHook, param: &Param<Tensor<2>>) -> Self {
-        let handle = hook.handle().clone();
-        handle.expect();
+        hook.handle().expect();
         Self {
-            handle,
-            base: param.base(),
             takes_gradient: true,
-            is_frozen: false,
+            ..Self::new(hook, param, false)
         }
     }
 
-    /// A weight without a gradient.
-    fn frozen(hook: &ParameterHook, param: &Param<Tensor<2>>) -> Self {
+    /// A weight whose gradient, if it has one, goes through the graph.
+    fn new(hook: &ParameterHook, param: &Param<Tensor<2>>, is_frozen: bool) -> Self {
         Self {
             handle: hook.handle().clone(),
             base: param.base(),
             takes_gradient: false,
-            is_frozen: true,
+            is_frozen,
+            transposed: false,
         }
     }
 }
@@ -157,7 +153,6 @@ impl From<Tensor<2>> for Weight {
         Self {
             tensor,
             hooked: None,
-            transposed: false,
         }
     }
 }

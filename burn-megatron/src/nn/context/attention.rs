@@ -10,10 +10,11 @@ use super::exchange::KeyValueExchange;
 use super::function::ExchangedAttention;
 use super::groups::ContextGroups;
 use super::head_split::HeadSplit;
-use super::partial::{PartialAttention, wide};
+use super::partial::PartialAttention;
 use super::shard::{Members, QueryPart, SequenceShard};
 use crate::collective;
-use crate::nn::attention_core::ScoreOptions;
+use crate::nn::score_options::ScoreOptions;
+use crate::nn::wide::wide;
 
 /// The attention of a layer to the tokens of all ranks that share its sequences.
 #[derive(Clone, Debug)]

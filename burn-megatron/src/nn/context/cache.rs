@@ -8,9 +8,10 @@ use burn_megatron_kernels::attention::{
     AttentionEngine, KeyRanges, attention_forward, composed, merge,
 };
 
-use super::partial::{PartialResult, unseen, wide, with_sink};
+use super::partial::{PartialResult, unseen, with_sink};
 use crate::collective::{CollectiveOp, Comm, start, start_all_gather};
-use crate::nn::attention_core::ScoreOptions;
+use crate::nn::score_options::ScoreOptions;
+use crate::nn::wide::wide;
 
 /// A cache that is split over a context group: rank `r` has the tokens `r`, `r + ranks`, `r + 2 ranks`, ...
 ///

@@ -5,11 +5,12 @@ use std::fmt::Debug;
 use burn::tensor::Tensor;
 use burn_megatron_kernels::attention::merge;
 
-use super::partial::{PartialAttention, PartialGradients, PartialResult, unseen, wide};
+use super::partial::{PartialAttention, PartialGradients, PartialResult, unseen};
 use super::shard::{Members, QueryPart};
 use crate::collective::{
     Comm, PendingTensor, RingAllGather, start_all_gather, start_reduce_scatter, start_ring_shift,
 };
+use crate::nn::wide::wide;
 
 /// An exchange of keys and values between the ranks of a group.
 ///

@@ -3,7 +3,8 @@
 use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;
 use burn_megatron_kernels::attention::Heads;
-use burn_megatron_kernels::{Function, apply};
+
+use crate::nn::unsaved::unsaved;
 
 /// The parts of a projection `[tokens, heads + 2 groups, width]` for each of some ranks, one after the other: `[ranks *
 /// tokens, own units, width]`. Where the ranks are more than the groups, several have a copy of one, whose gradients are
@@ -19,7 +20,12 @@ pub(super) struct HeadSplit {
 impl HeadSplit {
     /// The parts; differentiable.
     pub fn split(self, qkv: Tensor<3>) -> Tensor<3> {
-        apply(vec![qkv.into_dispatch()], self)
+        unsaved(
+            "HeadSplit",
+            vec![qkv.into_dispatch()],
+            move |mut inputs| self.parts(inputs.swap_remove(0)),
+            move |gradient| vec![Some(self.joined(gradient))],
+        )
     }
 
     /// Queries and groups of a rank.
@@ -42,20 +48,15 @@ impl HeadSplit {
     }
 }
 
-impl Function for HeadSplit {
-    fn forward(&self, mut inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>) {
-        let qkv = Tensor::<3>::from_dispatch(inputs.swap_remove(0));
+impl HeadSplit {
+    fn parts(self, qkv: DispatchTensor) -> DispatchTensor {
+        let qkv = Tensor::<3>::from_dispatch(qkv);
         let parts = (0..self.neighbours).map(|rank| self.part(&qkv, rank));
-        let parts = Tensor::cat(parts.collect(), 0);
-        (parts.into_dispatch(), vec![])
+        Tensor::cat(parts.collect(), 0).into_dispatch()
     }
 
-    fn backward(
-        &self,
-        _saved: Vec<DispatchTensor>,
-        gradient: DispatchTensor,
-        _needed: &[bool],
-    ) -> Vec<Option<DispatchTensor>> {
+    /// Returns the gradient of the projection from those of its parts.
+    fn joined(self, gradient: DispatchTensor) -> DispatchTensor {
         let gradient = Tensor::<3>::from_dispatch(gradient);
         let tokens = gradient.dims()[0] / self.neighbours;
         let (queries, groups) = self.own();
@@ -75,8 +76,7 @@ impl Function for HeadSplit {
         };
         let parts = (0..self.neighbours).map(|rank| Some(of(rank, 0, queries)));
         let parts = parts.chain(summed(queries)).chain(summed(queries + groups));
-        let projection = Tensor::cat(parts.flatten().collect(), 1);
-        vec![Some(projection.into_dispatch())]
+        Tensor::cat(parts.flatten().collect(), 1).into_dispatch()
     }
 }
 

@@ -75,15 +75,8 @@ impl ContextAttention {
         let exchange = problem.resolve(layout.context_exchange, fused);
         let exchange = exchange.map_err(|reason| builder.error(reason))?;
         let groups = builder.context_groups(problem.neighbours(exchange))?;
-        let outer = groups.outer.clone();
         Ok(vec![Self {
-            exchange: match exchange {
-                ContextExchange::AllToAll => None,
-                ContextExchange::AllGather => Some(Arc::new(AllGather(outer))),
-                ContextExchange::Ring | ContextExchange::Hierarchical => {
-                    Some(Arc::new(Ring(outer)))
-                }
-            },
+            exchange: between(exchange, &groups),
             groups,
             narrow_gradients: layout.context_narrow_gradients,
         }])
@@ -98,18 +91,26 @@ impl ContextAttention {
             ));
         }
         let layout = builder.groups().config();
-        let exchange = |outer: OuterGroup| -> Arc<dyn KeyValueExchange> {
-            match layout.context_exchange {
-                Some(ContextExchange::AllGather) => Arc::new(AllGather(outer)),
-                _ => Arc::new(Ring(outer)),
-            }
+        let exchange = match layout.context_exchange {
+            Some(ContextExchange::AllGather) => ContextExchange::AllGather,
+            _ => ContextExchange::Ring,
         };
         let groups = builder.hybrid_context_groups()?.into_iter();
         let of_size = groups.map(|groups| Self {
-            exchange: (groups.comm.size() > 1).then(|| exchange(groups.outer.clone())),
+            exchange: between(exchange, &groups).filter(|_| groups.comm.size() > 1),
             groups,
             narrow_gradients: layout.context_narrow_gradients,
         });
         Ok(of_size.collect())
+    }
+}
+
+/// Returns the exchange of keys and values between groups of neighbours; `None` for an all-to-all of all ranks.
+fn between(exchange: ContextExchange, groups: &ContextGroups) -> Option<Arc<dyn KeyValueExchange>> {
+    let outer = groups.outer.clone();
+    match exchange {
+        ContextExchange::AllToAll => None,
+        ContextExchange::AllGather => Some(Arc::new(AllGather(outer))),
+        ContextExchange::Ring | ContextExchange::Hierarchical => Some(Arc::new(Ring(outer))),
     }
 }

@@ -2,7 +2,8 @@
 
 use burn::backend::DispatchTensor;
 use burn::tensor::{Device, Int, Tensor};
-use burn_megatron_kernels::{Function, apply};
+
+use crate::nn::unsaved::unsaved;
 
 /// The order that brings the tokens of some ranks, one rank after the other, into ascending order.
 #[derive(Clone, Debug)]
@@ -44,37 +45,20 @@ impl Order {
     }
 }
 
+/// Returns the rows in another order. The gradient has the reverse order `back`: it is read from its places, while the
+/// gradient of a selection is added to places that may repeat.
 fn permute(x: Tensor<3>, places: &Tensor<1, Int>, back: &Tensor<1, Int>) -> Tensor<3> {
-    let permutation = Permutation {
-        places: places.clone(),
-        back: back.clone(),
+    let select = |x: DispatchTensor, places: &Tensor<1, Int>| {
+        let x = Tensor::<3>::from_dispatch(x);
+        x.select(0, places.clone()).into_dispatch()
     };
-    apply(vec![x.into_dispatch()], permutation)
-}
-
-/// Rows in another order. The gradient has the reverse order: it is read from its places, while that of a selection is
-/// added to places that may repeat.
-#[derive(Clone, Debug)]
-struct Permutation {
-    places: Tensor<1, Int>,
-    back: Tensor<1, Int>,
-}
-
-impl Function for Permutation {
-    fn forward(&self, mut inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>) {
-        let x = Tensor::<3>::from_dispatch(inputs.swap_remove(0));
-        (x.select(0, self.places.clone()).into_dispatch(), vec![])
-    }
-
-    fn backward(
-        &self,
-        _saved: Vec<DispatchTensor>,
-        gradient: DispatchTensor,
-        _needed: &[bool],
-    ) -> Vec<Option<DispatchTensor>> {
-        let gradient = Tensor::<3>::from_dispatch(gradient);
-        vec![Some(gradient.select(0, self.back.clone()).into_dispatch())]
-    }
+    let (places, back) = (places.clone(), back.clone());
+    unsaved(
+        "Permutation",
+        vec![x.into_dispatch()],
+        move |mut inputs| select(inputs.swap_remove(0), &places),
+        move |gradient| vec![Some(select(gradient, &back))],
+    )
 }
 
 #[cfg(test)]

@@ -10,7 +10,8 @@ use burn_megatron_kernels::attention::{
 use burn_megatron_kernels::gradient::{FlatGradients, Place};
 
 use super::shard::{Members, QueryPart, SequenceShard};
-use crate::nn::attention_core::ScoreOptions;
+use crate::nn::score_options::ScoreOptions;
+use crate::nn::wide::wide;
 
 /// Where the gradients of values begin in a flat buffer: kernels write from a multiple of this on.
 const ALIGNMENT: usize = 4;
@@ -37,14 +38,6 @@ pub type PartialResult = (Tensor<4>, Tensor<3>);
 
 /// The gradients of the queries and of a block, in the type of the statistics and of their shapes.
 pub type PartialGradients = (Tensor<4>, Tensor<3>);
-
-/// f64 for f64, f32 otherwise.
-pub(super) fn wide(dtype: DType) -> DType {
-    match dtype {
-        DType::F64 => DType::F64,
-        _ => DType::F32,
-    }
-}
 
 impl PartialAttention {
     /// Attention to the block of the ranks `keys`; none where no query sees a key.

@@ -96,7 +96,7 @@ impl SequenceShard {
         split: ContextSplit,
         of: (usize, usize),
     ) -> Result<Arc<Self>, ContextSplitError> {
-        Self::split(shape, documents, split, of).map(Arc::new)
+        Self::of_tokens(shape, documents, (None, None), split, of)
     }
 
     /// Returns the same as [`new`](Self::new) for rows with padding, or for documents that were padded or moved.
@@ -105,26 +105,12 @@ impl SequenceShard {
     ///
     /// [`ContextSplitError`] for rows or documents that cannot be divided.
     pub fn of_tokens(
-        shape: [usize; 2],
+        [rows, seq]: [usize; 2],
         documents: Option<&[i32]>,
         (places, real): (Option<TokenPlaces>, Option<Arc<RealTokens>>),
         split: ContextSplit,
-        of: (usize, usize),
-    ) -> Result<Arc<Self>, ContextSplitError> {
-        let shard = Self::split(shape, documents, split, of)?;
-        Ok(Arc::new(Self {
-            places,
-            real,
-            ..shard
-        }))
-    }
-
-    fn split(
-        [rows, seq]: [usize; 2],
-        documents: Option<&[i32]>,
-        split: ContextSplit,
         (rank, ranks): (usize, usize),
-    ) -> Result<Self, ContextSplitError> {
+    ) -> Result<Arc<Self>, ContextSplitError> {
         let ends: Vec<usize> = match documents {
             Some(starts) => starts.iter().skip(1).map(|end| *end as usize).collect(),
             None => (1..=rows).map(|row| row * seq).collect(),
@@ -143,15 +129,15 @@ impl SequenceShard {
             }
             first = past;
         }
-        Ok(Self {
+        Ok(Arc::new(Self {
             shape: [rows, seq],
             ends,
             tokens,
             rank,
-            places: None,
-            real: None,
+            places,
+            real,
             uploads: Mutex::default(),
-        })
+        }))
     }
 
     /// `[batch, seq]` of the whole batch.

@@ -6,8 +6,8 @@ use burn::tensor::Tensor;
 use burn_megatron_kernels::Function;
 use burn_megatron_kernels::activation::ActivationFunction;
 
-use super::Fp8Arithmetic;
-use crate::nn::linear::LinearFunction;
+use crate::nn::layer_arithmetic::LayerArithmetic;
+use crate::nn::linear_function::LinearFunction;
 
 /// Inputs: the input of the activation, the weight, and the bias of the activation if it has one. The bits
 /// are those of the activation and the product one after the other.
@@ -15,7 +15,7 @@ use crate::nn::linear::LinearFunction;
 pub(in crate::nn) struct ActivatedLinear {
     pub activation: ActivationFunction,
     /// A product without a bias; it must not gather its input.
-    pub product: LinearFunction<Fp8Arithmetic>,
+    pub product: LinearFunction,
 }
 
 impl Function for ActivatedLinear {
@@ -23,7 +23,13 @@ impl Function for ActivatedLinear {
         let bias = inputs.split_off(2);
         let of_activation = inputs[..1].iter().chain(&bias).cloned().collect();
         let bias = bias.into_iter().next().map(Tensor::from_dispatch);
-        let product = self.product.activated(self.activation.kind(), bias);
+        let LayerArithmetic::Fp8(arithmetic) = self.product.arithmetic.clone() else {
+            unreachable!("a product in 8 bits")
+        };
+        let product = LinearFunction {
+            arithmetic: LayerArithmetic::Fp8(arithmetic.activated(self.activation.kind(), bias)),
+            ..self.product.clone()
+        };
         let (y, of_product) = product.forward(inputs);
         (y, [of_activation, of_product].concat())
     }

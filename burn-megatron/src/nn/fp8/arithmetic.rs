@@ -6,7 +6,7 @@ use burn::backend::DispatchTensor;
 use burn::tensor::{FloatDType, Tensor};
 use burn_megatron_kernels::activation::Activation;
 use burn_megatron_kernels::fp8::{
-    Accumulation, Fp8Matrix, Quantized, QuantizerInput, QuantizerUsage, accumulate_at, multiply,
+    Accumulation, Fp8Matrix, QuantizerInput, QuantizerUsage, accumulate_at, multiply,
 };
 use burn_megatron_kernels::gradient::{FlatGradients, Place};
 
@@ -14,11 +14,10 @@ use super::layer::TensorScale;
 use super::weight::expect_copy;
 use super::{Fp8Layer, Operand, QuantizedWeight};
 use crate::nn::arithmetic::{
-    LinearArithmetic, NeededGradients, SavedInput, SavedTensors, WeightSource, flatten,
+    NeededGradients, SavedInput, SavedTensors, WeightSource, flatten, rows,
 };
 use crate::nn::forward_context;
 use crate::nn::hook::Pass;
-use crate::nn::linear::rows;
 
 /// Products in 8 bits, accumulated in f32 (in f64 for an input in f64), with results in the type of the
 /// input:
@@ -54,7 +53,7 @@ impl Fp8Arithmetic {
         }
     }
 
-    /// The same, with an activation of the input of [`output`](LinearArithmetic::output) in its place. The
+    /// The same, with an activation of the input of [`output`](Self::output) in its place. The
     /// backward must not need it: where the weight has a gradient, the codes must be saved.
     pub fn activated(self, kind: Activation, bias: Option<Tensor<1>>) -> Self {
         let activation = Some((kind, bias));
@@ -68,9 +67,9 @@ impl Fp8Arithmetic {
         pass: Pass,
     ) -> Option<Arc<QuantizedWeight>> {
         let hooked = match weight {
-            WeightSource::Hook(hooked, false) => hooked,
+            WeightSource::Hook(hooked) => hooked,
             WeightSource::Quantized(weight) => return Some((*weight).clone()),
-            WeightSource::Hook(_, true) | WeightSource::Graph(_) => return None,
+            WeightSource::Graph(_) => return None,
         };
         let (handle, value) = (&hooked.handle, || hooked.value(pass));
         let of_layer = || {
@@ -103,12 +102,7 @@ impl Fp8Arithmetic {
         usage: QuantizerUsage,
     ) -> [Option<Fp8Matrix>; 2] {
         if !self.is_recorded {
-            let Quantized {
-                rowwise,
-                columnwise,
-                ..
-            } = self.layer.quantize(operand, x, scale, usage);
-            return [rowwise, columnwise];
+            return self.layer.quantize(operand, x, scale, usage).0;
         }
         let copies = self.layer.quantize_logged(operand, x.clone(), scale, usage);
         match &copies {
@@ -148,11 +142,12 @@ impl Fp8Arithmetic {
             SavedInput::Codes(codes) => self.layer.matrix(Operand::Input, codes, tokens),
             SavedInput::Floats(x) => {
                 let [scale, _] = self.scales_of(extra);
-                let (x, scale) = (rows(x.wait()), scale.as_ref());
-                let copies =
-                    self.layer
-                        .quantize(Operand::Input, x, scale, QuantizerUsage::COLUMNWISE);
-                expect_copy(copies.columnwise)
+                let (x, usage) = (rows(x.wait()), QuantizerUsage::COLUMNWISE);
+                let (copies, _) = self
+                    .layer
+                    .quantize(Operand::Input, x, scale.as_ref(), usage);
+                let [_, columnwise] = copies;
+                expect_copy(columnwise)
             }
         }
     }
@@ -167,12 +162,9 @@ pub(in crate::nn) struct Fp8Gradient {
     dtype: FloatDType,
 }
 
-impl LinearArithmetic for Fp8Arithmetic {
-    const FETCHES_WEIGHT: bool = true;
-
-    type Gradient = Fp8Gradient;
-
-    fn output(
+impl Fp8Arithmetic {
+    /// Returns `x weight + bias`, and the tensors that the backward needs.
+    pub fn output(
         &self,
         x: Tensor<2>,
         weight: WeightSource<'_>,
@@ -206,26 +198,24 @@ impl LinearArithmetic for Fp8Arithmetic {
         (y, saved)
     }
 
-    fn saves_codes(&self) -> bool {
+    /// Returns whether the codes of the input are saved in place of it.
+    pub fn saves_codes(&self) -> bool {
         self.saves_codes
     }
 
-    fn gradient(&self, dy: Tensor<2>, needed: NeededGradients) -> Fp8Gradient {
+    /// Quantises the gradient of the output for the gradients that are needed.
+    pub fn gradient(&self, dy: Tensor<2>, needed: NeededGradients) -> Fp8Gradient {
         let dtype = FloatDType::from(dy.dtype());
         let usage = QuantizerUsage {
             rowwise: needed.input,
             columnwise: needed.weight,
         };
-        if !(usage.rowwise || usage.columnwise) {
-            return Fp8Gradient {
-                rowwise: None,
-                columnwise: None,
-                dtype,
-            };
-        }
-        let scale = self.layer.scale_of(Operand::Gradient, &dy);
-        let [rowwise, columnwise] =
-            self.quantize(Operand::Gradient, dy.into(), scale.as_ref(), usage);
+        let [rowwise, columnwise] = if usage.rowwise || usage.columnwise {
+            let scale = self.layer.scale_of(Operand::Gradient, &dy);
+            self.quantize(Operand::Gradient, dy.into(), scale.as_ref(), usage)
+        } else {
+            [None, None]
+        };
         Fp8Gradient {
             rowwise,
             columnwise,
@@ -233,7 +223,8 @@ impl LinearArithmetic for Fp8Arithmetic {
         }
     }
 
-    fn input_gradient(
+    /// Returns `dy weight^T`. `extra` are the scales that the forward saved.
+    pub fn input_gradient(
         &self,
         dy: &Fp8Gradient,
         weight: WeightSource<'_>,
@@ -246,12 +237,12 @@ impl LinearArithmetic for Fp8Arithmetic {
                 let [_, scale] = self.scales_of(extra);
                 // A forward that found the weight cached has saved no scale.
                 let scale = scale.or_else(|| self.layer.scale_of(Operand::Weight, &value));
-                let (layer, scale) = (&self.layer, scale.as_ref());
-                expect_copy(
-                    layer
-                        .quantize(Operand::Weight, value, scale, QuantizerUsage::ROWWISE)
-                        .rowwise,
-                )
+                let usage = QuantizerUsage::ROWWISE;
+                let (copies, _) =
+                    self.layer
+                        .quantize(Operand::Weight, value, scale.as_ref(), usage);
+                let [rowwise, _] = copies;
+                expect_copy(rowwise)
             }
         };
         multiply(
@@ -263,32 +254,21 @@ impl LinearArithmetic for Fp8Arithmetic {
         )
     }
 
-    fn weight_gradient(
-        &self,
-        x: SavedInput,
-        dy: Fp8Gradient,
-        extra: &[DispatchTensor],
-    ) -> Tensor<2> {
-        let gradient = expect_copy(dy.columnwise);
-        let x = self.input(x, gradient.depth, extra);
-        let _span = tracing::trace_span!("weight_gradient").entered();
-        multiply(&x, &gradient, None, dy.dtype, Accumulation::Exact)
-    }
-
-    fn weight_gradient_into(
+    /// Returns `x^T dy`, flat; at the one place of `target` where there is one.
+    pub fn weight_gradient(
         &self,
         x: SavedInput,
         dy: Fp8Gradient,
         extra: &[DispatchTensor],
         target: Option<FlatGradients>,
     ) -> Tensor<1> {
-        let Some(FlatGradients { flat, places }) = target else {
-            return flatten(self.weight_gradient(x, dy, extra));
-        };
-        let Place { offset, add } = places[0];
         let gradient = expect_copy(dy.columnwise);
         let x = self.input(x, gradient.depth, extra);
         let _span = tracing::trace_span!("weight_gradient").entered();
+        let Some(FlatGradients { flat, places }) = target else {
+            return flatten(multiply(&x, &gradient, None, dy.dtype, Accumulation::Exact));
+        };
+        let Place { offset, add } = places[0];
         accumulate_at(&x, &gradient, flat, offset, add)
     }
 }

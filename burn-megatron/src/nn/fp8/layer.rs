@@ -8,17 +8,17 @@ use burn::backend::DispatchTensor;
 use burn::module::ParamId;
 use burn::tensor::{Device, Tensor};
 use burn_megatron_kernels::fp8::{
-    self, BLOCK, CurrentScale, Format, Fp8Matrix, MX_BLOCK, Quantized, QuantizerInput,
-    QuantizerUsage, ROW_BYTES, Scales, Scaling, log_magnitude,
+    self, BLOCK, CurrentScale, Format, Fp8Matrix, MX_BLOCK, QuantizerInput, QuantizerUsage,
+    ROW_BYTES, Scales, Scaling, log_magnitude,
 };
 use parking_lot::{Mutex, MutexGuard};
 
 use super::buffers::OperandBuffers;
 use super::config::{Fp8Config, Fp8Recipe};
 use super::operand::{Operand, SplitOperands};
-use super::report::{MeasuredError, OperandReport};
+use super::report::OperandReport;
 use super::weight::CachedWeight;
-use crate::collective::{Comm, start_all_reduce};
+use crate::collective::{CollectiveOp, Comm, start};
 use crate::comm::ReduceOp;
 
 /// The 8-bit arithmetic of one linear layer: its recipe, and the scales and histories of its three
@@ -52,7 +52,7 @@ pub(super) struct Fp8LayerShared {
 
 /// Which parameter holds the weight of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum WeightOwner {
+pub(crate) enum WeightOwner {
     /// One of its own, `weight`.
     Layer,
     /// The weight of all experts.
@@ -172,13 +172,12 @@ impl Fp8Layer {
         let scales = match &self.shared.recipe {
             Fp8Recipe::Delayed(_) => self.shared.model.buffers.scales(&x.device()),
             Fp8Recipe::Current(_) => {
-                let local_amax = fp8::amax(x.clone());
-                let comm = &self.shared.comm;
-                let amax = if self.shared.split.is_split(operand) && comm.size() > 1 {
-                    start_all_reduce(local_amax, ReduceOp::Max, comm).wait()
+                let op = if self.shared.split.is_split(operand) {
+                    CollectiveOp::AllReduce(ReduceOp::Max)
                 } else {
-                    local_amax
+                    CollectiveOp::Identity
                 };
+                let amax = start(fp8::amax(x.clone()), &op, &self.shared.comm).wait();
                 self.scale_for(operand, amax)
             }
             Fp8Recipe::Blockwise(_) | Fp8Recipe::MxFp8 => return None,
@@ -224,19 +223,21 @@ impl Fp8Layer {
         }
     }
 
-    /// Copies of a tensor, with the scale of [`scale_of`](Self::scale_of).
+    /// Copies of a tensor, rowwise and columnwise, with the scale of [`scale_of`](Self::scale_of), and what the quantiser has
+    /// seen.
     pub(super) fn quantize(
         &self,
         operand: Operand,
         x: impl Into<QuantizerInput>,
         scale: Option<&TensorScale>,
         usage: QuantizerUsage,
-    ) -> Quantized {
+    ) -> ([Option<Fp8Matrix>; 2], Tensor<1>) {
         let scaling = self.scaling(operand, scale);
-        fp8::quantize(x, self.format(operand), &scaling, usage)
+        let copies = fp8::quantize(x, self.format(operand), &scaling, usage);
+        ([copies.rowwise, copies.columnwise], copies.seen)
     }
 
-    /// The same copies, rowwise and columnwise; the magnitudes of the tensor count in this step.
+    /// The same copies; the magnitudes of the tensor count in this step.
     pub(super) fn quantize_logged(
         &self,
         operand: Operand,
@@ -247,12 +248,8 @@ impl Fp8Layer {
         let (format, slot) = (self.format(operand), self.slot(operand));
         let scaling = self.scaling(operand, scale);
         self.shared.model.buffers.log(&x.device(), |log| {
-            let Quantized {
-                rowwise,
-                columnwise,
-                seen,
-            } = fp8::quantize_logged(x, format, &scaling, usage, log, slot);
-            ([rowwise, columnwise], seen)
+            let copies = fp8::quantize_logged(x, format, &scaling, usage, log, slot);
+            ([copies.rowwise, copies.columnwise], copies.seen)
         })
     }
 
@@ -303,10 +300,10 @@ impl Fp8Layer {
         if !is_due {
             return;
         }
-        let measured = MeasuredError::new(x(), copy);
+        let report = OperandReport::new(self, operand, x(), copy);
         let state = &mut self.state()[operand as usize];
         state.is_measured = true;
-        state.report = Some(measured.report(self, operand));
+        state.report = Some(report);
     }
 }
 

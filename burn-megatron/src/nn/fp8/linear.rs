@@ -5,11 +5,11 @@ use burn::module::{Module, Param};
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Device, Tensor};
 
-use super::{Fp8, Fp8Config, Fp8Error, Fp8Layer, Fp8Recipe, SplitOperands};
+use super::{Fp8, Fp8Config, Fp8Error, Fp8Layer, Fp8Recipe, SplitOperands, WeightOwner};
 use crate::comm::ParallelContext;
-use crate::nn::InputLayout;
 use crate::nn::hook::fused_parameter;
-use crate::nn::linear::linear_param;
+use crate::nn::input_layout::InputLayout;
+use crate::nn::linear::{LinearOperands, linear};
 
 /// Configuration of an [`Fp8Linear`].
 #[derive(Config, Debug)]
@@ -32,6 +32,21 @@ impl Fp8LinearConfig {
     /// [`Fp8Error::Duplicate`] if `fp8` already has a layer with this path.
     pub fn init(&self, path: &str, fp8: &Fp8, device: &Device) -> Result<Fp8Linear, Fp8Error> {
         Fp8Linear::from_linear(self.linear(device), path, fp8)
+    }
+
+    /// Builds the layer in MXFP8. Each scale is computed from the 32 values that share it, so the layer has no state, and
+    /// nothing has to be called at the end of a step. Settings and reports do not include it: for those build it with
+    /// [`init`](Self::init).
+    pub fn init_mxfp8(&self, device: &Device) -> Fp8Linear {
+        let config = Fp8Config {
+            recipe: Some(Fp8Recipe::MxFp8),
+            ..Fp8Config::default()
+        };
+        let built = Fp8::new(&config).and_then(|fp8| self.init("linear", &fp8, device));
+        match built {
+            Ok(layer) => layer,
+            Err(error) => unreachable!("a recipe without settings is valid: {error}"),
+        }
     }
 
     fn linear(&self, device: &Device) -> Linear {
@@ -94,10 +109,11 @@ impl Fp8Linear {
     /// [`Fp8Error::Duplicate`] if `fp8` already has a layer with this path.
     pub fn from_linear(linear: Linear, path: &str, fp8: &Fp8) -> Result<Self, Fp8Error> {
         let (groups, device) = (ParallelContext::single(), linear.weight.lazy_device());
+        let owner = (SplitOperands::default(), WeightOwner::Layer);
         Ok(Self {
             weight: linear.weight,
             bias: linear.bias,
-            fp8: fp8.layer(path, &device, groups.tensor(), SplitOperands::default())?,
+            fp8: fp8.layer(path, &device, groups.tensor(), owner)?,
         })
     }
 
@@ -126,42 +142,11 @@ impl Fp8Linear {
         }
         let x = x.reshape([1, rows, input]);
         let bias = self.bias.as_ref().map(|bias| fused_parameter(bias, &x));
-        let (input, layer) = (InputLayout::Local, self.fp8.as_ref());
-        linear_param(x.into(), &self.weight, bias, input, layer, false.into()).reshape(shape)
-    }
-}
-
-/// A linear layer in MXFP8: an [`Fp8Linear`] built by [`MxFp8LinearConfig`].
-///
-/// Each scale is computed from the 32 values that share it, so the layer has no state, and nothing has to
-/// be called at the end of a step.
-pub type MxFp8Linear = Fp8Linear;
-
-/// Configuration of an [`MxFp8Linear`].
-#[derive(Config, Debug)]
-pub struct MxFp8LinearConfig {
-    /// Input features.
-    pub input: usize,
-    /// Output features.
-    pub output: usize,
-    /// Whether the layer has a bias.
-    #[config(default = true)]
-    pub bias: bool,
-}
-
-impl MxFp8LinearConfig {
-    /// Builds the layer with burn-nn's initial values. Settings and reports do not include it: for those
-    /// build it with [`Fp8LinearConfig::init`].
-    pub fn init(&self, device: &Device) -> MxFp8Linear {
-        let config = Fp8Config {
-            recipe: Some(Fp8Recipe::MxFp8),
-            ..Fp8Config::default()
+        let operands = LinearOperands {
+            bias,
+            fp8: self.fp8.as_ref(),
+            ..LinearOperands::new(&self.weight, InputLayout::Local, false)
         };
-        let layer = Fp8LinearConfig::new(self.input, self.output).with_bias(self.bias);
-        let built = Fp8::new(&config).and_then(|fp8| layer.init("linear", &fp8, device));
-        match built {
-            Ok(layer) => layer,
-            Err(error) => unreachable!("a recipe without settings is valid: {error}"),
-        }
+        linear(x, operands).reshape(shape)
     }
 }

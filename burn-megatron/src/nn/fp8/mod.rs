@@ -59,7 +59,7 @@ mod step;
 mod weight;
 
 pub(super) use activated::ActivatedLinear;
-pub(super) use arithmetic::Fp8Arithmetic;
+pub(super) use arithmetic::{Fp8Arithmetic, Fp8Gradient};
 pub use buffers::Fp8Snapshot;
 use burn::tensor::Device;
 pub use config::{
@@ -69,8 +69,9 @@ pub use config::{
 pub use error::Fp8Error;
 pub use history::ScaleState;
 pub use layer::Fp8Layer;
-use layer::{ModelFp8, WeightOwner};
-pub use linear::{Fp8Linear, Fp8LinearConfig, MxFp8Linear, MxFp8LinearConfig};
+use layer::ModelFp8;
+pub(crate) use layer::WeightOwner;
+pub use linear::{Fp8Linear, Fp8LinearConfig};
 pub use operand::Operand;
 pub(crate) use operand::SplitOperands;
 use parking_lot::Mutex;
@@ -80,8 +81,9 @@ pub use state::Fp8LayerState;
 pub use weight::{QuantizedWeight, WeightQuantizer};
 
 use crate::collective::Comm;
-use crate::comm::{ParallelContext, ReduceOp};
+use crate::comm::ParallelContext;
 use crate::glob::{Glob, nearest};
+use crate::nn::of_all_stages::first_set_on_all_stages;
 
 /// The 8-bit layers of one rank's part of a model. Clones share one state.
 #[derive(Clone, Debug, Default)]
@@ -205,19 +207,8 @@ impl Fp8 {
         }
         let paths = self.shared.capable.lock().clone();
         let matches_none = |glob: &Glob| !paths.iter().any(|path| glob.matches(path));
-        let flags = self
-            .shared
-            .globs
-            .iter()
-            .map(|glob| u8::from(matches_none(glob)));
-        let flags: Vec<u8> = flags.collect();
-        let comm = groups.pipeline();
-        let unmatched_everywhere: Vec<u8> =
-            comm.all_reduce(flags.into(), ReduceOp::Min)?.into_vec();
-        match unmatched_everywhere
-            .iter()
-            .position(|unmatched| *unmatched == 1)
-        {
+        let flags = self.shared.globs.iter().map(matches_none);
+        match first_set_on_all_stages(flags, groups)? {
             Some(at) => Err(Fp8Error::Unmatched {
                 pattern: self.config().layers[at].pattern.clone(),
                 nearest: nearest(&self.shared.globs[at], paths.iter().map(String::as_str)),
@@ -226,36 +217,9 @@ impl Fp8 {
         }
     }
 
-    /// The 8-bit arithmetic of the layer at `path` on `device`, if it has a recipe.
+    /// The 8-bit arithmetic of the layer at `path` on `device`, if it has a recipe. `comm` has the ranks that hold parts of
+    /// the layer.
     pub(crate) fn layer(
-        &self,
-        path: &str,
-        device: &Device,
-        comm: &Comm,
-        split: SplitOperands,
-    ) -> Result<Option<Fp8Layer>, Fp8Error> {
-        self.add_layer(path, device, comm, (split, WeightOwner::Layer))
-    }
-
-    /// The 8-bit arithmetic of each expert in the product at `path`, whose number is the last part of its path, if
-    /// it has a recipe. They are those of all ranks, so that the states do not depend on the layout. `comm` has the
-    /// ranks that hold parts of an expert.
-    pub(crate) fn expert_layers(
-        &self,
-        path: &str,
-        experts: usize,
-        device: &Device,
-        comm: &Comm,
-        split: SplitOperands,
-    ) -> Result<Vec<Option<Fp8Layer>>, Fp8Error> {
-        let layer = |expert| {
-            let path = format!("{path}.{expert}");
-            self.add_layer(&path, device, comm, (split, WeightOwner::Experts))
-        };
-        (0..experts).map(layer).collect()
-    }
-
-    fn add_layer(
         &self,
         path: &str,
         device: &Device,

@@ -31,34 +31,22 @@ pub struct OperandReport {
     pub snr_db: f64,
 }
 
-/// The statistics of a tensor and its copy.
-pub(super) struct MeasuredError {
-    statistics: Statistics,
-    scale: (f32, f32),
-}
-
-impl MeasuredError {
-    pub fn new(x: Tensor<2>, copy: &Fp8Matrix) -> Self {
-        Self {
-            statistics: statistics(x, copy),
-            scale: scales(copy),
-        }
-    }
-
-    pub fn report(self, layer: &Fp8Layer, operand: Operand) -> OperandReport {
+impl OperandReport {
+    /// Measures the error of the copy of `x`, a tensor of the layer.
+    pub(super) fn new(layer: &Fp8Layer, operand: Operand, x: Tensor<2>, copy: &Fp8Matrix) -> Self {
         let Statistics {
             amax,
             saturated,
             flushed,
             snr,
-        } = self.statistics;
-        OperandReport {
+        } = statistics(x, copy);
+        Self {
             path: layer.path().into(),
             operand,
             format: layer.format(operand),
             recipe: layer.recipe().name(),
             amax,
-            scale: self.scale,
+            scale: scales(copy),
             saturated,
             flushed,
             snr_db: snr,

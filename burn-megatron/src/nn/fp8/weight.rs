@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use burn::tensor::Tensor;
-use burn_megatron_kernels::fp8::{Format, Fp8Matrix, Quantized, QuantizerUsage};
+use burn_megatron_kernels::fp8::{Format, Fp8Matrix, QuantizerUsage};
 
 use super::{Fp8Layer, Operand};
 
@@ -64,12 +64,9 @@ impl Fp8Layer {
                 (self.logged_copies(value), None)
             } else {
                 let scale = self.scale_of(Operand::Weight, &value);
-                let Quantized {
-                    rowwise,
-                    columnwise,
-                    seen,
-                } = self.quantize(Operand::Weight, value, scale.as_ref(), QuantizerUsage::BOTH);
-                (both([rowwise, columnwise]), Some((seen, elements)))
+                let usage = QuantizerUsage::BOTH;
+                let (copies, seen) = self.quantize(Operand::Weight, value, scale.as_ref(), usage);
+                (both(copies), Some((seen, elements)))
             };
             let weight = Arc::new(weight);
             CachedWeight { weight, seen }

@@ -52,7 +52,7 @@ impl MultiLatentAttention {
         new: Tensor<3>,
         layer: SequenceKvCache<'_>,
     ) -> Tensor<3> {
-        let (sizes, first) = (self.sizes, layer.first());
+        let (sizes, first) = (self.sizes, layer.first);
         let entry = new.clone().unsqueeze_dim::<4>(2);
         if let Some((split, is_part)) = layer.split() {
             let q = self.absorbed(q);
@@ -78,7 +78,7 @@ impl MultiLatentAttention {
             };
             return self.values(Tensor::cat((0..q.dims()[1]).map(of_query).collect(), 1));
         }
-        let is_prefill = layer.is_prefill();
+        let is_prefill = layer.is_prefill;
         let [all] = layer.extend([entry]);
         if is_prefill {
             // The training form costs fewer operations where there are many queries. It has the bits of the training
@@ -95,7 +95,7 @@ impl MultiLatentAttention {
         // One by one, so that a query has the same bits alone.
         let of_query = |i: usize| {
             let seen = |x: &Tensor<4>| x.clone().narrow(1, 0, keys + 1 + i - count);
-            let (k, v, options) = (seen(&k), seen(&v), self.core.options());
+            let (k, v, options) = (seen(&k), seen(&v), self.core.scores.causal());
             composed::flash_attention(q.clone().narrow(1, i, 1), k, v, None, &options)
         };
         self.values(Tensor::cat((0..count).map(of_query).collect(), 1))

@@ -87,9 +87,8 @@ impl MultiLatentAttention {
         }
         let projections = self.project(latents, rotary, &context);
         self.core
-            .attend_separate(projections, context, |weights, rows| match rows {
-                Some(rows) => self.dropout.forward_rows(weights, rows),
-                None => self.dropout.forward(weights, self.lies),
+            .attend_separate(projections, context, |weights, rows| {
+                self.dropout.forward_rows(weights, rows, self.lies)
             })
     }
 

@@ -22,9 +22,10 @@ use burn::config::Config;
 use burn::module::Module;
 use burn_megatron_kernels::attention::Heads;
 
-use super::attention_core::{AttentionCore, ScoreOptions};
+use super::attention_core::AttentionCore;
 use super::attention_logits::{AttentionLayer, HeadColumns, HeadPart};
 use super::lora::LoraTarget;
+use super::score_options::ScoreOptions;
 use super::{
     ActivationLayout, BuildError, ColumnParallelLinear, ColumnParallelLinearConfig, Dropout, Init,
     ModelBuilder, Norm, NormConfig, NormKind, OutputSection, RecomputeModule, RecomputeRegion,
@@ -195,15 +196,15 @@ impl MultiLatentAttentionConfig {
             width,
         };
         if let Some(reason) = unfused_reason(self.dropout, width.max(value), None) {
-            builder.keep_unfused(Operation::Attention, reason)?;
+            let mut kernels = builder.kernels();
+            kernels.keep_unfused(Operation::Attention, reason)?;
         }
-        let fused = builder.is_fused(Operation::Attention);
-        let logits = builder.attention_logits();
-        let logits = logits.register(self.measured_layer(builder), place.index * heads);
-        let engine = fused.then(|| {
-            let engine = builder.attention_engine((of_rank, value), None)?;
-            Ok::<_, BuildError>(logits.measured(engine, 0))
-        });
+        let scores = ScoreOptions {
+            scale: Some(self.scale.unwrap_or(1.0 / (width as f64).sqrt())),
+            ..ScoreOptions::default()
+        };
+        let layer = self.measured_layer(builder);
+        let core = AttentionCore::new(builder, layer, (of_rank, value), scores, vec![])?;
         let query = match self.q_rank {
             Some(_) => None,
             None => Some(of_heads("query", self.hidden, width)?),
@@ -218,18 +219,7 @@ impl MultiLatentAttentionConfig {
             kv_up: of_heads("kv_up", self.kv_rank, nope + value)?,
             output: output.init(&builder.child("output"))?,
             dropout: Dropout::new(self.dropout, &builder.child("dropout"))?,
-            core: AttentionCore {
-                heads: of_rank,
-                scores: ScoreOptions {
-                    scale: Some(self.scale.unwrap_or(1.0 / (width as f64).sqrt())),
-                    ..ScoreOptions::default()
-                },
-                engine: engine.transpose()?,
-                fused_softmax: builder.is_fused(Operation::Softmax),
-                context: vec![],
-                place: (place.index * heads, self.heads),
-                logits,
-            },
+            core,
             sizes: Sizes {
                 heads,
                 q_rank: self.q_rank.unwrap_or(0),
@@ -271,7 +261,7 @@ impl MultiLatentAttentionConfig {
         ];
         AttentionLayer {
             path: builder.path().into(),
-            stage: builder.stage(),
+            stage: builder.stage,
             heads: self.heads,
             groups: self.heads,
             has_norm: false,

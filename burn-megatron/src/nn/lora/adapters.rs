@@ -7,7 +7,8 @@ use super::LoraTarget;
 use crate::mesh::Axis;
 use crate::nn::LinearKernels;
 use crate::nn::forward_context::constant;
-use crate::nn::linear::{InputLayout, linear_param};
+use crate::nn::input_layout::InputLayout;
+use crate::nn::linear::{LinearOperands, linear};
 use crate::nn::lora::AdaptedLayer;
 use crate::nn::{
     ActivationLayout, BuildError, Dropout, Init, ModelBuilder, ParameterSpec, Placement,
@@ -70,8 +71,7 @@ impl ColumnLayer<'_> {
         } else {
             ActivationLayout::Whole
         };
-        let mut adapters = Factory::new(builder, self.input)?;
-        let Some(adapters) = &mut adapters else {
+        let Some(mut adapters) = Factory::new(builder, self.input) else {
             return Ok(None);
         };
         let mut offset = 0;
@@ -109,10 +109,8 @@ impl RowLayer {
     /// [`BuildError`] for an invalid dropout, and for one that cannot be drawn in the layout.
     pub fn adapters(self, builder: &ModelBuilder) -> Result<Option<LoraAdapters>, BuildError> {
         let (place, [input, output]) = (builder.place(), self.size);
-        let Some(target) = self.target else {
-            return Ok(None);
-        };
-        let Some(mut adapters) = Factory::new(builder, input)? else {
+        let adapters = self.target.zip(Factory::new(builder, input));
+        let Some((target, mut adapters)) = adapters else {
             return Ok(None);
         };
         let a = |spec: ParameterSpec<2>| {
@@ -125,11 +123,11 @@ impl RowLayer {
             adapters.check_recompute(RecomputeModule::Activation)?;
         }
         let contexts = builder.groups().config().context;
-        if adapters.has_any() && adapters.dropout > 0.0 && contexts > 1 && place.size > 1 {
+        if adapters.has_any() && adapters.config.dropout > 0.0 && contexts > 1 && place.size > 1 {
             return Err(builder.error(format!(
                 "lora.dropout = {} of features that {} tensor ranks share, beside {contexts} context ranks: expected \
                  dropout = 0, or one of the two axes of size 1",
-                adapters.dropout, place.size
+                adapters.config.dropout, place.size
             )));
         }
         let lies = match place.size {
@@ -145,20 +143,18 @@ struct Factory<'a> {
     layer: &'a ModelBuilder,
     config: super::LoraConfig,
     input: usize,
-    dropout: f64,
     made: Vec<(LoraTarget, LoraAdapter)>,
 }
 
 impl<'a> Factory<'a> {
     /// `None` for a model without adapters.
-    fn new(layer: &'a ModelBuilder, input: usize) -> Result<Option<Self>, BuildError> {
-        Ok(layer.lora_config().map(|config| Self {
+    fn new(layer: &'a ModelBuilder, input: usize) -> Option<Self> {
+        layer.lora_config().map(|config| Self {
             layer,
             input,
-            dropout: config.dropout,
             config,
             made: vec![],
-        }))
+        })
     }
 
     fn has_any(&self) -> bool {
@@ -236,7 +232,7 @@ impl<'a> Factory<'a> {
             gate_proj: take(LoraTarget::Gate),
             up_proj: take(LoraTarget::Up),
             down_proj: take(LoraTarget::Down),
-            dropout: Dropout::new(self.dropout, &self.layer.child("lora"))?,
+            dropout: Dropout::new(self.config.dropout, &self.layer.child("lora"))?,
             lies,
             inner,
             sections,
@@ -297,7 +293,7 @@ impl LoraAdapters {
     /// `s (x A) B`.
     fn product(&self, x: Tensor<3>, adapter: &LoraAdapter) -> Tensor<3> {
         let multiplied = |x: Tensor<3>, factor, input| {
-            linear_param(x.into(), factor, None, input, None, self.kernels)
+            linear(x, LinearOperands::new(factor, input, self.kernels))
         };
         let inner = multiplied(x, &adapter.a, InputLayout::Local);
         let inner = inner.mul_scalar(adapter.scale);

@@ -9,9 +9,9 @@ use burn_megatron_kernels::flat::scale;
 use burn_megatron_kernels::{Function, apply};
 
 use super::{ComponentsCell, LossComponents, LossFactor};
-use crate::collective::{Comm, start_all_gather};
+use crate::collective::{CollectiveOp, Comm, start};
 use crate::nn::forward_context::is_tracked;
-use crate::nn::lookup::accumulation;
+use crate::nn::wide::wide;
 
 /// The loss of any rows of logits `[rows, width]` of the columns of `part`. Plain tensors only.
 #[derive(Clone, Debug)]
@@ -36,10 +36,7 @@ impl FusedLoss {
     pub fn forward(&self, logits: Tensor<2>, targets: Tensor<1, Int>) -> (FusedLosses, Tensor<1>) {
         let local = statistics(logits, targets.clone(), &self.part);
         let local = local.unsqueeze_dim::<3>(0);
-        let all = match self.comm.size() {
-            1 => local,
-            _ => start_all_gather(local, 0, &self.comm).wait(),
-        };
+        let all = start(local, &CollectiveOp::Gather { dim: 0 }, &self.comm).wait();
         let tokens = self.part.tokens;
         let (loss, log_sum_exp) = combine(all.clone(), targets.clone(), tokens, &self.options);
         let components = || self.components(all, targets, &loss, &log_sum_exp);
@@ -147,7 +144,7 @@ impl Function for FusedCrossEntropy {
         let (FusedLosses { loss, components }, saved) = match known {
             Some(factor) => {
                 let (tokens, device) = (logits.dims()[0], logits.device());
-                let upstream = factor.expanded(tokens, &device, accumulation(&logits).into());
+                let upstream = factor.expanded(tokens, &device, wide(logits.dtype()));
                 let (losses, gradient) = self.loss.with_gradient(logits, targets, upstream);
                 (losses, vec![gradient.into_dispatch()])
             }

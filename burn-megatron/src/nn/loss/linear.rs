@@ -11,13 +11,13 @@ use super::{
     ComponentsCell, LogitsShape, LossComponents, LossFactor, LossTerm, Losses, SummedLosses,
     VocabParallelCrossEntropy, flat_targets,
 };
-use crate::nn::arithmetic::{FloatArithmetic, LinearArithmetic, NeededGradients, WeightSource};
+use crate::nn::arithmetic::{FloatArithmetic, NeededGradients, rows};
 use crate::nn::embedding::OutputProduct;
 use crate::nn::forward_context::is_tracked;
 use crate::nn::hook::Pass;
-use crate::nn::linear::{InputLayout, rows};
-use crate::nn::lookup::accumulation;
-use crate::nn::weight::HookedWeight;
+use crate::nn::input_layout::InputLayout;
+use crate::nn::weight::{HookedWeight, Weight};
+use crate::nn::wide::wide;
 use crate::nn::{OutputLayer, VocabParallelEmbedding};
 
 /// The loss of hidden states: [`OutputLayer`] and [`VocabParallelCrossEntropy`] in chunks of tokens, so that the
@@ -143,7 +143,10 @@ impl LinearCrossEntropy {
     ) -> (Tensor<1>, Vec<Tensor<2>>) {
         let shape = targets.dims();
         let trains_weight = product.weight.trains();
-        let (weight, hooked) = product.weight.into_parts();
+        let Weight {
+            tensor: weight,
+            hooked,
+        } = product.weight;
         let cell = ComponentsCell::default();
         let function = ChunkedLoss {
             loss: self.loss.rows_loss(),
@@ -218,8 +221,8 @@ impl ChunkedLoss {
 
     /// The logits of a chunk, with the soft cap.
     fn logits(&self, chunk: &Chunk, weight: &Tensor<2>) -> Tensor<2> {
-        let weight = WeightSource::Graph(weight.clone().transpose());
-        let logits = self.arithmetic.output(chunk.x.clone(), weight, None).0;
+        let weight = weight.clone().transpose();
+        let logits = self.arithmetic.product(chunk.x.clone(), weight, None);
         capped(logits, self.soft_cap)
     }
 
@@ -271,7 +274,7 @@ impl Function for ChunkedLoss {
         } = self.needed;
         let known = self.factor.as_ref().filter(|_| needs_input || needs_weight);
         let mut gradients = known.map(|factor| {
-            let dtype = DType::from(accumulation(&x));
+            let dtype = wide(x.dtype());
             let upstream = factor.expanded(self.rows_per_chunk, &x.device(), dtype);
             (upstream, OutputGradients::new(&x, &weight, self.needed))
         });

@@ -182,12 +182,8 @@ impl VocabParallelCrossEntropy {
 /// Targets `[batch, seq]` as the losses read them: `[batch * seq]`, without autodiff, on this device.
 fn flat_targets(targets: Tensor<2, Int>, device: &Device) -> Tensor<1, Int> {
     let tokens = targets.shape().num_elements();
-    let targets = targets.reshape([tokens]).to_device(&device.clone().inner());
-    if targets.is_autodiff() {
-        targets.inner()
-    } else {
-        targets
-    }
+    let targets = targets.reshape([tokens]);
+    targets.to_device(&device.clone().inner()).inner()
 }
 
 /// The components of a loss, `[tokens]` each, without autodiff.

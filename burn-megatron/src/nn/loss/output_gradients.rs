@@ -6,12 +6,9 @@ use burn_megatron_kernels::flat;
 use burn_megatron_kernels::gradient::{FlatGradients, Place};
 
 use super::linear::Chunk;
-use crate::collective::PendingTensor;
-use crate::nn::arithmetic::{
-    FloatArithmetic, LinearArithmetic, NeededGradients, SavedInput, WeightSource, flatten,
-};
+use crate::nn::arithmetic::{FloatArithmetic, NeededGradients, flatten};
 use crate::nn::hook::WeightGradientFn;
-use crate::nn::lookup::accumulation;
+use crate::nn::wide::wide;
 
 /// The gradients that are needed, flat.
 pub(super) struct OutputGradients {
@@ -27,7 +24,7 @@ impl OutputGradients {
         let empty = |like: &Tensor<2>, dtype: DType| {
             Tensor::empty([like.shape().num_elements()], (&x.device(), dtype))
         };
-        let sum = DType::from(accumulation(x));
+        let sum = wide(x.dtype());
         Self {
             input: needed.input.then(|| empty(x, x.dtype())),
             weight: needed.weight.then(|| empty(weight, sum)),
@@ -46,18 +43,17 @@ impl OutputGradients {
         let Chunk { first, x, .. } = chunk;
         if let Some(flat) = self.input.take() {
             let offset = first * x.dims()[1];
-            let weight = WeightSource::Graph(weight.clone().transpose());
-            let dx = arithmetic.input_gradient(&dy, weight, &[]);
+            let weight = weight.clone().transpose();
+            let dx = arithmetic.input_gradient(dy.clone(), weight);
             self.input = Some(flat::accumulate(flat, offset, flatten(dx), false));
         }
         if let Some(flat) = self.weight.take() {
-            let x = SavedInput::Floats(PendingTensor::ready(x.unsqueeze()));
             let places = vec![Place {
                 offset: 0,
                 add: first > 0,
             }];
             let target = Some(FlatGradients { flat, places });
-            self.weight = Some(arithmetic.weight_gradient_into(x, dy, &[], target));
+            self.weight = Some(arithmetic.weight_gradient(x, dy, target));
         }
     }
 

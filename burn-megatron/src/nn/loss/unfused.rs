@@ -6,7 +6,7 @@ use burn_megatron_kernels::{Function, apply};
 
 use super::fused::FusedLoss;
 use super::{ComponentsCell, LossComponents};
-use crate::collective::{Comm, start_all_reduce};
+use crate::collective::{CollectiveOp, Comm, start};
 use crate::comm::ReduceOp;
 
 /// See [`super::fused::cross_entropy`].
@@ -197,8 +197,5 @@ impl Function for UnfusedCrossEntropy {
 }
 
 fn reduce(x: Tensor<2>, op: ReduceOp, comm: &Comm) -> Tensor<2> {
-    match comm.size() {
-        1 => x,
-        _ => start_all_reduce(x, op, comm).wait(),
-    }
+    start(x, &CollectiveOp::AllReduce(op), comm).wait()
 }

@@ -5,13 +5,14 @@ use std::sync::Arc;
 use burn::module::Param;
 use burn::tensor::Tensor;
 use burn_megatron_kernels::attention::{AttentionEngine, Heads, Window};
+use parking_lot::MutexGuard;
 
 use super::ModelBuilder;
-use crate::kernel_selection::{EpilogueShape, KernelChoices, KernelSelection, Operation};
+use crate::kernel_selection::{KernelChoices, KernelSelection, Operation};
 use crate::mesh::{Axis, Grid};
 use crate::nn::arithmetic::LinearKernels;
 use crate::nn::context::ContextGroups;
-use crate::nn::fp8::{Fp8, Fp8Config, Fp8Layer, SplitOperands};
+use crate::nn::fp8::{Fp8, Fp8Config, Fp8Layer, SplitOperands, WeightOwner};
 use crate::nn::lora::{AdaptedLayer, LoraConfig, LoraLayers};
 use crate::nn::moe::Routers;
 use crate::nn::tp_comm_overlap;
@@ -31,26 +32,21 @@ impl ModelBuilder {
 
     /// Whether the layer uses the fused form of an operation.
     pub fn is_fused(&self, operation: Operation) -> bool {
-        self.shared.kernels.lock().is_fused(operation)
+        self.kernels().is_fused(operation)
     }
 
     /// Returns the settings of the layer's matrix products.
     pub fn linear_kernels(&self) -> LinearKernels {
-        let kernels = self.shared.kernels.lock();
+        let kernels = self.kernels();
         LinearKernels {
             fused: kernels.is_fused(Operation::Linear),
             blas: kernels.blas(),
         }
     }
 
-    /// Whether MLPs have [epilogues](KernelChoices::epilogue_fusion).
-    pub fn epilogue_fusion(&self) -> bool {
-        self.shared.kernels.lock().epilogue_fusion()
-    }
-
-    /// Adds an MLP with epilogues to the [selection](KernelSelection::epilogue_shapes) of the model.
-    pub(in crate::nn) fn add_epilogues(&self, shape: EpilogueShape) {
-        self.shared.kernels.lock().add_epilogues(shape);
+    /// Returns which operations of the model are fused, to ask and to change. Do not hold it while a layer is built.
+    pub fn kernels(&self) -> MutexGuard<'_, KernelSelection> {
+        self.shared.kernels.lock()
     }
 
     /// Computes what [`KernelChoices::epilogue_fusion`] requests by products and kernels where the device has no such
@@ -60,34 +56,6 @@ impl ModelBuilder {
             composes_epilogues: true,
             ..self
         }
-    }
-
-    /// See [`with_composed_epilogues`](Self::with_composed_epilogues).
-    pub(in crate::nn) fn composes_epilogues(&self) -> bool {
-        self.composes_epilogues
-    }
-
-    /// The setting of [`LogitsShape::tokens_per_chunk`](crate::nn::LogitsShape::tokens_per_chunk).
-    pub fn loss_chunk_size(&self) -> Option<usize> {
-        self.shared.kernels.lock().loss_chunk_size()
-    }
-
-    /// Disables the fused form of an operation that the layer cannot use, for this reason.
-    ///
-    /// # Errors
-    ///
-    /// [`BuildError::Kernels`] if the kernel was requested.
-    pub fn keep_unfused(
-        &self,
-        operation: Operation,
-        reason: impl Into<String>,
-    ) -> Result<(), BuildError> {
-        Ok(self.shared.kernels.lock().keep_unfused(operation, reason)?)
-    }
-
-    /// Disables the fused form of an operation that is slower for this layer, unless it was requested.
-    pub fn prefer_unfused(&self, operation: Operation, reason: impl Into<String>) {
-        self.shared.kernels.lock().prefer_unfused(operation, reason);
     }
 
     /// The engine of fused attention with these heads on this rank, values of `value_width` features, and this window.
@@ -110,7 +78,7 @@ impl ModelBuilder {
         if let Some(engine) = engines.get(heads) {
             return Ok(engine);
         }
-        let mut kernels = self.shared.kernels.lock();
+        let mut kernels = self.kernels();
         let ranks = (!self.is_outline).then(|| self.groups.tensor());
         engines.select(&mut kernels, ranks, (self.device(), self.compute), heads)
     }
@@ -304,11 +272,13 @@ impl ModelBuilder {
             fp8.add_capable(&self.path);
             return Ok(None);
         }
-        Ok(fp8.layer(&self.path, self.device(), self.groups.tensor(), split)?)
+        let owner = (split, WeightOwner::Layer);
+        Ok(fp8.layer(&self.path, self.device(), self.groups.tensor(), owner)?)
     }
 
-    /// The 8-bit arithmetic of each expert of the model in the product `name`, where it has a recipe. `split` tells
-    /// which operands are split over the expert-tensor axis.
+    /// The 8-bit arithmetic of each expert of the model in the product `name`, where it has a recipe; the number of an
+    /// expert is the last part of its path. They are those of all ranks, so that the states do not depend on the layout.
+    /// `split` tells which operands are split over the expert-tensor axis.
     pub(in crate::nn) fn fp8_expert_layers(
         &self,
         name: &str,
@@ -316,13 +286,14 @@ impl ModelBuilder {
         split: SplitOperands,
     ) -> Result<Vec<Option<Fp8Layer>>, BuildError> {
         let (fp8, path) = (self.fp8(), self.join(name));
+        let paths = (0..experts).map(|expert| format!("{path}.{expert}"));
         if !self.allows_fp8 {
-            for expert in 0..experts {
-                fp8.add_capable(&format!("{path}.{expert}"));
-            }
+            paths.for_each(|path| _ = fp8.add_capable(&path));
             return Ok(vec![None; experts]);
         }
         let comm = self.groups.group(Grid::Expert, Axis::ExpertTensor)?;
-        Ok(fp8.expert_layers(&path, experts, self.device(), &comm, split)?)
+        let owner = (split, WeightOwner::Experts);
+        let layers = paths.map(|path| fp8.layer(&path, self.device(), &comm, owner));
+        Ok(layers.collect::<Result<_, _>>()?)
     }
 }

@@ -5,8 +5,6 @@ use std::sync::Arc;
 use burn::tensor::{DType, Device, Tensor};
 use parking_lot::Mutex;
 
-use super::router::plain;
-
 /// A number for each expert that is added to its scores where experts are chosen, and nowhere else (Wang et al. 2024,
 /// arXiv:2408.15664; DeepSeek-V3). After each step that is taken it grows by `rate` for an expert with less than the
 /// mean load of the step, and falls by `rate` for one with more.
@@ -41,7 +39,7 @@ impl ExpertBias {
         let mut own = self.value.lock();
         let (given, expected) = (value.dims(), own.dims());
         assert_eq!(given, expected, "the length of an expert bias");
-        *own = plain(value).cast(DType::F32).to_device(&own.device());
+        *own = value.inner().cast(DType::F32).to_device(&own.device());
     }
 
     /// Moves it by the load `[experts]` of a step, times `taken`, `[1]`: 1, or 0 for a step that was skipped.

@@ -5,7 +5,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::routed_tokens::RankTokens;
-use super::router::{Routing, plain};
+use super::router::Routing;
 
 /// The maximum number of tokens that an expert takes from a rank: `ceil(T k / E * factor)`, for `T` real tokens of the rank. Others are
 /// dropped: their weights are 0 and those of their other experts stay as they are.
@@ -67,7 +67,7 @@ impl Capacity {
         let capacity = self.of(own.count, k, experts);
         let weights = match self.keep {
             KeepPolicy::First => None,
-            KeepPolicy::LargestWeights => Some(plain(routing.weights.clone())),
+            KeepPolicy::LargestWeights => Some(routing.weights.clone().inner()),
         };
         Routing {
             indices: keep_within_capacity(routing.indices, weights, experts, capacity),

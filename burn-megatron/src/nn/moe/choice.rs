@@ -6,7 +6,6 @@ use burn_megatron_kernels::record;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::router::plain;
 use crate::collective::Comm;
 use crate::comm::{Buffer, raise};
 use crate::nn::{AxisRank, BatchPosition, DropoutPosition};
@@ -91,7 +90,7 @@ pub(super) fn sinkhorn_choices(
         return Tensor::zeros([tokens, k], &logits.device());
     }
     let device = logits.device().inner();
-    let own = plain(logits).into_data().convert_dtype(DType::F64);
+    let own = logits.inner().into_data().convert_dtype(DType::F64);
     let own: Vec<f64> = match own.try_into_vec() {
         Ok(own) => own,
         Err(error) => unreachable!("logits are floats: {error}"),

@@ -1,5 +1,7 @@
 //! The product of rows with the weight of their expert, where experts multiply in 8 bits.
 
+use std::sync::Arc;
+
 use burn::backend::DispatchTensor;
 use burn::module::Param;
 use burn::tensor::{DType, Device, Tensor};
@@ -8,15 +10,17 @@ use burn_megatron_kernels::gradient::{Destination, FlatGradients, Place};
 use burn_megatron_kernels::moe::grouped::GroupedMatmul;
 use burn_megatron_kernels::{Function, apply, flat};
 
-use super::expert_arithmetic::{ExpertArithmetic, SavedExpert};
-use super::router::plain;
 use crate::collective::PendingTensor;
 use crate::nn::Activation;
-use crate::nn::arithmetic::{FloatArithmetic, LinearKernels, NeededGradients, SavedInput};
+use crate::nn::arithmetic::{
+    FloatArithmetic, LinearKernels, NeededGradients, SavedInput, WeightSource,
+};
 use crate::nn::forward_context::is_tracked;
-use crate::nn::fp8::{Fp8Arithmetic, Fp8Layer};
+use crate::nn::fp8::{Fp8Arithmetic, Fp8Layer, QuantizedWeight};
 use crate::nn::hook::{ParameterHook, WeightGradientFn, fused_value};
+use crate::nn::layer_arithmetic::LayerArithmetic;
 use crate::nn::recompute::{SavesInput, apply_discarding};
+use crate::nn::wide::wide;
 
 /// `x`, `[rows, in]`, times the weight of each row's expert, `[experts, in, out]`: `[rows, out]`.
 ///
@@ -53,23 +57,24 @@ pub(super) fn expert_product(
     let saves_codes = trains_weight && matches!(input, ExpertInput::Rows(_));
     // Its owner reports changes, so that copies of its weights may be cached.
     let is_hooked = ParameterHook::of(weight).is_some();
-    let values = plain(weights.clone());
+    let values = weights.clone().inner();
     let expert = |(index, (layer, rows)): (usize, (&Option<Fp8Layer>, &usize))| {
         let arithmetic = match layer {
             Some(layer) => {
-                let caches = is_hooked && *rows > 0 && layer.caches_weight();
-                let value = || matrix(&values, index);
-                ExpertArithmetic::Fp8(
-                    Fp8Arithmetic::new(layer, is_recorded, saves_codes),
-                    caches.then(|| layer.cached_weight(value, is_recorded)),
-                )
+                LayerArithmetic::Fp8(Fp8Arithmetic::new(layer, is_recorded, saves_codes))
             }
-            None => ExpertArithmetic::Float(FloatArithmetic {
+            None => LayerArithmetic::Float(FloatArithmetic {
                 kernels,
                 transposed: false,
             }),
         };
+        let caching = layer.as_ref().filter(|layer| {
+            // An expert without rows has no use for copies.
+            is_hooked && *rows > 0 && layer.caches_weight()
+        });
+        let value = || matrix(&values, index);
         Expert {
+            copies: caching.map(|layer| layer.cached_weight(value, is_recorded)),
             rows: *rows,
             padded_rows: rows.next_multiple_of(layer.as_ref().map_or(1, Fp8Layer::row_multiple)),
             arithmetic,
@@ -125,11 +130,7 @@ impl ExpertInput {
                 weights,
                 activation,
             } => {
-                let wide = match x.dtype() {
-                    DType::F64 => DType::F64,
-                    _ => DType::F32,
-                };
-                let weights = weights.cast::<DType>(wide);
+                let weights = weights.cast(wide(x.dtype()));
                 let inputs = vec![x.into_dispatch(), weights.into_dispatch()];
                 let activation = ActivationFunction::weighted(activation.kernel())
                     .with_options(activation.options());
@@ -172,7 +173,9 @@ struct Expert {
     rows: usize,
     /// With the rows of zeros that are multiplied too: those of a product in 8 bits on a GPU are a multiple of 16.
     padded_rows: usize,
-    arithmetic: ExpertArithmetic,
+    arithmetic: LayerArithmetic,
+    /// Both copies of the weight in 8 bits, where they are cached.
+    copies: Option<Arc<QuantizedWeight>>,
 }
 
 impl Expert {
@@ -185,6 +188,14 @@ impl Expert {
         let zeros = [self.padded_rows - self.rows, x.dims()[1]];
         let zeros = Tensor::zeros(zeros, (&x.device(), x.dtype()));
         Tensor::cat(vec![rows, zeros], 0)
+    }
+
+    /// The cached copies of the weight, or else its values.
+    fn weight(&self, value: impl FnOnce() -> Tensor<2>) -> WeightSource<'_> {
+        match &self.copies {
+            Some(copies) => WeightSource::Quantized(copies),
+            None => WeightSource::Graph(value()),
+        }
     }
 
     /// `y` without the rows of zeros.
@@ -210,8 +221,7 @@ impl ExpertProduct {
     }
 
     fn saves_weights(&self) -> bool {
-        self.with_rows()
-            .any(|(.., expert)| expert.arithmetic.reads_weight())
+        self.with_rows().any(|(.., expert)| expert.copies.is_none())
     }
 }
 
@@ -261,8 +271,8 @@ impl Function for ExpertProduct {
         let mut outputs = vec![];
         for (index, first, expert) in self.with_rows() {
             let rows = expert.rows_of(&x, first);
-            let weight = || matrix(&weights, index);
-            let (y, tensors) = expert.arithmetic.output(rows, weight);
+            let weight = expert.weight(|| matrix(&weights, index));
+            let (y, tensors) = expert.arithmetic.output(rows, weight, None);
             outputs.push(expert.without_padding(y));
             saved.extend(tensors.input_codes.into_iter().flatten());
             saved.extend(tensors.extra);
@@ -296,18 +306,20 @@ impl Function for ExpertProduct {
                 }
                 _ => SavedInput::Codes([next(&mut saved), next(&mut saved)]),
             };
-            let extra = saved.by_ref().take(expert.arithmetic.extras()).collect();
-            let rows = expert.rows_of(&dy, first);
-            let weight = || match &weights {
-                Some(weights) => matrix(weights, index),
-                None => unreachable!("weights that are read are saved"),
-            };
-            let (dx, dw) =
-                expert
-                    .arithmetic
-                    .gradients(SavedExpert { x, extra }, rows, weight, needed);
-            of_x.extend(dx.map(|dx| expert.without_padding(dx)));
-            of_weights[index] = Some(dw);
+            let extras = expert.arithmetic.saved_extras(expert.copies.is_some());
+            let extra: Vec<_> = saved.by_ref().take(extras).collect();
+            let dy = expert
+                .arithmetic
+                .gradient(expert.rows_of(&dy, first), needed);
+            if needed.input {
+                let weight = expert.weight(|| match &weights {
+                    Some(weights) => matrix(weights, index),
+                    None => unreachable!("weights that are read are saved"),
+                });
+                of_x.push(expert.without_padding(dy.input(weight, &extra)));
+            }
+            let of_weight = move |target| dy.weight(x, &extra, target);
+            of_weights[index] = Some(Box::new(of_weight) as WeightGradientFn);
         }
         let [inputs, outputs] = self.sizes;
         let rows = (dy.device(), dy.dtype());

@@ -107,7 +107,7 @@ impl ExpertsConfig {
         let tensor = on(Axis::ExpertTensor);
         let place = on(Axis::Expert);
         let ranks = place.size;
-        if builder.epilogue_fusion() {
+        if builder.kernels().epilogue_fusion() {
             return Err(builder.error(
                 "kernels.epilogue_fusion is for MLPs, and experts are multiplied together: remove epilogue_fusion",
             ));

@@ -9,45 +9,21 @@
 //! `N_mb`: the objective is the mean of `F` over micro-batches, weighted by their tokens. It does not depend on
 //! the sizes of the axes; it depends on the size of a micro-batch, except for tokens with the same routing.
 
-use burn::backend::DispatchTensor;
 use burn::tensor::{Tensor, TensorData};
 use burn_megatron_kernels::moe::router::top_k_router;
 use burn_megatron_kernels::moe::statistics::{count_experts, sum_scores, sum_squared_lse};
-use burn_megatron_kernels::{Function, apply};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::loss_kind::RouterLossKind;
 use super::routed_tokens::RankTokens;
-use super::router::{RouterConfig, Routing, plain};
+use super::router::{RouterConfig, Routing};
 use super::step::{GlobalLoad, RouterPass, RouterStep};
-use crate::collective::{Comm, start_all_reduce};
+use crate::collective::{CollectiveOp, Comm, start};
 use crate::comm::{CommError, ParallelContext, ReduceOp};
 use crate::mesh::{Axis, AxisSet, Grid};
-use crate::nn::LossFactor;
 use crate::nn::forward_context::constant;
-
-/// A kind of [`RouterLoss`].
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
-)]
-#[serde(rename_all = "kebab-case")]
-pub enum RouterLossKind {
-    /// The balance of a micro-batch.
-    Balance,
-    /// The balance of each sequence, averaged over the sequences of the micro-batch (DeepSeek-V3).
-    SequenceBalance,
-    /// The balance of the micro-batches of all data ranks, with the mean load of those so far in the step.
-    GlobalBalance,
-    /// `coefficient * mean over t of (log sum over e of exp z_te)^2` (ST-MoE, arXiv:2202.08906).
-    ZLoss,
-}
-
-/// Its name in a recipe and in metrics: `sequence-balance`.
-impl std::fmt::Display for RouterLossKind {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.serialize(f)
-    }
-}
+use crate::nn::unsaved::identity;
 
 /// A loss of a router, in addition to that of the model.
 ///
@@ -126,7 +102,7 @@ impl LayerLosses {
             let value = self.loss(kind, &load, (step, pass));
             let value = value.mul_scalar(coefficient);
             if pass.reports() {
-                step.record_loss(&self.layer, kind, plain(value.clone()));
+                step.record_loss(&self.layer, kind, value.clone().inner());
             }
             value
         });
@@ -216,7 +192,7 @@ impl Load {
         let choices = if layer.config.chooses_by_scores_alone() {
             routing.indices.clone()
         } else {
-            own.choices(top_k_router(plain(logits.clone()), &options, None).0)
+            own.choices(top_k_router(logits.clone().inner(), &options, None).0)
         };
         let counts = count_experts(choices, experts, sequences).float();
         let counts = counts.cast(logits.dtype());
@@ -235,39 +211,15 @@ impl Load {
 }
 
 fn sum_over<const D: usize>(values: Tensor<D>, comm: &Comm) -> Tensor<D> {
-    match comm.size() {
-        1 => values,
-        _ => start_all_reduce(values, ReduceOp::Sum, comm).wait(),
-    }
+    start(values, &CollectiveOp::AllReduce(ReduceOp::Sum), comm).wait()
 }
 
-/// `y`, whose backward is also that of a loss.
+/// Returns `y`, whose backward also gives a loss the gradient that it has as a term of the model's loss.
 pub(super) fn attach(y: Tensor<3>, loss: Tensor<1>, step: &RouterStep) -> Tensor<3> {
+    let (loss_scale, one) = (step.loss_scale().clone(), loss.ones_like().inner());
     let inputs = vec![y.into_dispatch(), loss.into_dispatch()];
-    let loss_scale = step.loss_scale().clone();
-    apply(inputs, AttachLoss { loss_scale })
-}
-
-/// The identity, whose backward gives a loss the gradient that it has as a term of the model's loss.
-#[derive(Debug)]
-struct AttachLoss {
-    loss_scale: LossFactor,
-}
-
-impl Function for AttachLoss {
-    fn forward(&self, mut inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>) {
-        let loss = inputs.split_off(1);
-        (inputs.remove(0), loss)
-    }
-
-    fn backward(
-        &self,
-        mut saved: Vec<DispatchTensor>,
-        gradient: DispatchTensor,
-        _needed: &[bool],
-    ) -> Vec<Option<DispatchTensor>> {
-        let loss = Tensor::<1>::from_dispatch(saved.remove(0));
-        let of_loss = self.loss_scale.scale(loss.ones_like());
+    identity("AttachLoss", inputs, move |gradient| {
+        let of_loss = loss_scale.scale(one.clone());
         vec![Some(gradient), Some(of_loss.into_dispatch())]
-    }
+    })
 }

@@ -13,7 +13,8 @@ use super::capacity::Capacity;
 use super::choice::RouterChoice;
 use super::dispatch::{Dispatcher, DispatcherKind, Exchanges, Fp8DispatchScales, Meanwhile};
 use super::experts::{Experts, ExpertsConfig};
-use super::losses::{LayerLosses, RouterLoss, RouterLossKind, attach};
+use super::loss_kind::RouterLossKind;
+use super::losses::{LayerLosses, RouterLoss, attach};
 use super::routed_tokens::{RankTokens, RoutedTokens};
 use super::router::{Router, RouterConfig, Routing};
 use super::routers::{RegisteredRouter, ReportedLayer};
@@ -203,7 +204,7 @@ impl MoeMlpConfig {
         builder.routers().register(RegisteredRouter {
             reported: ReportedLayer {
                 path: path.into(),
-                stage: builder.stage(),
+                stage: builder.stage,
                 experts,
                 losses: self.losses.iter().map(|loss| loss.kind).collect(),
             },
@@ -265,7 +266,7 @@ impl MoeMlp {
         with: MoeForward<'_>,
     ) -> (Tensor<3>, Tensor<3>) {
         if self.region.is_active() {
-            return self.region.run_normalized(norm, x, self.body(with));
+            return norm.run_in(&self.region, x, self.body(with));
         }
         let (normal, stream) = norm.forward_add(x);
         match self.output(normal, Some(stream), with) {
@@ -343,7 +344,7 @@ impl MoeMlp {
         };
         // The counts of rows travel from here on.
         let started = self.dispatcher.start(&kept);
-        let pass = with.step.zip(RouterPass::of(&routing));
+        let pass = with.step.zip(RouterPass::of(&routing.logits));
         if let Some((step, pass)) = pass
             && pass.reports()
         {
@@ -353,16 +354,20 @@ impl MoeMlp {
         let loss = loss.map(|loss| loss.reshape([1, 1, 1]));
         let shared = Arc::new(Mutex::new(None));
         let work = self.shared_into(&shared, whole);
-        let exchanges = match with.nodes {
-            None => Exchanges::with_meanwhile(work),
-            Some(nodes) => {
+        let meanwhile = match with.nodes {
+            None => Some(work),
+            Some(_) => {
                 work();
-                Exchanges::between(nodes)
+                None
             }
         };
-        // In this order their gradients are summed as they are in one graph.
         let ready = shared.lock().take();
-        let mut exchanges = exchanges.carrying([stream, loss, ready]);
+        let mut exchanges = Exchanges {
+            nodes: with.nodes,
+            meanwhile,
+            // In this order their gradients are summed as they are in one graph.
+            carried: vec![stream, loss, ready],
+        };
         let dispatched = started.dispatch(tokens, &mut exchanges);
         let y = dispatched.apply(|rows| self.experts.forward(rows), &mut exchanges);
         let [stream, loss, ready] = exchanges.into_carried();

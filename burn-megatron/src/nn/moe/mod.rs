@@ -22,9 +22,9 @@ mod bias;
 mod capacity;
 mod choice;
 mod dispatch;
-mod expert_arithmetic;
 mod expert_product;
 mod experts;
+mod loss_kind;
 mod losses;
 mod mlp;
 mod routed_tokens;
@@ -44,11 +44,11 @@ pub use dispatch::{
     Exchanges, Fp8DispatchScales, Meanwhile, PendingDispatch, expected_destinations,
 };
 pub use experts::{ExpertRows, Experts, ExpertsConfig};
-pub use losses::{RouterLoss, RouterLossKind};
+pub use loss_kind::RouterLossKind;
+pub use losses::RouterLoss;
 pub use mlp::{MoeForward, MoeMlp, MoeMlpConfig};
 pub use routed_tokens::RoutedTokens;
 pub(in crate::nn) use routed_tokens::TokenPositions;
-use router::wide;
 pub use router::{
     ExpertGroups, GroupScore, Router, RouterConfig, RouterDType, Routing, ScoreFunction,
 };

@@ -2,7 +2,7 @@
 
 use burn::config::Config;
 use burn::module::{Module, Param};
-use burn::tensor::{DType, FloatDType, Int, Tensor, TensorData};
+use burn::tensor::{DType, Int, Tensor, TensorData};
 use burn_megatron_kernels::moe::router::{self as kernels, router_weights, top_k_router};
 use burn_megatron_kernels::{gemm, record};
 use schemars::JsonSchema;
@@ -14,6 +14,7 @@ use super::routed_tokens::{RankTokens, RoutedTokens};
 use crate::collective::Comm;
 use crate::mesh::{Axis, AxisSet, Grid};
 use crate::nn::forward_context::{constant, is_training};
+use crate::nn::wide::wide;
 use crate::nn::{AxisRank, BuildError, Init, ModelBuilder, ParameterSpec, anchored_value};
 
 /// The function from the scores of a token to the weights of its experts. `z` are its logits, `S` the experts that it
@@ -270,7 +271,7 @@ impl Router {
         let options = self.config.options();
         let (k, experts) = (self.config.experts_per_token, self.config.experts);
         let choices = match (replayed, self.config.choice) {
-            (Some(choices), _) => Some(plain_ints(choices)),
+            (Some(choices), _) => Some(choices.inner()),
             (None, RouterChoice::Sinkhorn) if is_training => {
                 let (is_real, sizes) = (own.is_real(), (batch, k));
                 Some(sinkhorn_choices(
@@ -328,8 +329,8 @@ impl Router {
     /// The logits of `[tokens, hidden]`; the gradients of the gate are anchored to `anchor`.
     fn logits(&self, x: Tensor<2>, anchor: &Tensor<3>) -> Tensor<2> {
         let dtype = match self.config.dtype {
-            RouterDType::F32 => super::wide(x.dtype()),
-            RouterDType::F64 => FloatDType::F64,
+            RouterDType::F32 => wide(x.dtype()),
+            RouterDType::F64 => DType::F64,
         };
         let gate = anchored_value(&self.gate, anchor).cast(dtype);
         let bias = self.bias.as_ref().map(|bias| anchored_value(bias, anchor));
@@ -388,22 +389,5 @@ impl From<ExpertGroups> for kernels::ExpertGroups {
                 GroupScore::SumOf(terms) => kernels::GroupScore::SumOf(terms),
             },
         }
-    }
-}
-
-/// Without autodiff.
-pub(super) fn plain<const D: usize>(x: Tensor<D>) -> Tensor<D> {
-    if x.is_autodiff() { x.inner() } else { x }
-}
-
-fn plain_ints(x: Tensor<2, Int>) -> Tensor<2, Int> {
-    if x.is_autodiff() { x.inner() } else { x }
-}
-
-/// f32, or f64 for f64.
-pub(super) fn wide(dtype: DType) -> FloatDType {
-    match dtype {
-        DType::F64 => FloatDType::F64,
-        _ => FloatDType::F32,
     }
 }

@@ -9,9 +9,9 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use super::bias::ExpertBias;
-use super::losses::RouterLossKind;
+use super::loss_kind::RouterLossKind;
 use super::step::{RankLoad, RouterStep};
-use crate::collective::{Comm, start_all_reduce};
+use crate::collective::{CollectiveOp, Comm, start};
 use crate::comm::{CommError, ParallelContext, ReduceOp};
 use crate::nn::of_all_stages::of_all_stages;
 
@@ -153,8 +153,5 @@ pub fn reduced_reports(
         }
     }
     let own = Tensor::cat(parts, 0);
-    match comm.size() {
-        1 => own,
-        _ => start_all_reduce(own, ReduceOp::Sum, comm).wait(),
-    }
+    start(own, &CollectiveOp::AllReduce(ReduceOp::Sum), comm).wait()
 }

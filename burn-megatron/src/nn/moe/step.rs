@@ -6,8 +6,7 @@ use std::sync::Arc;
 use burn::tensor::{Int, Tensor};
 use parking_lot::Mutex;
 
-use super::losses::RouterLossKind;
-use super::router::Routing;
+use super::loss_kind::RouterLossKind;
 use crate::nn::LossFactor;
 use crate::nn::forward_context::is_tracked;
 use crate::nn::forward_context::{self, ForwardMode};
@@ -47,9 +46,9 @@ pub(super) enum RouterPass {
 }
 
 impl RouterPass {
-    /// The pass of this routing; none if no backward follows.
-    pub fn of(routing: &Routing) -> Option<Self> {
-        let is_tracked = is_tracked(&routing.logits);
+    /// The pass of a routing with these logits; none if no backward follows.
+    pub fn of(logits: &Tensor<2>) -> Option<Self> {
+        let is_tracked = is_tracked(logits);
         match forward_context::mode() {
             ForwardMode::FirstPass => Some(Self::First),
             ForwardMode::Recorded => is_tracked.then_some(Self::Recorded),

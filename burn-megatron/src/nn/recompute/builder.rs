@@ -19,14 +19,15 @@ impl ModelBuilder {
     pub fn recompute_layer_region(&self) -> RecomputeRegion {
         let recompute = self.recompute();
         match recompute.config().granularity {
-            RecomputeGranularity::Full => recompute.layer_region(self.position()),
+            RecomputeGranularity::Full => recompute.region_if(true, self.position()),
             _ => self.recompute_region(None),
         }
     }
 
     /// The region of a part of this module, which has a name and no path.
     pub(in crate::nn) fn recompute_part(&self, module: RecomputeModule) -> RecomputeRegion {
-        self.recompute().named_region(module, self.position())
+        let recompute = self.recompute();
+        recompute.region_if(recompute.takes(module), self.position())
     }
 
     /// The same for a part whose recomputation needs the fused form of `operation`.

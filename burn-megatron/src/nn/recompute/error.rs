@@ -48,9 +48,7 @@ impl RecomputeError {
             expected: expected.into(),
         }
     }
-}
 
-impl RecomputeError {
     pub(super) fn unmatched<'a>(given: &str, known: impl Iterator<Item = &'a str>) -> Self {
         let known: Vec<_> = known.collect();
         Self::Unmatched {

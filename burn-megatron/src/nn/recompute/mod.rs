@@ -30,12 +30,13 @@ use burn::tensor::{Gradients, Tensor};
 use burn_megatron_kernels::{MultiFunction, apply_multi, record};
 
 use super::gradient_slot::GradientSlot;
+use super::schedule_nodes::new_anchor;
 use super::{DropoutPosition, forward_context};
 pub use offload::OffloadNote;
 use offload::{ActivationStore, SavedInput};
 
 pub use config::{RecomputeConfig, RecomputeGranularity, RecomputeModule};
-pub(super) use discard::{ProductInput, SavesInput, apply_discarding};
+pub(super) use discard::{SavesInput, apply_discarding};
 pub use error::RecomputeError;
 pub use layers::LayerRun;
 pub use layers::{RecomputeLayers, RecomputeMethod};
@@ -88,7 +89,7 @@ pub fn recompute<const D: usize, const E: usize>(
 }
 
 /// [`recompute`] of a body with several outputs, whose input may be kept on the host.
-pub(super) fn recompute_outputs<const D: usize, const E: usize, const K: usize>(
+fn recompute_outputs<const D: usize, const E: usize, const K: usize>(
     store: Option<&Arc<ActivationStore>>,
     x: Tensor<D>,
     body: impl Fn(Tensor<D>) -> [Tensor<E>; K] + Send + Sync + 'static,
@@ -128,20 +129,19 @@ pub fn recompute_at<const D: usize, const E: usize>(
     x: Tensor<D>,
     body: impl Fn(Tensor<D>) -> Tensor<E> + Send + Sync + 'static,
 ) -> Tensor<E> {
-    recompute_in(None, position, x, body)
+    let [y] = recompute_in(None, position, x, move |x| [body(x)]);
+    y
 }
 
-/// [`recompute_at`] of a block whose input may be kept on the host.
-fn recompute_in<const D: usize, const E: usize>(
+/// [`recompute_at`] of a body with several outputs, whose input may be kept on the host.
+fn recompute_in<const D: usize, const E: usize, const K: usize>(
     store: Option<&Arc<ActivationStore>>,
     position: &DropoutPosition,
     x: Tensor<D>,
-    body: impl Fn(Tensor<D>) -> Tensor<E> + Send + Sync + 'static,
-) -> Tensor<E> {
+    body: impl Fn(Tensor<D>) -> [Tensor<E>; K] + Send + Sync + 'static,
+) -> [Tensor<E>; K] {
     let (position, current) = (position.clone(), position.get());
-    let body = move |x| [position.at(current.clone(), || body(x))];
-    let [y] = recompute_outputs(store, x, body);
-    y
+    recompute_outputs(store, x, move |x| position.at(current.clone(), || body(x)))
 }
 
 /// A block with an input of `D` dims and `K` outputs of `E`.
@@ -165,7 +165,7 @@ where
         x: DispatchTensor,
         needed: &[bool],
     ) -> Vec<Option<DispatchTensor>> {
-        let x = self.input(x);
+        let x = input::<D>(x, self.autodiff);
         record::second_pass(|| {
             forward_context::recompute_second_pass(&x, || (self.body)(x.clone()));
         });
@@ -173,15 +173,15 @@ where
         gradients[0] = needed[0].then(|| x.empty_like().into_dispatch());
         gradients
     }
+}
 
-    /// The input with autodiff as in a recorded forward, but on no graph.
-    fn input(&self, plain: DispatchTensor) -> Tensor<D> {
-        let plain = Tensor::from_dispatch(plain);
-        if self.autodiff {
-            Tensor::from_inner(plain)
-        } else {
-            plain
-        }
+/// An input with autodiff, or without, as in a recorded forward, but on no graph.
+fn input<const D: usize>(plain: DispatchTensor, autodiff: bool) -> Tensor<D> {
+    let plain = Tensor::from_dispatch(plain);
+    if autodiff {
+        Tensor::from_inner(plain)
+    } else {
+        plain
     }
 }
 
@@ -195,7 +195,8 @@ where
         mut inputs: Vec<DispatchTensor>,
     ) -> (Vec<DispatchTensor>, Vec<DispatchTensor>) {
         let x = inputs.swap_remove(0);
-        let outputs = forward_context::recompute_first_pass(|| (self.body)(self.input(x.clone())));
+        let outputs =
+            forward_context::recompute_first_pass(|| (self.body)(input(x.clone(), self.autodiff)));
         let output = |y: Tensor<E>| {
             assert!(
                 !(y.is_autodiff() && y.is_tracked()),
@@ -230,22 +231,25 @@ where
             return self.backward_on_shapes(saved.swap_remove(0), needed);
         }
         let fetched = self.offloaded.as_ref().and_then(SavedInput::take);
-        let mut x = self.input(fetched.unwrap_or_else(|| saved.swap_remove(0)));
+        let fetched = fetched.unwrap_or_else(|| saved.swap_remove(0));
+        let mut x = input::<D>(fetched, self.autodiff);
         if needed[0] {
             x = x.require_grad();
         }
-        let anchor = Tensor::<1>::zeros([1], &x.device().inner().autodiff()).require_grad();
+        let anchor = new_anchor(&x.device());
         let outputs = forward_context::recompute_second_pass(&anchor, || (self.body)(x.clone()));
         let mut leaves = backward_of(outputs.into_iter().zip(gradients), &anchor);
-        let input = needed[0].then(|| {
-            let gradient = x.grad_remove(&mut leaves);
-            // Zero if the block does not depend on its input.
-            gradient.unwrap_or_else(|| x.inner().zeros_like())
-        });
         let mut gradients = vec![None; needed.len()];
-        gradients[0] = input.map(Tensor::into_dispatch);
+        gradients[0] = needed[0].then(|| input_gradient(x, &mut leaves));
         gradients
     }
+}
+
+/// Returns the gradient of an input, which is zero if the second pass does not depend on it.
+fn input_gradient<const D: usize>(x: Tensor<D>, leaves: &mut Gradients) -> DispatchTensor {
+    let gradient = x.grad_remove(leaves);
+    let gradient = gradient.unwrap_or_else(|| x.inner().zeros_like());
+    gradient.into_dispatch()
 }
 
 /// Runs the backward of the outputs of a second pass that have a gradient.

@@ -12,8 +12,9 @@ use burn_megatron_kernels::attention::{
 };
 use burn_megatron_kernels::{MultiFunction, apply_multi, record};
 
-use super::{RecomputeRegion, backward_of};
+use super::{RecomputeRegion, backward_of, input, input_gradient};
 use crate::nn::forward_context;
+use crate::nn::schedule_nodes::new_anchor;
 
 impl RecomputeRegion {
     /// Attention `[batch, queries, heads, value width]` of the queries, keys and values that `project` returns. Where the
@@ -55,24 +56,12 @@ struct ProjectedAttention<F> {
     options: AttentionOptions,
 }
 
-impl<F> ProjectedAttention<F> {
-    /// An input with autodiff as in a recorded forward, but on no graph.
-    fn input(&self, plain: &DispatchTensor) -> Tensor<3> {
-        let plain = Tensor::from_dispatch(plain.clone());
-        if self.autodiff {
-            Tensor::from_inner(plain)
-        } else {
-            plain
-        }
-    }
-}
-
 impl<F> MultiFunction for ProjectedAttention<F>
 where
     F: Fn([Tensor<3>; 2]) -> [Tensor<4>; 3] + Send + Sync + 'static,
 {
     fn forward(&self, inputs: Vec<DispatchTensor>) -> (Vec<DispatchTensor>, Vec<DispatchTensor>) {
-        let latents = [self.input(&inputs[0]), self.input(&inputs[1])];
+        let latents = [0, 1].map(|i| input(inputs[i].clone(), self.autodiff));
         let projections = forward_context::recompute_first_pass(|| (self.project)(latents));
         let [q, k, v] = projections.map(|projection| {
             assert!(
@@ -97,7 +86,7 @@ where
         let Some(dout) = gradients.remove(0) else {
             return vec![None; needed.len()];
         };
-        let latents = [self.input(&saved[0]), self.input(&saved[1])];
+        let latents: [Tensor<3>; 2] = [0, 1].map(|i| input(saved[i].clone(), self.autodiff));
         let result = (
             Tensor::from_dispatch(saved[2].clone()),
             Tensor::from_dispatch(saved[3].clone()),
@@ -121,21 +110,13 @@ where
             return latents.map(empty).into();
         }
         let latents = latents.map(Tensor::require_grad);
-        let anchor = Tensor::<1>::zeros([1], &latents[0].device().inner().autodiff());
-        let anchor = anchor.require_grad();
+        let anchor = new_anchor(&latents[0].device());
         let project = || (self.project)(latents.clone());
         let projections = forward_context::recompute_second_pass(&anchor, project);
         let gradients = backward(projections.clone().map(Tensor::inner));
         let gradients = gradients.map(|gradient| Some(gradient.into_dispatch()));
         let mut leaves = backward_of(projections.into_iter().zip(gradients), &anchor);
-        let gradient = |x: Tensor<3>| {
-            let gradient = x.grad_remove(&mut leaves);
-            Some(
-                gradient
-                    .unwrap_or_else(|| x.inner().zeros_like())
-                    .into_dispatch(),
-            )
-        };
+        let gradient = |x: Tensor<3>| Some(input_gradient(x, &mut leaves));
         latents.map(gradient).into()
     }
 }

@@ -10,14 +10,12 @@ use parking_lot::Mutex;
 
 use super::layers::LayerRun;
 use super::offload::ActivationStore;
-use super::{
-    ActivationUsage, RecomputeConfig, RecomputeError, RecomputeModule, recompute_in,
-    recompute_outputs,
-};
-use crate::comm::{ParallelContext, ReduceOp};
+use super::{ActivationUsage, RecomputeConfig, RecomputeError, RecomputeModule, recompute_in};
+use crate::comm::ParallelContext;
 use crate::glob::Glob;
 use crate::host_link::{OffloadRecord, SimulatedHostLink};
-use crate::nn::{DropoutPosition, Norm, Residual, forward_context};
+use crate::nn::of_all_stages::first_set_on_all_stages;
+use crate::nn::{DropoutPosition, Residual, forward_context};
 
 /// The recomputation of a model. Clones share the current micro-batch and the list of regions.
 #[derive(Clone, Debug)]
@@ -131,22 +129,18 @@ impl Recompute {
         self.region_if(named || matched(), position)
     }
 
-    /// The region of a part of a layer that is not a module, and so has a name only.
-    pub(crate) fn named_region(
-        &self,
-        module: RecomputeModule,
-        position: &DropoutPosition,
-    ) -> RecomputeRegion {
-        self.region_if(self.takes(module), position)
-    }
-
     /// Records that the model can recompute `module`; returns whether the settings name it.
-    fn takes(&self, module: RecomputeModule) -> bool {
+    pub(super) fn takes(&self, module: RecomputeModule) -> bool {
         self.0.regions.lock().modules.insert(module);
         self.config().modules.contains(&module)
     }
 
-    fn region_if(&self, is_recomputed: bool, position: &DropoutPosition) -> RecomputeRegion {
+    /// A region that is recomputed if the flag is set, whatever the names and patterns are.
+    pub(crate) fn region_if(
+        &self,
+        is_recomputed: bool,
+        position: &DropoutPosition,
+    ) -> RecomputeRegion {
         let state = is_recomputed.then(|| (self.clone(), position.clone()));
         RecomputeRegion { state }
     }
@@ -159,22 +153,13 @@ impl Recompute {
         self.config().runs(stage, &matches)
     }
 
-    /// A region that is recomputed whatever the names and patterns are.
-    pub(crate) fn layer_region(&self, position: &DropoutPosition) -> RecomputeRegion {
-        self.region_if(true, position)
-    }
-
     /// Checks that each name and each pattern is of a region of the model, all of which is on this rank.
     ///
     /// # Errors
     ///
     /// [`RecomputeError::Unmatched`] with what there is.
     pub fn check_whole_model(&self) -> Result<(), RecomputeError> {
-        match self
-            .unmatched()
-            .iter()
-            .position(|unmatched| *unmatched == 1)
-        {
+        match self.unmatched().iter().position(|unmatched| *unmatched) {
             Some(at) => Err(self.unmatched_error(at)),
             None => Ok(()),
         }
@@ -191,22 +176,20 @@ impl Recompute {
         if flags.is_empty() {
             return Ok(());
         }
-        let everywhere = groups.pipeline().all_reduce(flags.into(), ReduceOp::Min)?;
-        let everywhere: Vec<u8> = everywhere.into_vec();
-        match everywhere.iter().position(|unmatched| *unmatched == 1) {
+        match first_set_on_all_stages(flags.into_iter(), groups)? {
             Some(at) => Err(self.unmatched_error(at)),
             None => Ok(()),
         }
     }
 
-    /// For each name and then each pattern: 1 if this rank has no such region.
-    fn unmatched(&self) -> Vec<u8> {
+    /// For each name and then each pattern: whether this rank has no such region.
+    fn unmatched(&self) -> Vec<bool> {
         let regions = self.0.regions.lock();
         let named = self.config().modules.iter();
         let named = named.map(|module| !regions.modules.contains(module));
         let globs = self.0.globs.iter();
         let globs = globs.map(|glob| !regions.paths.iter().any(|path| glob.matches(path)));
-        named.chain(globs).map(u8::from).collect()
+        named.chain(globs).collect()
     }
 
     fn unmatched_error(&self, at: usize) -> RecomputeError {
@@ -261,38 +244,22 @@ impl RecomputeRegion {
         x: Tensor<D>,
         body: impl Fn(Tensor<D>) -> Tensor<E> + Send + Sync + 'static,
     ) -> Tensor<E> {
+        let [y] = self.run_outputs(x, move |x| [body(x)]);
+        y
+    }
+
+    /// [`run`](Self::run) of a body with several outputs.
+    pub(in crate::nn) fn run_outputs<const D: usize, const E: usize, const K: usize>(
+        &self,
+        x: Tensor<D>,
+        body: impl Fn(Tensor<D>) -> [Tensor<E>; K] + Send + Sync + 'static,
+    ) -> [Tensor<E>; K] {
         match &self.state {
             Some((recompute, position)) if self.is_active() => {
                 recompute_in(recompute.0.store.as_ref(), position, x, body)
             }
             _ => body(x),
         }
-    }
-
-    /// `body` of the normalized stream, and the stream. Where the [norm](Norm::init_for_linear) is recomputed too, it is
-    /// a part of the region, which keeps the stream alone.
-    pub(in crate::nn) fn run_normalized(
-        &self,
-        norm: &Norm,
-        x: Residual,
-        body: impl Fn(Tensor<3>) -> Tensor<3> + Send + Sync + 'static,
-    ) -> (Tensor<3>, Tensor<3>) {
-        let position = self.state.as_ref().filter(|_| self.is_active());
-        let Some((recompute, position)) = position.filter(|_| norm.is_recomputed()) else {
-            let (normal, stream) = norm.forward_add(x);
-            return (self.run(normal, body), stream);
-        };
-        let ((sum, added_bias), norm) = (x.into_parts(), norm.clone());
-        let (position, current) = (position.clone(), position.get());
-        let store = recompute.0.store.as_ref();
-        let [y, stream] = recompute_outputs(store, sum, move |sum| {
-            position.at(current.clone(), || {
-                let x = Residual::from_parts(sum, added_bias.clone());
-                let (normal, stream) = norm.forward_add(x);
-                [body(normal), stream]
-            })
-        });
-        (y, stream)
     }
 
     /// [`run`](Self::run) of layers on a residual stream: the sum is kept. The gradients have the bits of the same

@@ -5,6 +5,7 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use burn::tensor::Tensor;
+use burn_megatron_kernels::gradient::Parameter;
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
 
@@ -173,7 +174,15 @@ fn overlap_changes_no_bit() {
                     collective::copy(x, groups.tensor())
                 };
                 let bias = layer.bias.as_ref().map(|bias| bias.val());
-                linear(x, layer.weight.val(), bias, InputLayout::Local, true)
+                let operands = LinearOperands {
+                    bias: bias.map(Parameter::from),
+                    ..LinearOperands::new(
+                        Weight::from(layer.weight.val()),
+                        InputLayout::Local,
+                        true,
+                    )
+                };
+                linear(x, operands)
             });
             assert_eq!(
                 overlapped, one_by_one,
@@ -193,13 +202,8 @@ fn what_is_not_needed_is_not_communicated() {
             journal: journal.clone(),
         });
         let run = |x: Tensor<3>, weight: Tensor<2>| {
-            let y = linear(
-                x,
-                weight,
-                None,
-                InputLayout::SplitSequence(slow.clone()),
-                true,
-            );
+            let input = InputLayout::SplitSequence(slow.clone());
+            let y = linear(x, LinearOperands::new(Weight::from(weight), input, true));
             journal.lock().unwrap().clear();
             let _ = backward(&y);
             journal.lock().unwrap().clone()

@@ -75,19 +75,24 @@ pub(super) struct ReduceScatterInChunks {
 }
 
 impl ReduceScatterInChunks {
-    pub fn new(chunks: TokenChunks, comm: &Comm) -> Self {
-        Self {
+    /// Starts to sum the terms that `term` computes of this rank's chunks.
+    pub fn of(chunks: TokenChunks, comm: &Comm, term: impl Fn(usize) -> Tensor<2>) -> Self {
+        let mut sum = Self {
             comm: comm.clone(),
             chunks,
             in_flight: VecDeque::new(),
             own: vec![],
             added: 0,
+        };
+        for index in chunks.reduce_order() {
+            sum.add(term(index));
         }
+        sum
     }
 
     /// Adds this rank's term of the next chunk, in the order of [`TokenChunks::reduce_order`], and sends it on. In a ring it
     /// is added to the sum that came from the previous rank.
-    pub fn add(&mut self, term: Tensor<2>) {
+    fn add(&mut self, term: Tensor<2>) {
         let (splits, step) = (self.chunks.splits(), self.added / self.chunks.splits());
         self.added += 1;
         let pending = match self.chunks.method() {

@@ -8,12 +8,12 @@ use burn_megatron_kernels::gradient::{FlatGradients, Place};
 use super::TpCommOverlapGroup;
 use super::exchange::{GatherInChunks, ReduceScatterInChunks};
 use crate::collective::PendingTensor;
-use crate::nn::arithmetic::{LinearArithmetic, NeededGradients, SavedInput, WeightSource};
+use crate::nn::arithmetic::{NeededGradients, SavedInput, WeightSource, rows};
 use crate::nn::forward_context;
 use crate::nn::hook::Pass;
-use crate::nn::linear::{LinearFunction, rows, tensor};
+use crate::nn::linear_function::{LinearFunction, tensor};
 
-impl<A: LinearArithmetic> LinearFunction<A> {
+impl LinearFunction {
     /// The output, where the exchange is in chunks.
     pub(in crate::nn) fn forward_in_chunks(
         &self,
@@ -61,14 +61,13 @@ impl<A: LinearArithmetic> LinearFunction<A> {
             let part = seq / group.comm.size();
             return Tensor::zeros([batch, part, out], (&x.device(), x.dtype()));
         }
-        let mut sum = ReduceScatterInChunks::new(chunks, &group.comm);
-        for index in chunks.reduce_order() {
+        let sum = ReduceScatterInChunks::of(chunks, &group.comm, |index| {
             let y = self.chunk_output(chunks.rows(&x, index), &weight, None);
-            sum.add(match &addend {
+            match &addend {
                 Some(addend) => y + chunks.rows(addend, index),
                 None => y,
-            });
-        }
+            }
+        });
         sum.finish()
     }
 
@@ -113,23 +112,20 @@ impl<A: LinearArithmetic> LinearFunction<A> {
         let input_gradient = weight.map(|weight| {
             let ([batch, seq, _], width) = (dy.dims(), weight.dims()[0]);
             let chunks = group.chunks_of_whole([batch, seq, width], dy.dtype());
-            let mut sum = ReduceScatterInChunks::new(chunks, &group.comm);
-            for index in chunks.reduce_order() {
-                sum.add(self.chunk_input_gradient(chunks.rows(&dy, index), &weight));
-            }
-            sum
+            ReduceScatterInChunks::of(chunks, &group.comm, |index| {
+                self.chunk_input_gradient(chunks.rows(&dy, index), &weight)
+            })
         });
         let of_chunks = dy.clone();
+        let out = dy.dims()[2];
         let weight_gradient = gathered.and_then(|(x, chunks)| {
-            self.weight_gradient_in_chunks(x, move |index, x| (x, chunks.rows(&of_chunks, index)))
+            let operands = move |index, x| (x, chunks.rows(&of_chunks, index));
+            self.weight_gradient_in_chunks(out, x, operands)
         });
         let dtype = (needed.get(2) == Some(&true)).then_some(dy.dtype());
         let bias_gradient = bias_gradient(rows(dy).into_dispatch(), dtype, self.bias.as_ref());
         let input_gradient = input_gradient.map(ReduceScatterInChunks::finish);
-        let mut gradients = vec![
-            input_gradient.map(Tensor::into_dispatch),
-            weight_gradient.map(Tensor::into_dispatch),
-        ];
+        let mut gradients = vec![input_gradient.map(Tensor::into_dispatch), weight_gradient];
         gradients.extend((needed.len() == 3).then_some(bias_gradient));
         gradients
     }
@@ -143,17 +139,17 @@ impl<A: LinearArithmetic> LinearFunction<A> {
         needed: &[bool],
         group: &TpCommOverlapGroup,
     ) -> Vec<Option<DispatchTensor>> {
+        let out = dy.dims()[2];
         let chunks = group.chunks(dy.dims(), dy.dtype());
         let gathered = GatherInChunks::start(dy, chunks, &group.comm);
         let needs_addend = needed.get(2) == Some(&true);
         let mut gradients = vec![None; needed.len()];
         if weight.is_none() && !needs_addend {
             // No product but that of the weight's gradient hides the exchange.
-            let of_weight = x.and_then(|x| {
+            gradients[1] = x.and_then(|x| {
                 let operands = move |index, dy| (chunks.rows(&x, index), dy);
-                self.weight_gradient_in_chunks(gathered, operands)
+                self.weight_gradient_in_chunks(out, gathered, operands)
             });
-            gradients[1] = of_weight.map(Tensor::into_dispatch);
             return gradients;
         }
         let (mut of_input, mut of_output) = (vec![], vec![]);
@@ -167,12 +163,12 @@ impl<A: LinearArithmetic> LinearFunction<A> {
         });
         let joined = |all: Vec<_>| (!all.is_empty()).then(|| chunks.join(all));
         let dy = joined(of_output);
-        let of_weight = x.zip(dy.clone()).and_then(|(x, dy)| {
+        gradients[1] = x.zip(dy.clone()).and_then(|(x, dy)| {
             let x = SavedInput::Floats(PendingTensor::ready(x));
-            self.pass_weight_gradient(x, rows(dy))
+            let dy = self.arithmetic.gradient(rows(dy), ONLY_WEIGHT);
+            self.pass_weight_gradient(out, move |target| dy.weight(x, &[], target))
         });
         gradients[0] = joined(of_input).map(Tensor::into_dispatch);
-        gradients[1] = of_weight.map(Tensor::into_dispatch);
         if needs_addend {
             gradients[2] = dy.map(Tensor::into_dispatch);
         }
@@ -185,61 +181,28 @@ impl<A: LinearArithmetic> LinearFunction<A> {
             weight: false,
         };
         let dy = self.arithmetic.gradient(dy, needed);
-        let weight = WeightSource::Graph(weight.clone());
-        self.arithmetic.input_gradient(&dy, weight, &[])
+        dy.input(WeightSource::Graph(weight.clone()), &[])
     }
 
-    /// Passes the gradient of the weight to the hook, or returns it where there is none.
-    fn pass_weight_gradient(&self, x: SavedInput, dy: Tensor<2>) -> Option<Tensor<2>> {
-        let arithmetic = self.arithmetic.clone();
-        let dy = arithmetic.gradient(dy, ONLY_WEIGHT);
-        let Some(handle) = self.gradient_hook() else {
-            return Some(arithmetic.weight_gradient(x, dy, &[]));
-        };
-        let compute = move |target| arithmetic.weight_gradient_into(x, dy, &[], target);
-        handle
-            .sink
-            .accumulate_later(handle.index, Box::new(compute));
-        None
-    }
-
-    /// The same, summed over the chunks that are gathered. `operands` are the rows of the input and of the gradient of the
-    /// output, given what was gathered of a chunk.
+    /// Passes the gradient of the weight, summed over the chunks that are gathered, to the hook, or returns it where there
+    /// is none. `operands` are the rows of the input and of the gradient of the output, given what was gathered of a chunk.
     fn weight_gradient_in_chunks(
         &self,
+        out: usize,
         gathered: GatherInChunks,
         operands: impl Fn(usize, Tensor<2>) -> (Tensor<2>, Tensor<2>) + Send + 'static,
-    ) -> Option<Tensor<2>> {
+    ) -> Option<DispatchTensor> {
         let arithmetic = self.arithmetic.clone();
-        let operands = move |arithmetic: &A, index, rows| {
-            let (x, dy) = operands(index, rows);
-            let x = SavedInput::Floats(PendingTensor::ready(x.unsqueeze_dim(0)));
-            (x, arithmetic.gradient(dy, ONLY_WEIGHT))
-        };
-        let Some(handle) = self.gradient_hook() else {
-            let mut sum: Option<Tensor<2>> = None;
-            gathered.each(|index, rows| {
-                let (x, dy) = operands(&arithmetic, index, rows);
-                let term = arithmetic.weight_gradient(x, dy, &[]);
-                sum = Some(match sum.take() {
-                    Some(sum) => sum + term,
-                    None => term,
-                });
-            });
-            return sum;
-        };
-        let compute = move |target: Option<FlatGradients>| {
+        self.pass_weight_gradient(out, move |target| {
             let mut sum = SumOfTerms::into(target);
             gathered.each(|index, rows| {
-                let (x, dy) = operands(&arithmetic, index, rows);
-                sum.add(|target| arithmetic.weight_gradient_into(x, dy, &[], target));
+                let (x, dy) = operands(index, rows);
+                let x = SavedInput::Floats(PendingTensor::ready(x.unsqueeze_dim(0)));
+                let dy = arithmetic.gradient(dy, ONLY_WEIGHT);
+                sum.add(|target| dy.weight(x, &[], target));
             });
             sum.finish()
-        };
-        handle
-            .sink
-            .accumulate_later(handle.index, Box::new(compute));
-        None
+        })
     }
 }
 

@@ -5,7 +5,7 @@ use std::f64::consts::{FRAC_1_SQRT_2, SQRT_2};
 use burn_megatron_kernels::attention::Portable;
 
 use super::*;
-use crate::nn::attention_core::ScoreOptions;
+use crate::nn::score_options::ScoreOptions;
 
 #[test]
 fn two_results_merge_to_the_known_one() {

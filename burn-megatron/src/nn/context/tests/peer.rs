@@ -8,7 +8,7 @@ use burn_megatron_kernels::attention::{
 use safetensors::SafeTensors;
 
 use super::*;
-use crate::nn::attention_core::ScoreOptions;
+use crate::nn::score_options::ScoreOptions;
 
 const HEADS: Heads = Heads {
     heads: 4,

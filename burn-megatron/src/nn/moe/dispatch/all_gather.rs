@@ -7,10 +7,11 @@ use burn_megatron_kernels::moe::permutation::{
     RowLayout, RowMap, permute, permute_weights, unpermute,
 };
 
+use super::dispatcher::{Dispatched, Dispatcher, PendingDispatch};
 use super::ranks::ExpertRanks;
-use super::{Dispatched, Dispatcher, PendingDispatch, Routing};
 use crate::collective::{gather_rows, reduce_scatter_rows};
 use crate::nn::moe::experts::ExpertRows;
+use crate::nn::moe::router::Routing;
 
 /// The all-gather dispatcher: the sum over expert ranks adds the experts, that over expert-tensor ranks their parts.
 #[derive(Clone, Debug)]

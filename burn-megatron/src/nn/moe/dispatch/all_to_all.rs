@@ -8,13 +8,14 @@ use burn_megatron_kernels::moe::permutation::{
 };
 use burn_megatron_kernels::record;
 
-use super::exchange::{HopRows, RowExchange};
+use super::dispatcher::{Dispatched, Dispatcher, PendingDispatch};
+use super::exchange::{Exchanges, HopRows, RowExchange};
 use super::ranks::{ExpertRanks, count};
-use super::{Dispatched, Dispatcher, Exchanges, PendingDispatch, Routing};
 use crate::collective::{Comm, gather_rows, reduce_scatter_rows};
 use crate::comm::{CommError, ParallelContext};
 use crate::mesh::{Axis, Grid};
 use crate::nn::moe::experts::ExpertRows;
+use crate::nn::moe::router::Routing;
 
 /// The all-to-all dispatcher (Megatron's `MoEAlltoAllTokenDispatcher`).
 ///
@@ -79,32 +80,29 @@ struct Exchange {
 
 impl Dispatcher for AllToAll {
     fn start(&self, routing: &Routing) -> PendingDispatch {
-        let (own, weights, indices) = (
-            self.clone(),
-            routing.weights.clone(),
-            routing.indices.clone(),
-        );
-        let (experts, layout) = (self.ranks.experts, routing.rows());
+        let Routing {
+            weights, indices, ..
+        } = routing.clone();
+        let (own, experts, layout) = (self.clone(), self.ranks.experts, routing.rows());
         let is_known = layout != RowLayout::Kept || self.ranks.comm.size() == 1;
-        if is_known || record::is_recording() {
-            let map = RowMap::new(indices, experts, layout);
+        let (map, sizes) = if is_known || record::is_recording() {
+            let map = RowMap::new(indices.clone(), experts, layout);
             let sizes = map.group_sizes().into_iter().map(|size| size as i64);
             let here = self.ranks.own_experts();
             let sizes = self.ranks.start_counts(sizes.collect(), here);
-            return PendingDispatch::new(move |x, exchanges| {
-                exchanges.cover_counts();
-                let exchange = own.exchange(&sizes.wait());
-                own.dispatch((x, weights), map, exchange, exchanges)
-            });
-        }
-        // The own numbers come to the host with those of the others: nothing waits for the device before.
-        let sizes = count(indices.clone(), experts);
-        let sizes = self.ranks.start_counts_on_device(sizes);
+            (Some(map), sizes)
+        } else {
+            // The own numbers come to the host with those of the others: nothing waits for the device before.
+            let sizes = count(indices.clone(), experts);
+            (None, self.ranks.start_counts_on_device(sizes))
+        };
         PendingDispatch::new(move |x, exchanges| {
             exchanges.cover_counts();
             let exchange = own.exchange(&sizes.wait());
-            let rows = RowLayout::Rows(exchange.rows.send.iter().sum());
-            let map = RowMap::new(indices, experts, rows);
+            let map = map.unwrap_or_else(|| {
+                let rows = RowLayout::Rows(exchange.rows.send.iter().sum());
+                RowMap::new(indices, experts, rows)
+            });
             own.dispatch((x, weights), map, exchange, exchanges)
         })
     }
@@ -144,7 +142,7 @@ impl AllToAll {
         Dispatched::new(rows, move |y, exchanges| {
             let y = unpermute(y, &order);
             let y = reduce_scatter_rows(y, &gathered, &tensor);
-            let back = RowExchange::new(hop.reversed(), &expert).of_results();
+            let back = RowExchange::of_results(hop, &expert);
             let [y] = exchanges.run([y], back);
             unpermute(y, &map)
         })

@@ -8,44 +8,31 @@ use burn_megatron_kernels::moe::permutation::{RowMap, unpermute};
 use burn_megatron_kernels::{MultiFunction, apply_multi};
 use parking_lot::Mutex;
 
-use super::fp8::PendingFp8Rows;
-use super::{Fp8DispatchScales, Meanwhile};
+use super::fp8::{Fp8DispatchScales, PendingFp8Rows};
 use crate::collective::{CollectiveOp, Comm, PendingTensor, start};
 use crate::nn::ScheduleNodes;
 use crate::nn::schedule_nodes::{Exchange, PendingExchange};
 
+/// Work that does not depend on the dispatched rows.
+pub type Meanwhile = Box<dyn FnOnce() + Send>;
+
 /// The execution of a forward's exchanges: each as an operation of one graph, or between two [nodes](ScheduleNodes).
 #[derive(Default)]
 pub struct Exchanges<'a> {
-    nodes: Option<&'a ScheduleNodes>,
+    /// The nodes between which rows are exchanged, if the forward has any.
+    pub(in crate::nn::moe) nodes: Option<&'a ScheduleNodes>,
     /// Done while the first rows are under way.
-    meanwhile: Option<Meanwhile>,
-    /// Other tensors of the layer that are used after its exchanges, some of them none.
-    carried: Vec<Option<Tensor<3>>>,
+    pub(in crate::nn::moe) meanwhile: Option<Meanwhile>,
+    /// Other tensors of the layer, `[batch, seq, hidden]`, that are used after its exchanges, some of them none.
+    pub(in crate::nn::moe) carried: Vec<Option<Tensor<3>>>,
 }
 
-impl<'a> Exchanges<'a> {
+impl Exchanges<'_> {
     /// Operations of one graph, with work that does not depend on the rows.
     pub fn with_meanwhile(meanwhile: Meanwhile) -> Self {
         Self {
             meanwhile: Some(meanwhile),
             ..Self::default()
-        }
-    }
-
-    /// Between nodes; see [`ScheduleNodes`].
-    pub(in crate::nn::moe) fn between(nodes: &'a ScheduleNodes) -> Self {
-        Self {
-            nodes: Some(nodes),
-            ..Self::default()
-        }
-    }
-
-    /// With tensors `[batch, seq, hidden]` that are used after the exchanges.
-    pub(in crate::nn::moe) fn carrying(self, carried: impl Into<Vec<Option<Tensor<3>>>>) -> Self {
-        Self {
-            carried: carried.into(),
-            ..self
         }
     }
 
@@ -94,6 +81,9 @@ impl<'a> Exchanges<'a> {
     }
 }
 
+/// Waits for the rows of one tensor.
+type PendingRows = Box<dyn FnOnce() -> Tensor<2> + Send>;
+
 /// The rows of an exchange, by rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct HopRows {
@@ -110,7 +100,7 @@ impl HopRows {
         }
     }
 
-    fn op(&self) -> CollectiveOp {
+    pub fn op(&self) -> CollectiveOp {
         CollectiveOp::AllToAll {
             send: self.send.clone(),
             receive: self.receive.clone(),
@@ -122,27 +112,12 @@ impl HopRows {
 pub(super) struct RowExchange {
     comm: Comm,
     rows: HopRows,
-    /// Of the first tensor, in the forward alone: it has tokens, whose rows are those of the map.
-    fp8: Option<(Fp8DispatchScales, RowMap)>,
-    /// Whether they are the results of experts on the way back.
-    are_results: bool,
+    /// Of the first tensor, in the forward alone: it has tokens, of which the rows of the map are sent in 8 bits.
+    pub fp8: Option<(Fp8DispatchScales, RowMap)>,
+    /// Whether they are the results of experts on the way back, after which the next layer may send tokens.
+    pub are_results: bool,
     /// The computation that runs while they are under way.
     meanwhile: Mutex<Option<Meanwhile>>,
-}
-
-/// Rows under way.
-enum PendingRows {
-    Plain(PendingTensor<2>),
-    Fp8(PendingFp8Rows),
-}
-
-impl PendingRows {
-    fn wait(self) -> Tensor<2> {
-        match self {
-            Self::Plain(pending) => pending.wait(),
-            Self::Fp8(pending) => pending.wait(),
-        }
-    }
 }
 
 impl RowExchange {
@@ -156,62 +131,23 @@ impl RowExchange {
         }
     }
 
-    /// The first tensor has tokens, of which the rows of the map are sent in 8 bits.
-    pub fn with_fp8(self, scales: Fp8DispatchScales, map: &RowMap) -> Self {
-        let fp8 = Some((scales, map.clone()));
-        Self { fp8, ..self }
-    }
-
-    /// Of results of experts, after which the next layer may send tokens.
-    pub fn of_results(self) -> Self {
+    /// The exchange of the results for these rows, on the way back.
+    pub fn of_results(rows: HopRows, comm: &Comm) -> Self {
         Self {
             are_results: true,
-            ..self
-        }
-    }
-
-    fn start_rows(&self, rows: Vec<Tensor<2>>) -> Vec<PendingRows> {
-        let HopRows { send, receive } = &self.rows;
-        let start = |(index, rows): (usize, Tensor<2>)| match &self.fp8 {
-            Some((scales, map)) if index == 0 => {
-                let counts = [&send[..], &receive[..]];
-                let rows = PendingFp8Rows::start(rows, *scales, map, counts, &self.comm);
-                PendingRows::Fp8(rows)
-            }
-            _ => PendingRows::Plain(start(rows, &self.rows.op(), &self.comm)),
-        };
-        rows.into_iter().enumerate().map(start).collect()
-    }
-
-    /// The function waits for the gradients of what was sent: of tokens that were sent in 8 bits, the sums over their rows.
-    fn start_gradients(
-        &self,
-        gradients: Vec<Option<Tensor<2>>>,
-    ) -> impl FnOnce() -> Vec<Option<Tensor<2>>> + Send + use<> {
-        let op = self.rows.clone().reversed().op();
-        let gradients = gradients.into_iter();
-        let started = gradients.map(|gradient| Some(start(gradient?, &op, &self.comm)));
-        let started: Vec<Option<PendingTensor<2>>> = started.collect();
-        let map = self.fp8.as_ref().map(|(_, map)| map.clone());
-        move || {
-            let arrived = started.into_iter().map(|pending| Some(pending?.wait()));
-            let mut arrived: Vec<Option<Tensor<2>>> = arrived.collect();
-            if let (Some(map), Some(first)) = (map, arrived.first_mut()) {
-                *first = first.take().map(|rows| unpermute(rows, &map));
-            }
-            arrived
+            ..Self::new(rows.reversed(), comm)
         }
     }
 }
 
 impl MultiFunction for RowExchange {
     fn forward(&self, inputs: Vec<DispatchTensor>) -> (Vec<DispatchTensor>, Vec<DispatchTensor>) {
-        let started = self.start_rows(inputs.into_iter().map(Tensor::from_dispatch).collect());
+        let arrive = self.start(inputs.into_iter().map(Tensor::from_dispatch).collect());
         if let Some(meanwhile) = self.meanwhile.lock().take() {
             meanwhile();
         }
-        let arrived = started.into_iter().map(|rows| rows.wait().into_dispatch());
-        (arrived.collect(), vec![])
+        let arrived = arrive().into_iter().flatten();
+        (arrived.map(Tensor::into_dispatch).collect(), vec![])
     }
 
     fn backward(
@@ -225,7 +161,7 @@ impl MultiFunction for RowExchange {
             let gradient = gradient.filter(|_| *needed)?;
             Some(Tensor::from_dispatch(gradient))
         });
-        let arrived = self.start_gradients(gradients.collect())().into_iter();
+        let arrived = self.start_backward(gradients.collect())().into_iter();
         arrived
             .map(|gradient| Some(gradient?.into_dispatch()))
             .collect()
@@ -234,12 +170,39 @@ impl MultiFunction for RowExchange {
 
 impl Exchange for RowExchange {
     fn start(&self, rows: Vec<Tensor<2>>) -> PendingExchange {
-        let started = self.start_rows(rows);
-        Box::new(|| started.into_iter().map(|rows| Some(rows.wait())).collect())
+        let HopRows { send, receive } = &self.rows;
+        let start = |(index, rows): (usize, Tensor<2>)| -> PendingRows {
+            match &self.fp8 {
+                Some((scales, map)) if index == 0 => {
+                    let counts = [&send[..], &receive[..]];
+                    let rows = PendingFp8Rows::start(rows, *scales, map, counts, &self.comm);
+                    Box::new(|| rows.wait())
+                }
+                _ => {
+                    let rows = start(rows, &self.rows.op(), &self.comm);
+                    Box::new(|| rows.wait())
+                }
+            }
+        };
+        let started: Vec<_> = rows.into_iter().enumerate().map(start).collect();
+        Box::new(|| started.into_iter().map(|wait| Some(wait())).collect())
     }
 
+    /// Of tokens that were sent in 8 bits, the sums over their rows arrive.
     fn start_backward(&self, gradients: Vec<Option<Tensor<2>>>) -> PendingExchange {
-        Box::new(self.start_gradients(gradients))
+        let op = self.rows.clone().reversed().op();
+        let gradients = gradients.into_iter();
+        let started = gradients.map(|gradient| Some(start(gradient?, &op, &self.comm)));
+        let started: Vec<Option<PendingTensor<2>>> = started.collect();
+        let map = self.fp8.as_ref().map(|(_, map)| map.clone());
+        Box::new(move || {
+            let arrived = started.into_iter().map(|pending| Some(pending?.wait()));
+            let mut arrived: Vec<Option<Tensor<2>>> = arrived.collect();
+            if let (Some(map), Some(first)) = (map, arrived.first_mut()) {
+                *first = first.take().map(|rows| unpermute(rows, &map));
+            }
+            arrived
+        })
     }
 
     fn precedes_counts(&self) -> bool {

@@ -9,14 +9,16 @@ use burn_megatron_kernels::moe::permutation::{
 };
 use burn_megatron_kernels::record;
 
-use super::exchange::HopRows;
+use super::dispatcher::{Dispatched, Dispatcher, PendingDispatch};
+use super::exchange::{Exchanges, HopRows};
+use super::fp8::Fp8DispatchScales;
 use super::hop::{Hop, Tokens};
 use super::ranks::{ExpertRanks, PendingCounts, count};
 use super::volume::chosen;
-use super::{Dispatched, Dispatcher, Exchanges, Fp8DispatchScales, PendingDispatch, Routing};
 use crate::comm::{CommError, ParallelContext};
 use crate::mesh::Grid;
 use crate::nn::moe::experts::ExpertRows;
+use crate::nn::moe::router::Routing;
 
 /// The flex dispatcher (Megatron's `MoEFlexTokenDispatcher`, DeepEP): a token is sent once to a rank, with the weights of
 /// its experts, and copied for those of the rank there; on the way back their results are summed before they are sent.

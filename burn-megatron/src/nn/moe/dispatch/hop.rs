@@ -4,9 +4,9 @@ use burn::tensor::{FloatDType, Int, Tensor};
 use burn_megatron_kernels::moe::destinations::{ExpertPlacement, destinations};
 use burn_megatron_kernels::moe::permutation::{RowLayout, RowMap, permute, unpermute};
 
-use super::Fp8DispatchScales;
 use super::exchange::{Exchanges, HopRows, RowExchange};
-use crate::collective::{CollectiveOp, Comm, start};
+use super::fp8::Fp8DispatchScales;
+use crate::collective::{Comm, start};
 
 /// Tokens with their choices.
 pub(super) struct Tokens {
@@ -54,15 +54,12 @@ impl Hop {
         let map = RowMap::new(destinations, self.ranks.count, RowLayout::Rows(sent));
         // In f32, which is exact for so few experts.
         let indices = tokens.indices.float().cast(FloatDType::F32);
-        let op = CollectiveOp::AllToAll {
-            send: rows.send.clone(),
-            receive: rows.receive.clone(),
-        };
-        let indices = start(permute(indices, &map), &op, &self.comm);
-        let exchange = RowExchange::new(rows.clone(), &self.comm);
-        let (x, exchange) = match self.fp8 {
-            None => (permute(tokens.x, &map), exchange),
-            Some(scales) => (tokens.x, exchange.with_fp8(scales, &map)),
+        let indices = start(permute(indices, &map), &rows.op(), &self.comm);
+        let mut exchange = RowExchange::new(rows.clone(), &self.comm);
+        exchange.fp8 = self.fp8.map(|scales| (scales, map.clone()));
+        let x = match self.fp8 {
+            None => permute(tokens.x, &map),
+            Some(_) => tokens.x,
         };
         let [x, weights] = exchanges.run([x, permute(tokens.weights, &map)], exchange);
         let received = Tokens {
@@ -79,7 +76,7 @@ impl SentRows {
     pub fn back(self, y: Tensor<2>, exchanges: &mut Exchanges<'_>) -> Tensor<2> {
         match self.0 {
             Some((map, rows, comm)) => {
-                let exchange = RowExchange::new(rows.reversed(), &comm).of_results();
+                let exchange = RowExchange::of_results(rows, &comm);
                 let [y] = exchanges.run([y], exchange);
                 unpermute(y, &map)
             }

@@ -6,7 +6,7 @@ use burn::tensor::{DType, FloatDType, Int, Tensor};
 use burn_megatron_kernels::moe::statistics::count_experts;
 use burn_megatron_kernels::record;
 
-use crate::collective::{Comm, PendingTensor, invalid, or_raise, start_all_gather, to_f64};
+use crate::collective::{CollectiveOp, Comm, PendingTensor, invalid, or_raise, start, to_f64};
 use crate::comm::{Buffer, Call, CommError, ParallelContext, Pending};
 use crate::mesh::{Axis, AxisSet, Grid};
 
@@ -76,10 +76,7 @@ impl ExpertRanks {
     pub fn start_counts_on_device(&self, counts: Tensor<1, Int>) -> PendingCounts {
         let len = counts.dims()[0];
         let counts = counts.float().cast(FloatDType::F32);
-        let gathered = match self.comm.size() {
-            1 => PendingTensor::ready(counts),
-            _ => start_all_gather(counts, 0, &self.comm),
-        };
+        let gathered = start(counts, &CollectiveOp::Gather { dim: 0 }, &self.comm);
         PendingCounts::Device { gathered, len }
     }
 

@@ -2,10 +2,11 @@
 
 use std::ops::Range;
 
+use super::dispatcher::DispatcherKind;
+use super::fp8::Fp8DispatchScales;
 use super::ranks::ExpertRanks;
-use super::{DispatcherKind, Fp8DispatchScales};
 use crate::mesh::{Axis, Grid, Mesh};
-use crate::nn::moe::ExpertGroups;
+use crate::nn::moe::router::ExpertGroups;
 
 /// Bytes of the number of an expert that is sent beside a row.
 const INDEX_BYTES: f64 = 4.0;

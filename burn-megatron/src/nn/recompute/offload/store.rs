@@ -176,7 +176,8 @@ impl ActivationStore {
             state.usage.add_host(input.bytes);
             state.usage.traffic.up += input.bytes;
             state.clock.wait_until(state.clock.up_free);
-            input.arrives = state.clock.up(number, input.bytes);
+            let copy = (number, input.bytes);
+            input.arrives = state.clock.transfer(OffloadEventKind::InputUp, copy, None);
             self.threads.up(CopyJob::new(number, x, input));
         }
     }
@@ -221,7 +222,8 @@ impl ActivationStore {
             _ => return,
         }
         state.usage.traffic.down += input.bytes;
-        input.arrives = state.clock.down(number, input.bytes, input.arrives);
+        let (kind, copy) = (OffloadEventKind::InputDown, (number, input.bytes));
+        input.arrives = state.clock.transfer(kind, copy, input.arrives);
     }
 
     /// Drops an input that no backward has taken.
@@ -332,30 +334,21 @@ impl Clock {
         self.now += self.backward;
     }
 
-    /// A copy to the host begins; returns its end.
-    fn up(&mut self, number: u64, bytes: u64) -> Option<Duration> {
-        let start = self.now.max(self.up_free);
-        let end = self.transfer(OffloadEventKind::InputUp, number, bytes, start)?;
-        self.up_free = end;
-        Some(end)
-    }
-
-    /// A copy to the device of what is on the host at `ready` is requested; returns its end.
-    fn down(&mut self, number: u64, bytes: u64, ready: Option<Duration>) -> Option<Duration> {
-        let start = self.now.max(self.down_free).max(ready.unwrap_or_default());
-        let end = self.transfer(OffloadEventKind::InputDown, number, bytes, start)?;
-        self.down_free = end;
-        Some(end)
-    }
-
+    /// A copy is requested of what is in its place at `ready`; returns its end. Copies in one direction follow each other.
     fn transfer(
         &mut self,
         kind: OffloadEventKind,
-        number: u64,
-        bytes: u64,
-        start: Duration,
+        (number, bytes): (u64, u64),
+        ready: Option<Duration>,
     ) -> Option<Duration> {
-        let end = start.saturating_add(self.link?.transfer_time(bytes));
+        let duration = self.link?.transfer_time(bytes);
+        let free = match kind {
+            OffloadEventKind::InputUp => &mut self.up_free,
+            _ => &mut self.down_free,
+        };
+        let start = self.now.max(*free).max(ready.unwrap_or_default());
+        let end = start.saturating_add(duration);
+        *free = end;
         self.record.events.push(OffloadEvent {
             kind,
             number: number as usize,

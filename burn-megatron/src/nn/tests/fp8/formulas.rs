@@ -7,7 +7,9 @@ use burn_megatron_kernels::{Function, gemm};
 
 use super::transcription::{Layer, Matrix};
 use super::*;
-use crate::nn::linear::{LinearFunction, rows};
+use crate::nn::arithmetic::rows;
+use crate::nn::layer_arithmetic::LayerArithmetic;
+use crate::nn::linear_function::LinearFunction;
 
 const BATCH: usize = 2;
 /// Not a multiple of a block, and neither are the tokens.
@@ -212,7 +214,7 @@ fn saved_bytes(save_activations: bool, recipe: Fp8Recipe, input: InputLayout) ->
         "layer",
         &Device::flex(),
         alone.tensor(),
-        SplitOperands::default(),
+        (SplitOperands::default(), WeightOwner::Layer),
     );
     let layer = layer.unwrap().unwrap();
     let whole = !matches!(input, InputLayout::SplitSequence(_));
@@ -220,8 +222,7 @@ fn saved_bytes(save_activations: bool, recipe: Fp8Recipe, input: InputLayout) ->
         input,
         hooked: None,
         bias: None,
-        transposed: false,
-        arithmetic: Fp8Arithmetic::new(&layer, true, whole),
+        arithmetic: LayerArithmetic::Fp8(Fp8Arithmetic::new(&layer, true, whole)),
     };
     let data = Data::spread();
     let inputs = vec![

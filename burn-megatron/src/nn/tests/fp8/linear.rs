@@ -82,7 +82,9 @@ fn it_reads_the_records_of_burns_layer() {
 #[test]
 fn mxfp8_needs_no_settings() {
     let device = autodiff();
-    let layer = MxFp8LinearConfig::new(40, 8).with_bias(false).init(&device);
+    let layer = Fp8LinearConfig::new(40, 8)
+        .with_bias(false)
+        .init_mxfp8(&device);
     assert_eq!(layer.fp8().unwrap().recipe(), &Fp8Recipe::MxFp8);
     assert!(layer.bias.is_none());
     let fp8 = Fp8::new(&config((Fp8Recipe::MxFp8, Fp8Format::Hybrid))).unwrap();
@@ -99,7 +101,7 @@ fn mxfp8_needs_no_settings() {
 
 #[test]
 fn an_input_of_another_width_is_told() {
-    let layer = MxFp8LinearConfig::new(6, 4).init(&Device::flex());
+    let layer = Fp8LinearConfig::new(6, 4).init_mxfp8(&Device::flex());
     let x = Tensor::<2>::ones([3, 5], &Device::flex());
     let panic = catch_unwind(AssertUnwindSafe(|| layer.forward(x))).unwrap_err();
     let panic = panic.downcast_ref::<String>().unwrap();

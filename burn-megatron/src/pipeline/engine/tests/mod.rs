@@ -8,7 +8,7 @@ use burn::tensor::{DType, Device, Gradients, Tensor, TensorData};
 use super::*;
 use crate::comm::World;
 use crate::nn::hook::{Deferred, GradientSink, WeightGradientFn, attach_hooks};
-use crate::nn::{InputLayout, Weight, linear};
+use crate::nn::{InputLayout, LinearOperands, Weight, linear};
 use crate::pipeline::schedule::{ScheduleConfig, ScheduleKind, generate};
 use timing::Clock;
 
@@ -157,13 +157,9 @@ impl Stage for Chain {
             self.leaves.lock().unwrap().push((micro_batch, x.clone()));
             x
         });
-        let y = linear(
-            x.clone(),
-            self.weight_of(stage, &x),
-            None,
-            InputLayout::Local,
-            true,
-        );
+        let weight = self.weight_of(stage, &x);
+        let operands = LinearOperands::new(weight, InputLayout::Local, true);
+        let y = linear(x.clone(), operands);
         if stage + 1 == self.stages {
             StageOutput::Loss((y.clone() * y).sum())
         } else {

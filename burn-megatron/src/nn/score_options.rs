@@ -1,0 +1,41 @@
+//! Which keys a query attends to, and what becomes of its scores.
+
+use burn_megatron_kernels::attention::{AttentionOptions, KeyRanges, Window};
+
+/// Which keys a query attends to, and what becomes of its scores.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct ScoreOptions {
+    /// The sliding window. None: a query attends to all earlier tokens.
+    pub window: Option<Window>,
+    /// The factor of the scores. None: `1 / sqrt(width)`.
+    pub scale: Option<f64>,
+    /// `c`: a scaled score `s` becomes `c tanh(s / c)`.
+    pub soft_cap: Option<f64>,
+}
+
+impl ScoreOptions {
+    /// Returns the options of attention to all earlier tokens in the window.
+    pub fn causal(&self) -> AttentionOptions {
+        AttentionOptions {
+            causal: true,
+            window: self.window,
+            ..self.without_keys()
+        }
+    }
+
+    /// Returns the options of attention to these keys.
+    pub fn of_ranges(&self, ranges: KeyRanges) -> AttentionOptions {
+        AttentionOptions {
+            ranges: Some(ranges),
+            ..self.without_keys()
+        }
+    }
+
+    fn without_keys(&self) -> AttentionOptions {
+        AttentionOptions {
+            scale: self.scale,
+            soft_cap: self.soft_cap,
+            ..AttentionOptions::default()
+        }
+    }
+}

@@ -1,0 +1,72 @@
+//! Differentiable operations that save nothing, given as two functions.
+
+use std::fmt;
+
+use burn::backend::DispatchTensor;
+use burn::tensor::Tensor;
+use burn_megatron_kernels::{MultiFunction, apply_multi};
+
+/// Returns `forward` of the inputs. The backward calls `backward` with the gradient, for the gradients of the inputs.
+///
+/// `name` is the name of the operation in reports.
+pub(super) fn unsaved<const D: usize>(
+    name: &'static str,
+    inputs: Vec<DispatchTensor>,
+    forward: impl Fn(Vec<DispatchTensor>) -> DispatchTensor + Send + Sync + 'static,
+    backward: impl Fn(DispatchTensor) -> Vec<Option<DispatchTensor>> + Send + Sync + 'static,
+) -> Tensor<D> {
+    let operation = Unsaved {
+        name,
+        forward,
+        backward,
+    };
+    let [output] = apply_multi(inputs, operation);
+    output
+}
+
+/// Returns the first of the inputs, with the backward of [`unsaved`].
+pub(super) fn identity<const D: usize>(
+    name: &'static str,
+    inputs: Vec<DispatchTensor>,
+    backward: impl Fn(DispatchTensor) -> Vec<Option<DispatchTensor>> + Send + Sync + 'static,
+) -> Tensor<D> {
+    unsaved(name, inputs, |mut inputs| inputs.swap_remove(0), backward)
+}
+
+struct Unsaved<F, B> {
+    name: &'static str,
+    forward: F,
+    backward: B,
+}
+
+impl<F, B> MultiFunction for Unsaved<F, B>
+where
+    F: Fn(Vec<DispatchTensor>) -> DispatchTensor + Send + Sync + 'static,
+    B: Fn(DispatchTensor) -> Vec<Option<DispatchTensor>> + Send + Sync + 'static,
+{
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn forward(&self, inputs: Vec<DispatchTensor>) -> (Vec<DispatchTensor>, Vec<DispatchTensor>) {
+        (vec![(self.forward)(inputs)], vec![])
+    }
+
+    fn backward(
+        &self,
+        _saved: Vec<DispatchTensor>,
+        mut gradients: Vec<Option<DispatchTensor>>,
+        _needed: &[bool],
+    ) -> Vec<Option<DispatchTensor>> {
+        match gradients.remove(0) {
+            Some(gradient) => (self.backward)(gradient),
+            None => unreachable!("the backward runs for an output with a gradient"),
+        }
+    }
+}
+
+impl<F, B> fmt::Debug for Unsaved<F, B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name)
+    }
+}
