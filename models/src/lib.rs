@@ -10,10 +10,10 @@
 
 mod block;
 mod config;
+mod cost;
 mod difference;
 mod family;
 mod feed_forward;
-mod flops;
 pub mod hf;
 mod layer_spec;
 mod layers;
@@ -30,8 +30,8 @@ mod weights;
 
 pub use block::Block;
 pub use config::TransformerConfig;
+pub use cost::LayerFlops;
 pub use feed_forward::FeedForward;
-pub use flops::LayerFlops;
 pub use layer_spec::{FeedForwardSpec, LayerSpec, MixerSpec};
 pub use mixer::{Mixer, MixerInput, PartOutput, StandardMixer};
 pub use mla::MlaConfig;

@@ -20,7 +20,7 @@ use burn_megatron::nn::{
     VocabParallelCrossEntropy, VocabParallelEmbedding, VocabParallelEmbeddingConfig, Vocabulary,
 };
 
-use crate::flops::flops_per_token;
+use crate::cost::flops_per_token;
 use crate::mtp::{self, MtpLayer, MtpRows};
 use crate::{Block, LayerSpec, Mixer, Positions, StandardMixer, TransformerConfig};
 

@@ -17,8 +17,6 @@ mod pipelines;
 mod rank_class;
 mod report;
 mod space;
-#[cfg(test)]
-mod tests;
 mod visit;
 
 use std::collections::HashMap;
