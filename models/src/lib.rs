@@ -12,6 +12,7 @@ mod block;
 mod config;
 mod cost;
 mod difference;
+mod families;
 mod family;
 mod feed_forward;
 pub mod hf;

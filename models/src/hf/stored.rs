@@ -43,7 +43,7 @@ enum Scales {
 }
 
 /// The tensor with the codes of MXFP4 values, and that with their scales.
-pub(super) fn mxfp4_names(name: &str) -> [String; 2] {
+pub(crate) fn mxfp4_names(name: &str) -> [String; 2] {
     ["blocks", "scales"].map(|what| format!("{name}_{what}"))
 }
 
