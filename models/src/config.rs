@@ -220,7 +220,7 @@ impl TransformerConfig {
                 width: self.mla.as_ref().map_or(head_width, |mla| mla.rope_width),
                 max_positions: self.context,
                 base: *base,
-                scaling: scaling.clone().into(),
+                scaling: scaling.clone(),
             }),
         }
     }

@@ -30,6 +30,7 @@ pub mod upcycle;
 mod weights;
 
 pub use block::Block;
+pub use burn_megatron::kernels::rope::Scaling as RotaryScaling;
 pub use config::TransformerConfig;
 pub use cost::LayerFlops;
 pub use feed_forward::FeedForward;
@@ -39,7 +40,6 @@ pub use mla::MlaConfig;
 pub use moe::MoeConfig;
 pub use mtp::MtpConfig;
 pub use positions::Positions;
-pub use scaling::RotaryScaling;
 pub use transformer::Transformer;
 
 /// Compiles the examples of the README.
