@@ -147,10 +147,7 @@ impl Finder<'_> {
     ) -> Result<(usize, &HeaderEntry), CheckpointError> {
         let of = self.of.clone();
         match self.found.get(name) {
-            None => Err(CheckpointError::Missing {
-                of,
-                keys: vec![name.into()],
-            }),
+            None => Err(CheckpointError::missing(of, name)),
             Some((_, entry)) if entry.shape != wanted => Err(CheckpointError::Shape {
                 of,
                 key: name.into(),
