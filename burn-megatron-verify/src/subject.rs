@@ -102,10 +102,7 @@ impl<C: ModelConfig> ModelSubject<C> {
             .with_compute_dtype(self.dtype)
             .with_composed_epilogues();
         let scope = scope.with_kernels(&self.kernels)?.with_fp8(&self.fp8)?;
-        match &self.lora {
-            Some(lora) => scope.with_lora(lora),
-            None => Ok(scope),
-        }
+        scope.with_lora(self.lora.as_ref())
     }
 
     fn sequence(&self) -> usize {
