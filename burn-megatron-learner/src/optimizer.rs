@@ -7,9 +7,7 @@ use burn::optim::{GradientsParams, Optimizer};
 use burn::tensor::Tensor;
 use burn::train::{Learner, LearnerModel};
 use burn_megatron::data_parallel::{DistributedDataParallel, Gradients};
-use burn_megatron::optim::{
-    ElementWise, OptimizerConfig, OptimizerError, ParallelOptimizer, ParameterGroup,
-};
+use burn_megatron::optim::{ElementWise, OptimizerError, ParallelOptimizer};
 
 use crate::error::LearnerError;
 
@@ -49,17 +47,6 @@ impl<M: Module, O: Optimizer> ShardedOptimizer<M> for ElementWise<O> {
 pub(crate) type BuildOptimizer<M> = dyn Fn(&DistributedDataParallel<M>) -> Result<Box<dyn ShardedOptimizer<M>>, OptimizerError>
     + Send
     + Sync;
-
-pub(crate) fn build_optimizer<M: Module>(config: OptimizerConfig) -> Box<BuildOptimizer<M>> {
-    Box::new(move |ddp| Ok(Box::new(ParallelOptimizer::new(&config, ddp)?)))
-}
-
-pub(crate) fn build_element_wise<M: Module, O: Optimizer + 'static>(
-    build: impl Fn(f64) -> O + Send + Sync + 'static,
-    groups: Vec<ParameterGroup>,
-) -> Box<BuildOptimizer<M>> {
-    Box::new(move |ddp| Ok(Box::new(ElementWise::new(&build, &groups, ddp)?)))
-}
 
 /// The optimizer that steps the weights of one rank.
 pub(crate) enum Update<M: LearnerModel> {

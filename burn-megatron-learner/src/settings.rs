@@ -10,10 +10,12 @@ use burn_megatron::comm::{Launch, World, WorldError};
 use burn_megatron::data_parallel::{
     DataParallelConfig, DistributedDataParallel, Precision, ZeroStage,
 };
-use burn_megatron::optim::{LossScale, OptimizerConfig, OptimizerError, ParameterGroup};
+use burn_megatron::optim::{
+    ElementWise, LossScale, OptimizerConfig, OptimizerError, ParallelOptimizer, ParameterGroup,
+};
 
 use crate::checkpoints::CheckpointSettings;
-use crate::optimizer::{BuildOptimizer, ShardedOptimizer, build_element_wise, build_optimizer};
+use crate::optimizer::{BuildOptimizer, ShardedOptimizer};
 
 /// The weight of a batch.
 pub(crate) type WeightFn<M> = dyn Fn(&<M as TrainStep>::Input) -> u64 + Send + Sync;
@@ -172,20 +174,19 @@ impl<M: LearnerModel> MegatronStrategy<M> {
 
     /// Steps the weights on shards by an optimizer of this library: an `AdamWConfig`, or one of the others of
     /// [`OptimizerConfig`]. The optimizer of the `Learner` is then not called; the learning rate is that of its scheduler.
-    pub fn optimizer(mut self, config: impl Into<OptimizerConfig>) -> Self {
-        self.optimizer = Some(build_optimizer(config.into()));
-        self
+    pub fn optimizer(self, config: impl Into<OptimizerConfig>) -> Self {
+        let config = config.into();
+        self.optimizer_with(move |ddp| ParallelOptimizer::new(&config, ddp))
     }
 
     /// As [`optimizer`](Self::optimizer), by any element-wise optimizer that implements Burn's trait: see
     /// [`ElementWise::new`](burn_megatron::optim::ElementWise::new). Its state is not in checkpoints.
     pub fn element_wise<O: Optimizer + 'static>(
-        mut self,
+        self,
         build: impl Fn(f64) -> O + Send + Sync + 'static,
         groups: Vec<ParameterGroup>,
     ) -> Self {
-        self.optimizer = Some(build_element_wise(build, groups));
-        self
+        self.optimizer_with(move |ddp| ElementWise::new(&build, &groups, ddp))
     }
 
     /// As [`optimizer`](Self::optimizer), by one of your own, which `build` makes on each rank.

@@ -10,7 +10,6 @@
 pub mod accuracy;
 mod axis_bytes;
 mod candidate;
-pub mod decoder;
 pub mod fit;
 pub mod flops;
 pub mod hardware;

@@ -1,6 +1,6 @@
 //! The profiles of all layers of a model on a rank, from which those of any pipeline stage follow.
 
-use super::profile::LayerProfile;
+use super::profile::{ELEMENT, LayerProfile};
 use burn_megatron::mesh::{Grid, stages::StageLayout};
 
 /// Elements on a rank by the grid over whose data axis they are summed and sharded.
@@ -37,6 +37,14 @@ pub struct BlockProfile {
     pub parameters: GridElements,
 }
 
+impl BlockProfile {
+    /// Adds a part that runs after this one, but not its output.
+    pub fn add(&mut self, other: &Self) {
+        self.layer.add(&other.layer);
+        self.parameters.add(other.parameters, 1);
+    }
+}
+
 /// A model on a rank of a tensor, context and expert layout, for micro-batches of one size; the same for all pipeline
 /// stages and ranks of the data axis.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -56,7 +64,7 @@ pub struct ModelProfile {
 impl ModelProfile {
     /// A profile in 16 bits, of a model whose elements have `bytes` bytes.
     pub fn with_element_bytes(mut self, bytes: u64) -> Self {
-        let scale = |size: &mut u64| *size = *size / 2 * bytes;
+        let scale = |size: &mut u64| *size = *size / ELEMENT * bytes;
         let ends = [&mut self.embedding, &mut self.output];
         for block in ends.into_iter().chain(&mut self.kinds) {
             let layer = &mut block.layer;

@@ -1,7 +1,11 @@
 //! The computation, the exchanges and the saved tensors of the layers of a rank, for one micro-batch.
 
 use burn_megatron::collective::ExchangeKind;
-use burn_megatron::mesh::{AxisSet, Grid};
+use burn_megatron::mesh::{Axis, AxisSet, Grid};
+
+/// Bytes of an element of activations in a profile in 16 bits, which
+/// [`ModelProfile::with_element_bytes`](crate::ModelProfile::with_element_bytes) scales to other types.
+pub const ELEMENT: u64 = 2;
 
 /// A tensor that is kept from the forward to the backward. Two operations that save one storage count it once.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -138,6 +142,52 @@ impl LayerProfile {
         let products: f64 = self.products.iter().map(Product::flops).sum();
         let attention: f64 = self.attention.iter().map(AttentionShape::flops).sum();
         products + attention
+    }
+
+    /// Adds a saved tensor of so many elements.
+    pub fn save(&mut self, name: &str, elements: u64) {
+        self.saved.push(SavedTensor {
+            name: name.into(),
+            bytes: elements * ELEMENT,
+        });
+    }
+
+    /// Adds a product of matrices `[m, k]` and `[k, n]`.
+    pub fn multiply(&mut self, m: u64, n: u64, k: u64) {
+        self.products.push(Product { batch: 1, m, n, k });
+    }
+
+    /// Adds an exchange of the `ranks` ranks of an axis of the dense grid. A single rank exchanges nothing.
+    pub fn exchange(
+        &mut self,
+        kind: ExchangeKind,
+        axis: Axis,
+        ranks: u64,
+        bytes: u64,
+        pass: TrainingPass,
+    ) {
+        if ranks > 1 {
+            self.exchanges.push(Exchange {
+                kind,
+                grid: Grid::Dense,
+                axes: axis.into(),
+                part: GroupPart::Whole,
+                ranks,
+                bytes,
+                pass,
+            });
+        }
+    }
+
+    /// Adds the computation, the exchanges and the saved tensors of a part that runs after this one, but not its output.
+    pub fn add(&mut self, other: &Self) {
+        self.saved.extend(other.saved.iter().cloned());
+        self.products.extend(&other.products);
+        self.attention.extend(&other.attention);
+        self.exchanges.extend(&other.exchanges);
+        self.streamed_bytes += other.streamed_bytes;
+        self.operations += other.operations;
+        self.backward_bytes = self.backward_bytes.max(other.backward_bytes);
     }
 }
 

@@ -39,6 +39,15 @@ pub struct ModelSubject<C> {
     pub dtype: DType,
 }
 
+/// Returns `count` random integers below `below`, from the word `start` of a stream.
+pub(crate) fn integers(stream: &Stream, start: usize, count: usize, below: usize) -> Vec<i32> {
+    let mut integers = Vec::with_capacity(count);
+    stream.words(start as u64, count, |_, word| {
+        integers.push(((u64::from(word) * below as u64) >> 32) as i32);
+    });
+    integers
+}
+
 impl<C> ModelSubject<C> {
     /// The same settings with another model.
     pub fn with_config<D>(self, config: D) -> ModelSubject<D> {
@@ -93,10 +102,7 @@ impl<C: ModelConfig> ModelSubject<C> {
             .with_compute_dtype(self.dtype)
             .with_composed_epilogues();
         let scope = scope.with_kernels(&self.kernels)?.with_fp8(&self.fp8)?;
-        match &self.lora {
-            Some(lora) => scope.with_lora(lora),
-            None => Ok(scope),
-        }
+        scope.with_lora(self.lora.as_ref())
     }
 
     fn sequence(&self) -> usize {
@@ -126,12 +132,8 @@ impl<C: ModelConfig> ModelSubject<C> {
     /// `[seq]` random integers below `below`.
     fn draws(&self, key: u64, step: usize, sample: usize, below: usize) -> Vec<i32> {
         let seq = self.sequence();
-        let mut draws = Vec::with_capacity(seq);
         let stream = Stream::new(self.seed ^ key, step as u64);
-        stream.words((sample * seq) as u64, seq, |_, word| {
-            draws.push(((u64::from(word) * below as u64) >> 32) as i32);
-        });
-        draws
+        integers(&stream, sample * seq, seq, below)
     }
 
     /// The starts of the documents of a sample, on average every third token.

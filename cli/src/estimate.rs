@@ -48,10 +48,7 @@ pub fn builder(
         .with_compute_dtype(precision.of(precision.master()))
         .with_kernels(&recipe.kernels)?;
     let builder = builder.with_fp8(&recipe.fp8)?;
-    Ok(match &recipe.lora {
-        Some(lora) => builder.with_lora(lora)?,
-        None => builder,
-    })
+    Ok(builder.with_lora(recipe.lora.as_ref())?)
 }
 
 impl RankEstimates {

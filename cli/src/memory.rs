@@ -120,11 +120,8 @@ pub fn check_model(recipe: &Recipe, device: &Device) -> Result<(), Error> {
             .with_compute_dtype(computing)
             .with_kernels(&recipe.kernels)?
             .with_fp8(&recipe.fp8)?
-            .with_recompute(recompute)?;
-        let builder = match &recipe.lora {
-            Some(lora) => builder.with_lora(lora)?,
-            None => builder,
-        };
+            .with_recompute(recompute)?
+            .with_lora(recipe.lora.as_ref())?;
         recipe.model.check_recompute(builder)
     };
     build().map_err(|error| format!("[memory.recompute] {error}").into())

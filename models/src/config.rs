@@ -2,12 +2,11 @@
 
 use burn_megatron::kernels::rope::RopeConfig;
 use burn_megatron::nn::{Activation, BuildError, NormConfig, NormKind, QkNorm};
-use burn_megatron_plan::decoder::{Decoder, Experts};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::layers::qk_norm_setting;
-use crate::{LayerSpec, Mixer, MlaConfig, MoeConfig, MtpConfig, Positions, StandardMixer};
+use crate::{MlaConfig, MoeConfig, MtpConfig, Positions};
 
 mod check;
 
@@ -203,52 +202,6 @@ impl TransformerConfig {
         }
     }
 
-    /// Its sizes, for the planner.
-    pub fn decoder(&self) -> Decoder {
-        let layers: Vec<_> = (0..self.layers).map(|number| self.layer(number)).collect();
-        let experts = self.moe.as_ref().map(|moe| Experts {
-            experts: moe.experts as u64,
-            per_token: moe.experts_per_token as u64,
-            groups: moe.groups,
-            width: moe.width(self) as u64,
-            shared_width: moe.shared_width.unwrap_or(0) as u64,
-            router_bias: moe.router_bias,
-            layers: layers.iter().map(LayerSpec::has_experts).collect(),
-            dispatcher: moe.dispatcher,
-            fp8_dispatch: moe.fp8_dispatch,
-        });
-        Decoder {
-            hidden: self.hidden as u64,
-            layers: self.layers,
-            heads: self.heads as u64,
-            groups: self.groups() as u64,
-            head_width: self.width_of_heads() as u64,
-            mlp_width: self.mlp_width() as u64,
-            gated: self.activation.is_gated(),
-            bias: self.bias,
-            qkv_bias: self.has_qkv_bias(),
-            output_bias: self.has_output_bias(),
-            norm_bias: self.norm == NormKind::Layer,
-            holds_scores: self.attention_soft_cap.is_some(),
-            qk_norm: self.qk_norm,
-            vocabulary: self.vocabulary as u64,
-            tied: self.tied,
-            sinks: self.sinks,
-            post_norms: self.post_norms,
-            positions: match self.positions {
-                Positions::Learned => self.context as u64,
-                Positions::Rotary { .. } => 0,
-            },
-            windows: layers
-                .iter()
-                .map(|layer| StandardMixer::window(&layer.mixer))
-                .collect(),
-            latent: self.mla.as_ref().map(MlaConfig::widths),
-            experts,
-            mtp: self.mtp.as_ref().map_or(0, |mtp| mtp.layers as u64),
-        }
-    }
-
     /// Whether the query, key and value projections have biases.
     pub(crate) fn has_qkv_bias(&self) -> bool {
         self.qkv_bias.unwrap_or(self.bias)
@@ -267,7 +220,7 @@ impl TransformerConfig {
                 width: self.mla.as_ref().map_or(head_width, |mla| mla.rope_width),
                 max_positions: self.context,
                 base: *base,
-                scaling: scaling.clone().into(),
+                scaling: scaling.clone(),
             }),
         }
     }

@@ -101,7 +101,7 @@ fn parameters(config: &TransformerConfig) -> u64 {
     let outline = config.init_with(builder).unwrap();
     let entries = outline.table.entries().iter();
     let of_module: u64 = entries.map(|entry| entry.len() as u64).sum();
-    let profile = config.decoder().profile(&ParallelConfig::new(), 1, 16);
+    let profile = config.profile(&ParallelConfig::new(), 1, 16);
     let whole = StageLayout {
         embedding: true,
         layers: 0..config.layers,
@@ -243,17 +243,13 @@ fn further_tokens_are_counted() {
         let [none, one, two] = [0, 1, 2].map(|depths| parameters(&with(depths, tied)));
         assert_eq!(two - one, one - none);
     }
-    let profile = with(1, false)
-        .decoder()
-        .profile(&ParallelConfig::new(), 1, 16);
+    let profile = with(1, false).profile(&ParallelConfig::new(), 1, 16);
     let last = StageLayout {
         embedding: false,
         layers: 4..4,
         loss: true,
     };
-    let plain = with(0, false)
-        .decoder()
-        .profile(&ParallelConfig::new(), 1, 16);
+    let plain = with(0, false).profile(&ParallelConfig::new(), 1, 16);
     let [further, plain] = [profile, plain].map(|profile| {
         let elements = profile.parameters([&last]);
         elements.dense + elements.expert

@@ -10,10 +10,11 @@
 
 mod block;
 mod config;
+mod cost;
 mod difference;
+mod families;
 mod family;
 mod feed_forward;
-mod flops;
 pub mod hf;
 mod layer_spec;
 mod layers;
@@ -29,16 +30,16 @@ pub mod upcycle;
 mod weights;
 
 pub use block::Block;
+pub use burn_megatron::kernels::rope::Scaling as RotaryScaling;
 pub use config::TransformerConfig;
+pub use cost::LayerFlops;
 pub use feed_forward::FeedForward;
-pub use flops::LayerFlops;
 pub use layer_spec::{FeedForwardSpec, LayerSpec, MixerSpec};
 pub use mixer::{Mixer, MixerInput, PartOutput, StandardMixer};
 pub use mla::MlaConfig;
 pub use moe::MoeConfig;
 pub use mtp::MtpConfig;
 pub use positions::Positions;
-pub use scaling::RotaryScaling;
 pub use transformer::Transformer;
 
 /// Compiles the examples of the README.

@@ -11,8 +11,7 @@ use burn_megatron::nn::{
     NormConfig, ParallelAttention, Residual,
 };
 
-use crate::flops::LayerFlops;
-use crate::{MixerSpec, Transformer, module_enum};
+use crate::{LayerFlops, MixerSpec, Transformer, module_enum};
 
 /// The output of a part of a block, and a bias that is still to be added to it.
 pub type PartOutput = (Tensor<3>, Option<Bias>);

@@ -1,7 +1,6 @@
 //! The latent attention of a transformer.
 
 use burn_megatron::nn::{BuildError, MultiLatentAttentionConfig};
-use burn_megatron_plan::decoder::LatentWidths;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -149,17 +148,6 @@ impl MlaConfig {
         .with_norm_epsilon(self.norm_epsilon)
         .with_scale(Some(self.scale(&model.positions)))
         .with_dropout(model.attention_dropout)
-    }
-
-    /// Its sizes, for the planner.
-    pub(crate) fn widths(&self) -> LatentWidths {
-        LatentWidths {
-            q_rank: self.q_rank.unwrap_or(0) as u64,
-            kv_rank: self.kv_rank as u64,
-            nope: self.nope_width as u64,
-            rope: self.rope_width as u64,
-            value: self.value_width as u64,
-        }
     }
 }
 

@@ -99,12 +99,12 @@ fn by_slices(model: &Transformer, depths: usize) -> Tensor<1> {
         let later = ids.clone().narrow(1, depth, SEQ - depth);
         let embedded = model.embedding.as_ref().unwrap().forward(later);
         let hidden = before.clone().narrow(1, 0, SEQ - depth);
-        before = layer.forward(hidden, embedded, model.lies, |_, block, x| {
+        before = layer.forward(hidden, embedded, model.layout, |_, block, x| {
             let rotary = model.rotary.of(block);
             block.forward(
                 x,
                 rotary,
-                model.lies,
+                model.layout,
                 AttentionContext::Rows,
                 MoeForward::default(),
             )

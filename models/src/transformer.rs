@@ -20,7 +20,7 @@ use burn_megatron::nn::{
     VocabParallelCrossEntropy, VocabParallelEmbedding, VocabParallelEmbeddingConfig, Vocabulary,
 };
 
-use crate::flops::flops_per_token;
+use crate::cost::flops_per_token;
 use crate::mtp::{self, MtpLayer, MtpRows};
 use crate::{Block, LayerSpec, Mixer, Positions, StandardMixer, TransformerConfig};
 
@@ -51,7 +51,7 @@ pub struct Transformer<X: Mixer = StandardMixer> {
     #[module(skip)]
     comm: Comm,
     #[module(skip)]
-    lies: ActivationLayout,
+    layout: ActivationLayout,
     #[module(skip)]
     sequence_multiple: usize,
     #[module(skip)]
@@ -221,7 +221,7 @@ impl<X: Mixer> Transformer<X> {
             loss: LinearCrossEntropy::new(loss, root.kernels().loss_chunk_size())
                 .with_soft_cap(config.logit_soft_cap),
             comm,
-            lies: if root.sequence_parallel() {
+            layout: if root.sequence_parallel() {
                 ActivationLayout::SplitAlong {
                     dim: SEQUENCE_DIM,
                     place,
@@ -241,7 +241,7 @@ impl<X: Mixer> Transformer<X> {
         if let Some(positions) = &self.positions {
             x = positions.forward_with_format(x, format);
         }
-        self.dropout.forward(x, self.lies)
+        self.dropout.forward(x, self.layout)
     }
 
     /// Runs the layers of a stage; after the last one, the last norm.
@@ -296,19 +296,25 @@ impl<X: Mixer> Transformer<X> {
             let embedded = with_anchor(&before, || {
                 on_stage(&self.embedding, "the embedding").forward(tokens)
             });
-            before = layer.forward(before, embedded, self.lies, |region, block, x| {
+            before = layer.forward(before, embedded, self.layout, |region, block, x| {
                 let context = format.layer(0);
                 let rotary = self.rotary.of(block);
                 let owned = region.is_active().then(|| context.to_owned_context());
                 let Some(owned) = owned.flatten() else {
                     // Its own output is used after later depths too, so that they are parts of one node.
-                    return block.forward(x, rotary, self.lies, context, in_one_node(routed, step));
+                    return block.forward(
+                        x,
+                        rotary,
+                        self.layout,
+                        context,
+                        in_one_node(routed, step),
+                    );
                 };
-                let (block, lies, step) = (block.clone(), self.lies, step.cloned());
+                let (block, layout, step) = (block.clone(), self.layout, step.cloned());
                 let rotary = rotary.cloned();
                 region.run_stream(x, move |x| {
                     let experts = in_one_node(routed.clone(), step.as_ref());
-                    block.forward(x, rotary.as_ref(), lies, owned.context(), experts)
+                    block.forward(x, rotary.as_ref(), layout, owned.context(), experts)
                 })
             });
             rows.push(before.clone());
@@ -330,14 +336,14 @@ impl<X: Mixer> Transformer<X> {
         format: &mut BatchFormat<'_>,
         experts: &MoeForward<'_>,
     ) -> Residual {
-        let lies = self.lies;
+        let layout = self.layout;
         // Without a cache the context is the same in every block.
         let is_active = run.region.is_active();
         let context = is_active.then(|| format.layer(0).to_owned_context());
         let Some(context) = context.flatten() else {
             return run.layers().fold(x, |x, (i, block)| {
                 let rotary = self.rotary.of(block);
-                block.forward(x, rotary, lies, format.layer(i), experts.clone())
+                block.forward(x, rotary, layout, format.layer(i), experts.clone())
             });
         };
         let (blocks, rotary) = (run.to_owned_layers(), self.rotary.clone());
@@ -350,7 +356,7 @@ impl<X: Mixer> Transformer<X> {
                     step: step.as_ref(),
                     ..MoeForward::default()
                 };
-                block.forward(x, rotary.of(block), lies, context, experts)
+                block.forward(x, rotary.of(block), layout, context, experts)
             })
         })
     }
@@ -467,11 +473,11 @@ impl<X: Mixer<Cache = KvCache>> CachedAttention for Transformer<X> {
             unreachable!("the last stage has a module of each depth")
         };
         let number = self.blocks.iter().count();
-        layer.forward(hidden, embedded, self.lies, |_, block, x| {
+        layer.forward(hidden, embedded, self.layout, |_, block, x| {
             let mut format = BatchFormat::Cached(cache);
             let rotary = self.rotary.of(block);
             let context = format.layer(number);
-            block.forward(x, rotary, self.lies, context, in_one_node(routed, None))
+            block.forward(x, rotary, self.layout, context, in_one_node(routed, None))
         })
     }
 

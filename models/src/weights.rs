@@ -76,6 +76,26 @@ fn check_free(to: &Path) -> Result<(), CheckpointError> {
     Ok(())
 }
 
+/// Checks that a source has a tensor whose shape `fits`; `wanted` is for the error.
+pub(crate) fn check_tensor(
+    source: &dyn TensorSource,
+    key: &str,
+    fits: impl Fn(&[usize]) -> bool,
+    wanted: &[usize],
+) -> Result<(), CheckpointError> {
+    let of = source.name();
+    match source.tensor(key) {
+        None => Err(CheckpointError::missing(of, key)),
+        Some(found) if !fits(&found.shape) => Err(CheckpointError::Shape {
+            of,
+            key: key.into(),
+            found: found.shape,
+            wanted: wanted.to_vec(),
+        }),
+        Some(_) => Ok(()),
+    }
+}
+
 /// Checks that the weights of a source have these keys and shapes.
 pub(crate) fn check(
     source: &dyn TensorSource,
@@ -84,17 +104,9 @@ pub(crate) fn check(
     let of = source.name();
     let mut missing = vec![];
     for (key, wanted) in shapes {
-        match source.tensor(key) {
-            None => missing.push(key.clone()),
-            Some(meta) if meta.shape != *wanted => {
-                return Err(CheckpointError::Shape {
-                    of,
-                    key: key.clone(),
-                    found: meta.shape,
-                    wanted: wanted.clone(),
-                });
-            }
-            Some(_) => {}
+        match check_tensor(source, key, |shape| shape == wanted, wanted) {
+            Err(CheckpointError::Missing { keys, .. }) => missing.extend(keys),
+            checked => checked?,
         }
     }
     if !missing.is_empty() {

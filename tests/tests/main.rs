@@ -38,6 +38,7 @@ mod padding;
 mod pipeline_faults;
 mod pipeline_training;
 mod pipelines;
+mod plan_search;
 mod precision;
 mod qk_clip;
 mod recompute;

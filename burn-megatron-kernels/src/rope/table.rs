@@ -4,6 +4,8 @@ use std::f64::consts::PI;
 use std::ops::Range;
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
 use super::check::NAME;
 use crate::KernelError;
@@ -11,8 +13,10 @@ use crate::cpu::wide;
 use crate::error::check_size;
 use crate::record;
 
-/// The scaling of the frequencies. Unscaled, pair `i` has `base^(-2i / width)`.
-#[derive(Clone, Debug, Default, PartialEq)]
+/// The scaling of the frequencies, so that a model supports longer sequences than it was trained on. Unscaled, pair `i` has
+/// `base^(-2i / width)`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Scaling {
     /// Unscaled frequencies.
     #[default]
@@ -51,11 +55,13 @@ pub enum Scaling {
         /// Its divisor, which the softmax then applies squared; 0 for none.
         mscale_all_dim: f64,
         /// Whether the ends of the ramp are rounded; not in gpt-oss.
+        #[serde(default = "rounded")]
         truncate: bool,
         /// Factor of cosines and sines; by default it follows from `factor`, `mscale` and `mscale_all_dim`.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
         attention_factor: Option<f64>,
     },
-    /// All frequencies are divided by the factor (Chen et al. 2023, arXiv:2306.15595).
+    /// All frequencies are divided by the factor (Chen et al. 2023, arXiv:2306.15595), as in Gemma 3.
     Linear {
         /// The factor by which the context is extended, at least 1.
         factor: f64,
@@ -63,7 +69,9 @@ pub enum Scaling {
     /// LongRoPE (Ding et al. 2024, arXiv:2402.13753), as in Phi-3: each frequency is divided by a factor of its pair.
     ///
     /// The length of a sequence chooses the factors: up to `original` tokens the short ones, above it the long ones. So
-    /// a table has [rows](RopeTable::first_row) for both.
+    /// a table has [rows](RopeTable::first_row) for both. A sequence is a row of a batch, a document without its padding, or
+    /// in generation the text so far. A text that grows beyond `original` is read again.
+    #[serde(rename = "longrope")]
     LongRope {
         /// The factors of the `width / 2` pairs in sequences of up to `original` tokens.
         short_factor: Vec<f64>,
@@ -74,6 +82,17 @@ pub enum Scaling {
         /// Factor of cosines and sines, in sequences of any length.
         attention_factor: f64,
     },
+    /// Dynamic NTK scaling of `transformers`: no scaling up to the original context, which a sequence must not exceed here.
+    Dynamic {
+        /// The factor for sequences longer than the original context.
+        factor: f64,
+        /// Positions of the original context.
+        original: usize,
+    },
+}
+
+fn rounded() -> bool {
+    true
 }
 
 /// The configuration of a [`RopeTable`].
@@ -133,7 +152,7 @@ impl RopeConfig {
         }
         check_size(NAME, &[self.rows(), self.width / 2])?;
         match self.scaling {
-            Scaling::None => Ok(()),
+            Scaling::None | Scaling::Dynamic { .. } => Ok(()),
             Scaling::Linear { factor } => at_least_one("factor", factor),
             Scaling::LongRope {
                 ref short_factor,
@@ -229,7 +248,7 @@ impl RopeConfig {
     fn frequencies_of(&self, length: usize) -> Vec<f64> {
         let plain = |i: usize| self.base.powf(-2.0 * i as f64 / self.width as f64);
         let scaled = |i: usize| match self.scaling {
-            Scaling::None => plain(i),
+            Scaling::None | Scaling::Dynamic { .. } => plain(i),
             Scaling::Linear { factor } => plain(i) / factor,
             Scaling::LongRope {
                 ref short_factor,

@@ -1,23 +1,56 @@
-//! The programs of the page "From one device to many": each module is a whole `main.rs`. They train the same model on the same
-//! data, and print its loss on held-out samples.
+//! The program of the page "From one device to many". It trains the same model on the same data in each layout, and prints the
+//! loss.
 //!
 //! ```text
-//! cargo run --release -p burn-megatron-learner --example one_to_many
+//! cargo run --release -p burn-megatron-learner --example one_to_many -- --layout data
 //! ```
+//!
+//! Without `--layout` it runs all of them.
 
-mod data_parallel;
-mod one_device;
-mod pipeline;
-mod tensor_parallel;
-mod zero;
+mod data;
+mod learner;
+mod parallel;
 
-type AnyError = Box<dyn std::error::Error + Send + Sync>;
+use std::env;
+use std::error::Error;
 
-/// Runs all of them.
+use burn_megatron::data_parallel::ZeroStage;
+use burn_megatron::mesh::ParallelConfig;
+use burn_megatron::optim::AdamWConfig;
+use burn_megatron_learner::MegatronStrategy;
+
+type AnyError = Box<dyn Error + Send + Sync>;
+
+pub const LAYOUTS: [&str; 5] = ["one-device", "data", "zero", "tensor", "pipeline"];
+
+pub fn run(layout: &str) -> Result<f64, AnyError> {
+    match layout {
+        "one-device" => learner::train(None),
+        "data" => learner::train(Some(MegatronStrategy::from_env_or_threads(2)?)),
+        "zero" => {
+            let strategy = MegatronStrategy::from_env_or_threads(2)?
+                .optimizer(AdamWConfig::default())
+                .zero_stage(ZeroStage::Parameters);
+            learner::train(Some(strategy))
+        }
+        "tensor" => parallel::train(&ParallelConfig::new().with_tensor(2).with_data(2)),
+        "pipeline" => parallel::train(&ParallelConfig::new().with_tensor(2).with_pipeline(2)),
+        _ => {
+            let layouts = LAYOUTS.join(", ");
+            Err(format!("invalid --layout {layout:?}: expected one of {layouts}").into())
+        }
+    }
+}
+
 pub fn main() -> Result<(), AnyError> {
-    one_device::main()?;
-    data_parallel::main()?;
-    zero::main()?;
-    tensor_parallel::main()?;
-    pipeline::main()
+    let arguments: Vec<_> = env::args().skip(1).collect();
+    let layouts = match &arguments[..] {
+        [] => LAYOUTS.to_vec(),
+        [flag, layout] if flag == "--layout" => vec![&layout[..]],
+        _ => return Err("expected --layout LAYOUT, or no arguments".into()),
+    };
+    for layout in layouts {
+        println!("{layout}: loss {:.4}", run(layout)?);
+    }
+    Ok(())
 }

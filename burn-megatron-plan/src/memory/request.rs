@@ -224,11 +224,8 @@ fn rank_state<C: ModelConfig>(
     let builder = builder
         .with_compute_dtype(precision.of(precision.master()))
         .with_kernels(request.kernels)?
-        .with_fp8(request.fp8)?;
-    let builder = match request.lora {
-        Some(lora) => builder.with_lora(lora)?,
-        None => builder,
-    };
+        .with_fp8(request.fp8)?
+        .with_lora(request.lora)?;
     let model = config.init_with(builder.outline())?;
     Ok(ShardingEstimate::of(&model, groups, request.sharding)?.memory)
 }

@@ -111,11 +111,8 @@ pub fn profile_rank<C: ModelConfig>(
         let builder = builder
             .with_kernels(request.kernels)?
             .with_fp8(request.fp8)?
-            .with_recompute(request.recompute)?;
-        let builder = match request.lora {
-            Some(lora) => builder.with_lora(lora)?,
-            None => builder,
-        };
+            .with_recompute(request.recompute)?
+            .with_lora(request.lora)?;
         let mut model = config.init_stages(builder.outline(), &own)?;
         // A pattern may match parameters of other stages, or of layers that are left out.
         freeze(&mut model.table, request.freeze)?;

@@ -24,15 +24,15 @@ pub(super) enum NodeBackward {
     Rule(Rule, Vec<Storage>),
 }
 
-/// The lives of the storages of a stage.
+/// The liveness of the storages of a stage.
 #[derive(Default)]
-pub(super) struct Lives {
+pub(super) struct Liveness {
     /// Of a storage, the first and the last time at which it is alive.
     of: HashMap<Storage, [usize; 2]>,
     pub now: usize,
 }
 
-impl Lives {
+impl Liveness {
     pub fn make(&mut self, storage: Storage) {
         self.of.entry(storage).or_insert([self.now, self.now]);
     }
@@ -83,7 +83,7 @@ pub(super) struct Stage {
     pub offloadable: Vec<(usize, Storage)>,
     /// Whether the present call saves such an input.
     pub is_offloadable: bool,
-    pub lives: Lives,
+    pub liveness: Liveness,
     /// The time at which the forward of each layer begins.
     pub forward: Vec<usize>,
     pub forward_end: usize,
@@ -126,17 +126,13 @@ impl Stage {
             || self.gradients.values().any(|it| *it == storage)
     }
 
-    pub fn begin_layer(&mut self, layer: usize) {
-        let now = self.lives.now;
+    pub fn extend_backward(&mut self, layer: usize) {
+        let now = self.liveness.now;
         let span = self.backward[layer].get_or_insert(Span {
             start: now,
             end: now,
         });
         span.end = now;
-    }
-
-    pub fn end_layer(&mut self, layer: usize) {
-        self.begin_layer(layer);
     }
 
     /// Another gradient of a tensor is added to the first.
@@ -146,7 +142,7 @@ impl Stage {
 
     pub fn profile(mut self, storages: &Storages, repeat: Repeat) -> StageProfile {
         let repeated = self.repeated(repeat);
-        let mut alive = self.lives.bytes(storages);
+        let mut alive = self.liveness.bytes(storages);
         for (layer, span) in self.layers.iter_mut().zip(&self.backward) {
             if let Some(Span { start, end }) = span {
                 let peak = alive[*start..=*end].iter().max().copied().unwrap_or(0);

@@ -124,16 +124,16 @@ impl<'a> Walk<'a> {
             StageNote::Backward => {
                 self.pass = TrainingPass::Backward;
                 if let Some(stage) = &mut self.stage {
-                    stage.forward_end = stage.lives.now;
+                    stage.forward_end = stage.liveness.now;
                     stage.backward = vec![None; stage.layers.len()];
                 }
             }
             StageNote::End => {
                 while self.next_rule() {}
                 if let Some(mut stage) = self.stage.take() {
-                    stage.lives.now += 1;
+                    stage.liveness.now += 1;
                     if let Some(input) = stage.input {
-                        stage.lives.touch(input);
+                        stage.liveness.touch(input);
                     }
                     let repeat = self.repeats.next().copied().unwrap_or_default();
                     let profile = stage.profile(&self.storages, repeat);
@@ -150,7 +150,7 @@ impl<'a> Walk<'a> {
         {
             stage.names.push(name);
             stage.layers.push(LayerProfile::default());
-            stage.forward.push(stage.lives.now);
+            stage.forward.push(stage.liveness.now);
             stage.deferred_bytes.push(0);
         }
     }
@@ -166,7 +166,7 @@ impl<'a> Walk<'a> {
             self.storages.enter(operation, |_| Holder::Graph);
             return;
         };
-        stage.lives.now += 1;
+        stage.liveness.now += 1;
         let is_gradient = matches!(operation, OperationIr::Custom(it) if it.id == "gradient");
         if is_gradient && self.aliases_gradient(operation) {
             return;
@@ -192,10 +192,10 @@ impl<'a> Walk<'a> {
             }
         });
         for storage in &made {
-            stage.lives.make(*storage);
+            stage.liveness.make(*storage);
         }
         for tensor in operation.inputs() {
-            stage.lives.touch(self.storages.of(tensor));
+            stage.liveness.touch(self.storages.of(tensor));
         }
         if self.pass == TrainingPass::Backward {
             return;
@@ -219,7 +219,7 @@ impl<'a> Walk<'a> {
         let mut saved: Vec<_> = rule.saved.iter().map(|it| self.storages.of(it)).collect();
         for bytes in &rule.inner {
             let inner = self.storages.make_unnamed(*bytes);
-            stage.lives.make(inner);
+            stage.liveness.make(inner);
             saved.push(inner);
         }
         stage.held_by_rules.extend(&saved);
@@ -296,7 +296,7 @@ impl<'a> Walk<'a> {
         let of = stage.nodes.last().map(|node| (&node.backward, node.layer));
         if let Some((NodeBackward::Call(last, _), layer)) = of {
             debug_assert_eq!(*last, call, "calls run backward in reverse");
-            stage.begin_layer(layer);
+            stage.extend_backward(layer);
         }
     }
 
@@ -314,8 +314,8 @@ impl<'a> Walk<'a> {
         };
         let held = stage.held_by_rules.len() - saved.len();
         stage.held_by_rules.truncate(held);
-        stage.lives.now += 1;
-        stage.begin_layer(node.layer);
+        stage.liveness.now += 1;
+        stage.extend_backward(node.layer);
         let first = node
             .outputs
             .first()
@@ -326,16 +326,16 @@ impl<'a> Walk<'a> {
                 Some(storage) => storage,
                 None => {
                     let made = self.storages.make_unnamed(bytes_of(input));
-                    stage.lives.make(made);
+                    stage.liveness.make(made);
                     made
                 }
             };
             stage.add_gradient(input.id, storage);
         }
         for storage in saved.into_iter().chain(first) {
-            stage.lives.touch(storage);
+            stage.liveness.touch(storage);
         }
-        stage.end_layer(node.layer);
+        stage.extend_backward(node.layer);
         true
     }
 
@@ -344,7 +344,7 @@ impl<'a> Walk<'a> {
         let Some(stage) = &mut self.stage else {
             return;
         };
-        stage.lives.now += 1;
+        stage.liveness.now += 1;
         let Some(Node {
             layer,
             backward: NodeBackward::Call(_, saved),
@@ -354,7 +354,7 @@ impl<'a> Walk<'a> {
             return;
         };
         for storage in saved.into_iter().chain(stage.taken.drain(..)) {
-            stage.lives.touch(storage);
+            stage.liveness.touch(storage);
         }
         if DEFER_WEIGHT_GRADIENTS.contains(&&*recorded.name) {
             let weight = recorded
@@ -371,7 +371,7 @@ impl<'a> Walk<'a> {
         }
         for out in &recorded.outputs {
             if let Some(gradient) = stage.gradients.remove(&out.id) {
-                stage.lives.touch(gradient);
+                stage.liveness.touch(gradient);
             }
         }
         let gradients = recorded.gradients.iter().flat_map(|it| &it.inputs);
@@ -381,11 +381,11 @@ impl<'a> Walk<'a> {
                 .filter(|_| stage.tracked.contains(&input.id))
             {
                 let storage = self.storages.of(gradient);
-                stage.lives.touch(storage);
+                stage.liveness.touch(storage);
                 stage.add_gradient(input.id, storage);
             }
         }
-        stage.end_layer(layer);
+        stage.extend_backward(layer);
     }
 
     /// The gradient of an output that the backward of another call made.

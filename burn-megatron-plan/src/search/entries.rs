@@ -9,7 +9,7 @@ use burn_megatron::mesh::{Mesh, ParallelConfig, samples_per_rank};
 use super::super::time::{DeviceRates, ModelSeconds};
 use super::super::{MeshLinks, ModelProfile, Recompute};
 use super::cache::Cache;
-use super::{PlannedModel, Rejection, SearchConfig, SearchCounts, Sizes};
+use super::{PlannedModel, Rejection, SearchConfig, SearchCounts, Sizes, sizes_of};
 
 /// A layout of the mesh with a micro-batch and a kind of recomputation, before its schedule and sharding are chosen.
 pub(super) struct Entry<'a> {
@@ -31,15 +31,7 @@ pub(super) struct Entry<'a> {
 impl Entry<'_> {
     /// The sizes of the axes.
     pub fn sizes(&self) -> Sizes {
-        let layout = &self.layout;
-        let expert = [layout.expert, layout.expert_tensor_size()];
-        [
-            layout.tensor,
-            layout.context,
-            layout.pipeline,
-            expert[0],
-            expert[1],
-        ]
+        sizes_of(&self.layout)
     }
 }
 

@@ -17,8 +17,6 @@ mod pipelines;
 mod rank_class;
 mod report;
 mod space;
-#[cfg(test)]
-mod tests;
 mod visit;
 
 use std::collections::HashMap;
@@ -163,6 +161,16 @@ pub fn search_confirmed(
 
 /// Sizes of the axes: tensor, context, pipeline, expert, expert-tensor.
 type Sizes = [usize; 5];
+
+fn sizes_of(layout: &ParallelConfig) -> Sizes {
+    [
+        layout.tensor,
+        layout.context,
+        layout.pipeline,
+        layout.expert,
+        layout.expert_tensor_size(),
+    ]
+}
 
 /// A plan that is the best of its sizes.
 struct Kept {

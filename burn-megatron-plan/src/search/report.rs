@@ -7,6 +7,7 @@ use serde::Serialize;
 use super::super::memory::MemoryByKind;
 use super::super::time::{StepEstimate, StepPart};
 use super::super::{Candidate, Recompute};
+use super::{Sizes, sizes_of};
 
 /// Why candidates are not among the best.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
@@ -108,16 +109,8 @@ pub struct Plan {
 
 impl Plan {
     /// The sizes of the axes.
-    pub(super) fn sizes(&self) -> [usize; 5] {
-        let layout = &self.candidate.layout;
-        let expert = [layout.expert, layout.expert_tensor_size()];
-        [
-            layout.tensor,
-            layout.context,
-            layout.pipeline,
-            expert[0],
-            expert[1],
-        ]
+    pub(super) fn sizes(&self) -> Sizes {
+        sizes_of(&self.candidate.layout)
     }
 
     /// The order in which plans that take as long are preferred: fewer tensor, then pipeline, then context ranks, then less

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::Subject;
+use crate::subject::integers;
 use burn::module::Module;
 use burn::tensor::{DType, Device, Int, Tensor};
 use burn_megatron::collective::{CollectiveOp, Comm, start};
@@ -253,10 +254,7 @@ impl Samples for FaultySamples {
     }
 
     fn sample(&self, number: u64) -> Result<Sample, DataError> {
-        let mut tokens: Vec<i32> = vec![];
-        Stream::new(1, number).words(0, SEQ + 1, |_, word| {
-            tokens.push(((u64::from(word) * TOKENS as u64) >> 32) as i32);
-        });
+        let mut tokens = integers(&Stream::new(1, number), 0, SEQ + 1, TOKENS);
         let mut targets = tokens[1..].to_vec();
         for pair in self.own.iter().flat_map(|own| own.windows(2)) {
             targets[pair[0]] = tokens[pair[1]];

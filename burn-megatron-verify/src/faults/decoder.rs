@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::subject::integers;
 use crate::{Layout, Rounding, Subject};
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{DType, Device, Int, Tensor};
@@ -102,7 +103,7 @@ pub struct Decoder {
     #[module(skip)]
     data: Comm,
     #[module(skip)]
-    lies: ActivationLayout,
+    layout: ActivationLayout,
     #[module(skip)]
     epilogues: bool,
     #[module(skip)]
@@ -199,7 +200,7 @@ impl Decoder {
             loss: VocabParallelCrossEntropy::new(vocabulary, &comm).with_ignore(Some(IGNORE)),
             comm,
             data: scope.groups().data().clone(),
-            lies: if sp && fault != Some(Fault::MaskOfFirstPart) {
+            layout: if sp && fault != Some(Fault::MaskOfFirstPart) {
                 ActivationLayout::SplitAlong {
                     dim: SEQUENCE_DIM,
                     place,
@@ -249,7 +250,7 @@ impl LanguageModel for Decoder {
         };
         let x = self.positions.forward(x);
         let attended = self.attention.forward(self.norm.forward(x.clone()), None);
-        let x = x + self.dropout.forward(attended, self.lies);
+        let x = x + self.dropout.forward(attended, self.layout);
         let up = self.mlp_norm.forward(x.clone());
         x + self.down(self.activated(up))
     }
@@ -320,11 +321,7 @@ impl FaultySubject {
 
     /// `[seq]` random tokens.
     fn draws(&self, key: u64, step: usize, sample: usize) -> Vec<i32> {
-        let mut draws = Vec::with_capacity(SEQ);
-        let draw = |word: u32| ((u64::from(word) * TOKENS as u64) >> 32) as i32;
-        let stream = Stream::new(key, step as u64);
-        stream.words((sample * SEQ) as u64, SEQ, |_, word| draws.push(draw(word)));
-        draws
+        integers(&Stream::new(key, step as u64), sample * SEQ, SEQ, TOKENS)
     }
 }
 

@@ -279,4 +279,28 @@ impl CheckpointError {
             what: what.into(),
         }
     }
+
+    /// An error for a tensor that the source `of` does not have.
+    pub fn missing(of: impl Into<String>, key: impl Into<String>) -> Self {
+        Self::Missing {
+            of: of.into(),
+            keys: vec![key.into()],
+        }
+    }
+
+    /// Checks that a slice is within a tensor of this shape.
+    ///
+    /// # Errors
+    ///
+    /// [`CheckpointError::OutOfBounds`] if it is not.
+    pub fn check_bounds(key: &str, shape: &[usize], slice: &TensorSlice) -> Result<(), Self> {
+        if slice.fits(shape) {
+            return Ok(());
+        }
+        Err(Self::OutOfBounds {
+            key: key.into(),
+            shape: shape.to_vec(),
+            slice: slice.clone(),
+        })
+    }
 }

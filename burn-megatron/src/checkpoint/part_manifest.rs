@@ -160,13 +160,7 @@ fn plan_entries(
     for (index, shard) in shards.iter().enumerate() {
         let TensorShard { tensor, slice } = shard;
         let (key, shape) = (&tensor.key, &tensor.shape);
-        if !slice.fits(shape) {
-            return Err(CheckpointError::OutOfBounds {
-                key: key.clone(),
-                shape: shape.clone(),
-                slice: slice.clone(),
-            });
-        }
+        CheckpointError::check_bounds(key, shape, slice)?;
         let too_large = || CheckpointError::TooLarge {
             key: key.clone(),
             shape: shape.clone(),

@@ -237,10 +237,7 @@ impl Checkpoint {
     }
 
     fn missing(&self, key: &str) -> CheckpointError {
-        CheckpointError::Missing {
-            of: self.name(),
-            keys: vec![key.to_string()],
-        }
+        CheckpointError::missing(self.name(), key)
     }
 
     fn index(&self, key: &str) -> Option<usize> {
@@ -342,13 +339,7 @@ impl TensorSource for Checkpoint {
     ) -> Result<(), CheckpointError> {
         let index = self.index(key).ok_or_else(|| self.missing(key))?;
         let tensor = &self.manifest.tensors[index];
-        if !slice.fits(&tensor.shape) {
-            return Err(CheckpointError::OutOfBounds {
-                key: key.into(),
-                shape: tensor.shape.clone(),
-                slice: slice.clone(),
-            });
-        }
+        CheckpointError::check_bounds(key, &tensor.shape, slice)?;
         check_length(key, slice, to.len(), slice.len() * tensor.dtype.size())?;
         if slice.is_empty() {
             return Ok(());

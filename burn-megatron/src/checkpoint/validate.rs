@@ -106,13 +106,7 @@ fn tensor_extents<'a>(
     meta.bytes().ok_or_else(too_large)?;
     for shard in &tensor.shards {
         let slice = &shard.slice;
-        if !slice.fits(&tensor.shape) {
-            return Err(CheckpointError::OutOfBounds {
-                key: tensor.key.clone(),
-                shape: tensor.shape.clone(),
-                slice: slice.clone(),
-            });
-        }
+        CheckpointError::check_bounds(&tensor.key, &tensor.shape, slice)?;
         let size = meta.bytes_of(slice).ok_or_else(too_large)?;
         let key = tensor.name_of(slice);
         if slice.is_empty() {

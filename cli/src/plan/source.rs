@@ -6,7 +6,6 @@ use burn_megatron::data_parallel::{Moments, Precision};
 use burn_megatron::kernel_selection::{KernelChoice, Operation};
 use burn_megatron::mesh::ParallelConfig;
 use burn_megatron_models::TransformerConfig;
-use burn_megatron_plan::decoder::Decoder;
 use burn_megatron_plan::fit::StateBytes;
 use burn_megatron_plan::hardware::Hardware;
 use burn_megatron_plan::search::{FixedSettings, PlannedModel, SearchConfig};
@@ -131,15 +130,6 @@ impl RecipeModel {
         recipe.memory.recompute = recompute;
         recipe
     }
-
-    fn decoder(&self, layout: &ParallelConfig) -> Decoder {
-        let logits = self.recipe.model.local_logits(layout);
-        Decoder {
-            // With the padding of this layout.
-            vocabulary: (logits * layout.tensor) as u64,
-            ..self.config.decoder()
-        }
-    }
 }
 
 impl PlannedModel for RecipeModel {
@@ -165,8 +155,7 @@ impl PlannedModel for RecipeModel {
     }
 
     fn profile(&self, layout: &ParallelConfig, micro_batch: usize) -> Result<ModelProfile, String> {
-        let decoder = self.decoder(layout);
-        let profile = decoder.profile(layout, micro_batch, self.sequence());
+        let profile = self.config.profile(layout, micro_batch, self.sequence());
         let precision = self.recipe.data_parallel.precision;
         Ok(profile.with_element_bytes(precision_bytes(precision)))
     }

@@ -76,16 +76,14 @@ pub(crate) fn objects_for(
 ) -> Result<Files, HfError> {
     let (config, mut files) = kept(checkpoint)?;
     if let Some((bytes, family)) = config.zip(family) {
-        let invalid = |source| HfError::Config {
-            path: checkpoint.path().join(CONFIG),
-            source,
-        };
+        let path = checkpoint.path().join(CONFIG);
         let config = HfConfig {
             family,
             model: model.clone(),
-            ..HfConfig::parse(&bytes).map_err(invalid)?
+            ..HfConfig::parse_at(&path, &bytes)?
         };
-        let text = config.to_json().map_err(invalid)?;
+        let text = config.to_json();
+        let text = text.map_err(|source| HfError::Config { path, source })?;
         files.push((CONFIG.into(), text.into_bytes()));
     }
     Ok(as_objects(files))
@@ -119,25 +117,13 @@ pub fn export_config<F: HfFamily>(
     like: Option<&Path>,
 ) -> Result<(HfConfig<F>, Files), HfError> {
     let model: F::Model = model_of(checkpoint)?;
-    let path = checkpoint.path().join(CONFIG);
-    let (config, files, path) = match like {
-        Some(like) => {
-            let path = like.join(CONFIG);
-            (Some(read_config(&path)?), companion_files(like)?, path)
-        }
-        None => {
-            let (config, files) = kept(checkpoint)?;
-            let config = config
-                .map(|bytes| HfConfig::parse(&bytes))
-                .transpose()
-                .map_err(|source| {
-                    let path = path.clone();
-                    HfError::Config { path, source }
-                })?;
-            (config, files, path)
-        }
+    let path = like.unwrap_or(checkpoint.path()).join(CONFIG);
+    let (config, files) = match like {
+        Some(like) => (Some(read_text(&path)?), companion_files(like)?),
+        None => kept(checkpoint)?,
     };
-    let Some(config) = config else {
+    let config = config.map(|bytes| HfConfig::<F>::parse_at(&path, &bytes));
+    let Some(config) = config.transpose()? else {
         let config = HfConfig::of(&model).map_err(|source| HfError::Config { path, source })?;
         return Ok((config, files));
     };
@@ -169,32 +155,20 @@ pub fn export_config_of_run<F: HfFamily>(
 ) -> Result<(HfConfig<F>, Files), HfError> {
     let model: F::Model = model_of(checkpoint)?;
     let path = origin.join(CONFIG);
-    let refused = |source| HfError::Config {
-        path: path.clone(),
-        source,
-    };
     let (config, files) = if is_hf_folder(origin) {
         (Some(read_text(&path)?), companion_files(origin)?)
     } else {
         kept(&Checkpoint::open(origin)?)?
     };
-    let config = config.map(|bytes| HfConfig::<F>::parse(&bytes));
-    let config = config.transpose().map_err(refused)?;
-    let config = match config {
+    let config = config.map(|bytes| HfConfig::<F>::parse_at(&path, &bytes));
+    let config = match config.transpose()? {
         Some(config) if model.differences(&config.model).is_empty() => HfConfig { model, ..config },
         config => HfConfig {
             tokens: config.map(|config| config.tokens).unwrap_or_default(),
-            ..HfConfig::of(&model).map_err(refused)?
+            ..HfConfig::of(&model).map_err(|source| HfError::Config { path, source })?
         },
     };
     Ok((config, files))
-}
-
-fn read_config<F: HfFamily>(path: &Path) -> Result<HfConfig<F>, HfError> {
-    HfConfig::parse(&read_text(path)?).map_err(|source| HfError::Config {
-        path: path.to_path_buf(),
-        source,
-    })
 }
 
 /// The files of the Hugging Face folder that a checkpoint was converted from, by name: `config.json`, the

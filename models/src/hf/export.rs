@@ -102,10 +102,7 @@ pub fn export<F: HfFamily>(
     options: &ExportOptions,
     progress: &mut dyn FnMut(u64),
 ) -> Result<ExportSummary, HfError> {
-    if to.exists() {
-        let there = std::io::ErrorKind::AlreadyExists.into();
-        return Err(CheckpointError::io("write", to, there).into());
-    }
+    StagedFolder::check_free(to)?;
     let refused = |source| HfError::Config {
         path: to.join(CONFIG),
         source,

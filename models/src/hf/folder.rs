@@ -344,18 +344,9 @@ impl<F: HfFamily> TensorSource for HfFolder<F> {
 
     fn read(&self, key: &str, slice: &TensorSlice) -> Result<Vec<u8>, CheckpointError> {
         let Some(MappedTensor { meta, parts }) = self.tensors.get(key) else {
-            return Err(CheckpointError::Missing {
-                of: self.name(),
-                keys: vec![key.into()],
-            });
+            return Err(CheckpointError::missing(self.name(), key));
         };
-        if !slice.fits(&meta.shape) {
-            return Err(CheckpointError::OutOfBounds {
-                key: key.into(),
-                shape: meta.shape.clone(),
-                slice: slice.clone(),
-            });
-        }
+        CheckpointError::check_bounds(key, &meta.shape, slice)?;
         let size = meta.dtype.size();
         let mut bytes = vec![0; slice.len() * size];
         for part in parts {

@@ -25,12 +25,12 @@ mod mapping;
 pub mod peft;
 mod shard;
 mod staged_folder;
-mod stored;
+pub(crate) mod stored;
 #[cfg(test)]
 mod tests;
-mod transformer;
 mod transpose;
 
+pub use crate::families::ModelFamily;
 pub use config::{ConfigKeys, HfConfig, SpecialTokenIds};
 pub(crate) use convert::objects_for;
 pub use convert::{export_config, export_config_of_run, import, stored_hf_files};
@@ -40,4 +40,3 @@ pub use family::{ClassDefaults, HfFamily, HfNames};
 pub use folder::{HfFolder, is_hf_folder, model_type};
 pub use mapping::{WeightEncoding, WeightMapping};
 pub use shard::ShardIndex;
-pub use transformer::ModelFamily;

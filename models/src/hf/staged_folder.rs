@@ -14,6 +14,15 @@ pub(super) struct StagedFolder {
 }
 
 impl StagedFolder {
+    /// Checks that `to` does not exist.
+    pub fn check_free(to: &Path) -> Result<(), CheckpointError> {
+        if to.exists() {
+            let there = std::io::ErrorKind::AlreadyExists.into();
+            return Err(CheckpointError::io("write", to, there));
+        }
+        Ok(())
+    }
+
     /// Stages a folder for `to`.
     pub fn new(to: &Path) -> Result<Self, CheckpointError> {
         if to.file_name().is_none() {

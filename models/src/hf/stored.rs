@@ -43,7 +43,7 @@ enum Scales {
 }
 
 /// The tensor with the codes of MXFP4 values, and that with their scales.
-pub(super) fn mxfp4_names(name: &str) -> [String; 2] {
+pub(crate) fn mxfp4_names(name: &str) -> [String; 2] {
     ["blocks", "scales"].map(|what| format!("{name}_{what}"))
 }
 
@@ -147,10 +147,7 @@ impl Finder<'_> {
     ) -> Result<(usize, &HeaderEntry), CheckpointError> {
         let of = self.of.clone();
         match self.found.get(name) {
-            None => Err(CheckpointError::Missing {
-                of,
-                keys: vec![name.into()],
-            }),
+            None => Err(CheckpointError::missing(of, name)),
             Some((_, entry)) if entry.shape != wanted => Err(CheckpointError::Shape {
                 of,
                 key: name.into(),

@@ -58,10 +58,7 @@ impl<'a> Upcycled<'a> {
             } else {
                 Origin::of_experts(&key, model, config)
             };
-            let missing = || CheckpointError::Missing {
-                of: dense.name(),
-                keys: vec![key.clone()],
-            };
+            let missing = || CheckpointError::missing(dense.name(), &key);
             let origin = origin.ok_or_else(missing)?;
             let like = dense.tensor(origin.key(&key)).ok_or_else(missing)?;
             let meta = TensorMeta {
@@ -136,18 +133,9 @@ impl TensorSource for Upcycled<'_> {
     }
 
     fn read(&self, key: &str, slice: &TensorSlice) -> Result<Vec<u8>, CheckpointError> {
-        let missing = || CheckpointError::Missing {
-            of: self.name(),
-            keys: vec![key.into()],
-        };
+        let missing = || CheckpointError::missing(self.name(), key);
         let (meta, origin) = self.tensors.get(key).ok_or_else(missing)?;
-        if !slice.fits(&meta.shape) {
-            return Err(CheckpointError::OutOfBounds {
-                key: key.into(),
-                shape: meta.shape.clone(),
-                slice: slice.clone(),
-            });
-        }
+        CheckpointError::check_bounds(key, &meta.shape, slice)?;
         match origin {
             Origin::Dense => self.dense.read(key, slice),
             Origin::Experts(slices) => self.experts(meta, slices, slice),

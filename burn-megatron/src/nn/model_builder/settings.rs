@@ -129,13 +129,16 @@ impl ModelBuilder {
         Ok(self)
     }
 
-    /// Freezes the parameters of the model and gives its layers adapters. Call on the root builder.
+    /// Freezes the parameters of the model and gives its layers adapters; changes nothing for `None`. Call on the root builder.
     ///
     /// # Errors
     ///
     /// [`BuildError::Config`] for invalid settings. [`LoraLayers::check_targets`] checks later that the model has each
     /// target.
-    pub fn with_lora(self, config: &LoraConfig) -> Result<Self, BuildError> {
+    pub fn with_lora(self, config: Option<&LoraConfig>) -> Result<Self, BuildError> {
+        let Some(config) = config else {
+            return Ok(self);
+        };
         config.check()?;
         *self.shared.lora.lock() = Some(LoraLayers {
             config: config.clone(),

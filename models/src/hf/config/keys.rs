@@ -1,6 +1,7 @@
 //! Reads the keys of a `config.json` for a family.
 
 use std::cell::RefCell;
+use std::ops::RangeInclusive;
 use std::rc::Rc;
 
 use serde_json::{Map, Value};
@@ -41,6 +42,11 @@ fn shown(value: &Value) -> String {
         Some((end, _)) => format!("{}...", &text[..end]),
         None => text,
     }
+}
+
+/// Reads a number of at least 0.
+fn number(value: &Value) -> Option<f64> {
+    value.as_f64().filter(|x| x.is_finite() && *x >= 0.0)
 }
 
 /// The error for a `model_type` that is none of `known`, or for a missing one.
@@ -174,7 +180,7 @@ impl ConfigKeys {
     }
 
     /// Returns the keys that are left, for an error.
-    pub(in crate::hf) fn rest(self) -> Value {
+    pub(crate) fn rest(self) -> Value {
         Value::Object(self.map)
     }
 
@@ -183,19 +189,43 @@ impl ConfigKeys {
         self.map.is_empty()
     }
 
+    /// Takes a value that `read` accepts, or refuses it.
+    fn typed<T>(
+        &mut self,
+        key: &str,
+        fits: impl Into<String>,
+        read: impl FnOnce(&Value) -> Option<T>,
+    ) -> Result<Option<T>, HfConfigError> {
+        let Some(value) = self.take(key) else {
+            return Ok(None);
+        };
+        let found = read(&value);
+        found.map_or_else(
+            || Err(self.refused(key, &value, fits)),
+            |found| Ok(Some(found)),
+        )
+    }
+
+    fn whole(
+        &mut self,
+        key: &str,
+        range: RangeInclusive<u64>,
+        fits: String,
+    ) -> Result<Option<usize>, HfConfigError> {
+        self.typed(key, fits, |value| {
+            let number = value.as_u64().filter(|number| range.contains(number))?;
+            Some(number as usize)
+        })
+    }
+
     /// Takes a size above 0.
     ///
     /// # Errors
     ///
     /// [`HfConfigError::Value`] for any other value.
     pub fn size(&mut self, key: &str) -> Result<Option<usize>, HfConfigError> {
-        let Some(value) = self.take(key) else {
-            return Ok(None);
-        };
-        match value.as_u64() {
-            Some(size @ 1..=MAX_SIZE) => Ok(Some(size as usize)),
-            _ => Err(self.refused(key, &value, format!("a whole number from 1 to {MAX_SIZE}"))),
-        }
+        let fits = format!("a whole number from 1 to {MAX_SIZE}");
+        self.whole(key, 1..=MAX_SIZE, fits)
     }
 
     /// Takes a whole number, which may be 0.
@@ -204,13 +234,8 @@ impl ConfigKeys {
     ///
     /// [`HfConfigError::Value`] for any other value.
     pub fn count(&mut self, key: &str) -> Result<Option<usize>, HfConfigError> {
-        let Some(value) = self.take(key) else {
-            return Ok(None);
-        };
-        match value.as_u64() {
-            Some(count @ 0..=MAX_SIZE) => Ok(Some(count as usize)),
-            _ => Err(self.refused(key, &value, format!("a whole number up to {MAX_SIZE}"))),
-        }
+        let fits = format!("a whole number up to {MAX_SIZE}");
+        self.whole(key, 0..=MAX_SIZE, fits)
     }
 
     /// Takes a number of at least 0.
@@ -219,13 +244,7 @@ impl ConfigKeys {
     ///
     /// [`HfConfigError::Value`] for any other value.
     pub fn number(&mut self, key: &str) -> Result<Option<f64>, HfConfigError> {
-        let Some(value) = self.take(key) else {
-            return Ok(None);
-        };
-        match value.as_f64().filter(|x| x.is_finite() && *x >= 0.0) {
-            Some(number) => Ok(Some(number)),
-            None => Err(self.refused(key, &value, "a number of at least 0")),
-        }
+        self.typed(key, "a number of at least 0", number)
     }
 
     /// Takes a list of numbers of at least 0.
@@ -234,17 +253,9 @@ impl ConfigKeys {
     ///
     /// [`HfConfigError::Value`] for any other value.
     pub fn numbers(&mut self, key: &str) -> Result<Option<Vec<f64>>, HfConfigError> {
-        let Some(value) = self.take(key) else {
-            return Ok(None);
-        };
-        let number = |value: &Value| value.as_f64().filter(|x| x.is_finite() && *x >= 0.0);
-        let list = value
-            .as_array()
-            .map(|list| list.iter().map(number).collect());
-        match list.flatten() {
-            Some(numbers) => Ok(Some(numbers)),
-            None => Err(self.refused(key, &value, "a list of numbers of at least 0")),
-        }
+        self.typed(key, "a list of numbers of at least 0", |value| {
+            value.as_array()?.iter().map(number).collect()
+        })
     }
 
     /// Takes a bool.
@@ -253,13 +264,7 @@ impl ConfigKeys {
     ///
     /// [`HfConfigError::Value`] for another type.
     pub fn flag(&mut self, key: &str) -> Result<Option<bool>, HfConfigError> {
-        let Some(value) = self.take(key) else {
-            return Ok(None);
-        };
-        match value.as_bool() {
-            Some(flag) => Ok(Some(flag)),
-            None => Err(self.refused(key, &value, "true or false")),
-        }
+        self.typed(key, "true or false", Value::as_bool)
     }
 
     /// Takes a string.
@@ -268,11 +273,7 @@ impl ConfigKeys {
     ///
     /// [`HfConfigError::Value`] for another type.
     pub fn text(&mut self, key: &str) -> Result<Option<String>, HfConfigError> {
-        match self.take(key) {
-            None => Ok(None),
-            Some(Value::String(text)) => Ok(Some(text)),
-            Some(other) => Err(self.refused(key, &other, "a string")),
-        }
+        self.typed(key, "a string", |value| value.as_str().map(String::from))
     }
 
     /// Takes the value of a required key.

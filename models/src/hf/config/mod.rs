@@ -54,8 +54,15 @@ impl<F: HfFamily> HfConfig<F> {
     /// [`HfError`] for a file that cannot be read or [parsed](Self::parse).
     pub fn read(folder: &Path) -> Result<Self, HfError> {
         let path = folder.join(CONFIG);
-        let bytes = read_text(&path)?;
-        Self::parse(&bytes).map_err(|source| HfError::Config { path, source })
+        Self::parse_at(&path, &read_text(&path)?)
+    }
+
+    /// Parses a `config.json`, which errors name by `path`.
+    pub(super) fn parse_at(path: &Path, bytes: &[u8]) -> Result<Self, HfError> {
+        Self::parse(bytes).map_err(|source| HfError::Config {
+            path: path.to_path_buf(),
+            source,
+        })
     }
 
     /// Parses a `config.json`, in the format of `transformers` 4 or 5.

@@ -2,13 +2,14 @@
 
 use std::path::Path;
 
-use burn_megatron::checkpoint::{CheckpointError, TensorSource};
+use burn_megatron::checkpoint::TensorSource;
 use burn_megatron::nn::lora::{LoraLayers, LoraTarget};
 
 use super::super::export::{ExportOptions, ExportSummary, PlannedTensor, plan, write_shard};
 use super::super::staged_folder::StagedFolder;
 use super::super::{HfConfigError, HfError, HfFamily};
 use super::{CONFIG, WEIGHTS, all_mappings, config};
+use crate::weights::check_tensor;
 
 /// Checks that each layer is a module of its own in `transformers`, so that [`export_adapter`] can write its adapter.
 ///
@@ -39,30 +40,14 @@ pub fn export_adapter<F: HfFamily>(
     options: &ExportOptions,
     progress: &mut dyn FnMut(u64),
 ) -> Result<ExportSummary, HfError> {
-    if to.exists() {
-        let there = std::io::ErrorKind::AlreadyExists.into();
-        return Err(CheckpointError::io("write", to, there).into());
-    }
+    StagedFolder::check_free(to)?;
     let mapped = all_mappings(family, model, layers).map_err(|source| HfError::Config {
         path: to.join(CONFIG),
         source,
     })?;
     for factor in &mapped {
-        let of = source.name();
         let wanted: Vec<_> = factor.shape.iter().rev().copied().collect();
-        let Some(found) = source.tensor(&factor.key) else {
-            let keys = vec![factor.key.clone()];
-            return Err(CheckpointError::Missing { of, keys }.into());
-        };
-        if found.shape != wanted {
-            return Err(CheckpointError::Shape {
-                of,
-                key: factor.key.clone(),
-                found: found.shape,
-                wanted,
-            }
-            .into());
-        }
+        check_tensor(source, &factor.key, |shape| shape == wanted, &wanted)?;
     }
     let has = |target: &LoraTarget| layers.layers.iter().any(|layer| layer.target == *target);
     let targets: Vec<_> = LoraTarget::ALL.into_iter().filter(has).collect();

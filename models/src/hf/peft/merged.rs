@@ -6,6 +6,8 @@ use burn_megatron::checkpoint::{
 };
 use burn_megatron::nn::lora::{AdaptedLayer, LoraLayers};
 
+use crate::weights::check_tensor;
+
 /// The weights of a model, to each of which the product of its factors is added: `W + s A B`, computed in f32 (f64 for f64
 /// weights) and rounded once to the type of the weight.
 pub struct MergedAdapters {
@@ -31,13 +33,13 @@ impl MergedAdapters {
             let factors = [("a", [input, rank]), ("b", [rank, output])];
             for (name, wanted) in factors {
                 let key = format!("{MODEL}{}.{name}", layer.adapter);
-                check(&*adapters, &key, |shape| *shape == wanted, &wanted)?;
+                check_tensor(&*adapters, &key, |shape| *shape == wanted, &wanted)?;
             }
             let key = format!("{MODEL}{}", layer.weight);
             let wanted = [input, layer.offset + output];
             let fits =
                 |shape: &[usize]| shape.len() == 2 && shape[0] == input && shape[1] >= wanted[1];
-            check(&*base, &key, fits, &wanted)?;
+            check_tensor(&*base, &key, fits, &wanted)?;
         }
         Ok(Self {
             base,
@@ -74,37 +76,13 @@ impl MergedAdapters {
             read(&*self.adapters, &key, slice, dtype)
         };
         let product = factor("a", &a)?.matmul(factor("b", &b)?);
-        let sum = weight.clone().slice([
-            0..slice.shape[0],
-            first - columns.start..end - columns.start,
-        ]) + product.mul_scalar(self.layers.config.scale());
         let ranges = [
             0..slice.shape[0],
             first - columns.start..end - columns.start,
         ];
+        let scaled = product.mul_scalar(self.layers.config.scale());
+        let sum = weight.clone().slice(ranges.clone()) + scaled;
         Ok(weight.slice_assign(ranges, sum))
-    }
-}
-
-fn check(
-    source: &dyn TensorSource,
-    key: &str,
-    fits: impl Fn(&[usize]) -> bool,
-    wanted: &[usize],
-) -> Result<(), CheckpointError> {
-    let (of, key) = (source.name(), key.to_string());
-    match source.tensor(&key) {
-        None => Err(CheckpointError::Missing {
-            of,
-            keys: vec![key],
-        }),
-        Some(found) if !fits(&found.shape) => Err(CheckpointError::Shape {
-            of,
-            key,
-            found: found.shape,
-            wanted: wanted.to_vec(),
-        }),
-        Some(_) => Ok(()),
     }
 }
 

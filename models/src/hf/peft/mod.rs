@@ -39,7 +39,7 @@ pub fn adapted_layers<C: ModelConfig>(
     lora: &LoraConfig,
 ) -> Result<LoraLayers, BuildError> {
     let (groups, device) = (ParallelContext::single(), Device::flex());
-    let builder = ModelBuilder::with(&groups, &device, 0, DType::F32).with_lora(lora)?;
+    let builder = ModelBuilder::with(&groups, &device, 0, DType::F32).with_lora(Some(lora))?;
     let outline = model.init_with(builder.outline())?;
     let layers = outline.lora.unwrap_or_else(|| LoraLayers {
         config: lora.clone(),

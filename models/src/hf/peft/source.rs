@@ -108,18 +108,9 @@ impl TensorSource for PeftAdapter {
 
     fn read(&self, key: &str, slice: &TensorSlice) -> Result<Vec<u8>, CheckpointError> {
         let Some((meta, stored)) = self.tensors.get(key) else {
-            return Err(CheckpointError::Missing {
-                of: self.name(),
-                keys: vec![key.into()],
-            });
+            return Err(CheckpointError::missing(self.name(), key));
         };
-        if !slice.fits(&meta.shape) {
-            return Err(CheckpointError::OutOfBounds {
-                key: key.into(),
-                shape: meta.shape.clone(),
-                slice: slice.clone(),
-            });
-        }
+        CheckpointError::check_bounds(key, &meta.shape, slice)?;
         let mut turned = slice.clone();
         turned.offset.reverse();
         turned.shape.reverse();

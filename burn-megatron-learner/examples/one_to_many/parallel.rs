@@ -1,21 +1,17 @@
-use std::sync::Arc;
+//! The same model of parallel layers, whose blocks are divided among pipeline stages, with a loop of its own.
 
-use burn::data::dataloader::batcher::Batcher;
-use burn::data::dataloader::{DataLoader, DataLoaderBuilder};
-use burn::data::dataset::InMemDataset;
 use burn::module::Module;
 use burn::tensor::activation::gelu;
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::tensor::{Device, Tensor};
 use burn_megatron::model::{StageBuilder, StageLayers};
 use burn_megatron::nn::{BuildError, Norm, NormConfig, NormKind};
 use burn_megatron::pipeline::engine::{Engine, Stage, StageOutput};
 use burn_megatron::pipeline::{schedule_of, stages_on_rank};
 use burn_megatron::prelude::*;
 
+use super::data::{BATCH, Batch, HIDDEN, SEQ, loader};
+
 const BLOCKS: usize = 4;
-const SEQ: usize = 4;
-const HIDDEN: usize = 16;
-const BATCH: usize = 16;
 const MICRO_BATCHES: usize = 4;
 
 #[derive(Module, Debug)]
@@ -87,38 +83,7 @@ fn loss(y: Tensor<3>, targets: Tensor<3>) -> Tensor<1> {
     (y - targets).square().sum() / (SEQ * HIDDEN) as f64
 }
 
-/// `[batch, SEQ, HIDDEN]`: the model learns to reverse the features.
-#[derive(Clone, Debug)]
-struct Batch {
-    x: Tensor<3>,
-    y: Tensor<3>,
-}
-
-#[derive(Clone)]
-struct Reverse;
-
-impl Batcher<usize, Batch> for Reverse {
-    fn batch(&self, items: Vec<usize>, device: &Device) -> Batch {
-        let (rows, size) = (items.len(), SEQ * HIDDEN);
-        let number = |item: usize, i: usize| (0.7 * (size * item + i) as f32).sin();
-        let numbers = items
-            .iter()
-            .flat_map(|item| (0..size).map(move |i| number(*item, i)));
-        let data = TensorData::new(numbers.collect::<Vec<_>>(), [rows, SEQ, HIDDEN]);
-        let x = Tensor::<3>::from_data(data, device);
-        Batch {
-            y: x.clone().flip([2]),
-            x,
-        }
-    }
-}
-
-fn loader(items: std::ops::Range<usize>) -> Arc<dyn DataLoader<Batch>> {
-    let builder = DataLoaderBuilder::new(Reverse).batch_size(BATCH);
-    builder.build(InMemDataset::new(items.collect()))
-}
-
-fn train(ctx: &ParallelContext) -> Result<f64, AnyError> {
+fn train_rank(ctx: &ParallelContext) -> Result<f64, AnyError> {
     let device = Device::flex();
     let mut ddp = DistributedDataParallel::new(Model::new(ctx, &device)?, ctx)?;
     let mut optimizer = ParallelAdamW::new(&AdamWConfig::default(), &ddp)?;
@@ -145,9 +110,9 @@ fn train(ctx: &ParallelContext) -> Result<f64, AnyError> {
     Ok(mean)
 }
 
-pub fn main() -> Result<(), AnyError> {
-    let layout = ParallelConfig::new().with_tensor(2).with_pipeline(2);
-    let losses = World::threads(4)?.run(|rank| train(&ParallelContext::new(&layout, &rank)?))?;
-    println!("last loss {:.4}", losses[3]);
-    Ok(())
+/// Trains on the four ranks of a layout. Returns the mean loss of the last batch, the largest one of the data ranks.
+pub fn train(layout: &ParallelConfig) -> Result<f64, AnyError> {
+    let losses =
+        World::threads(4)?.run(|rank| train_rank(&ParallelContext::new(layout, &rank)?))?;
+    Ok(losses.into_iter().fold(0.0, f64::max))
 }

@@ -3,7 +3,6 @@
 
 use serde_json::{Map, Value, json};
 
-use super::ModelFamily;
 use crate::hf::{ConfigKeys, HfConfigError};
 use crate::{Positions, RotaryScaling, TransformerConfig};
 
@@ -27,9 +26,9 @@ struct Around {
 }
 
 pub(super) fn read(
-    family: ModelFamily,
     keys: &mut ConfigKeys,
     context: usize,
+    is_latent: bool,
 ) -> Result<Positions, HfConfigError> {
     keys.only("partial_rotary_factor", 1.0)?;
     keys.only("rope_interleaved", false)?;
@@ -37,7 +36,7 @@ pub(super) fn read(
         context,
         original: keys.size("original_max_position_embeddings")?,
         is_of_layers: false,
-        is_latent: matches!(family, ModelFamily::DeepseekV2 | ModelFamily::DeepseekV3),
+        is_latent,
     };
     let outer = keys.number("rope_theta")?;
     let new = keys.object("rope_parameters")?;
@@ -285,14 +284,13 @@ fn yarn(keys: &mut ConfigKeys, around: Around) -> Result<RotaryScaling, HfConfig
     Ok(scaling)
 }
 
-/// Writes the format that both versions read. A class with a default scaling would read null as its default.
-pub(super) fn write(family: ModelFamily, model: &TransformerConfig, to: &mut Map<String, Value>) {
+/// Writes the format that both versions read.
+pub(super) fn write(model: &TransformerConfig, to: &mut Map<String, Value>) {
     let Positions::Rotary { base, scaling } = model.positions.clone() else {
         return;
     };
     to.insert("rope_theta".into(), json!(base));
     let scaling = match scaling {
-        RotaryScaling::None if family == ModelFamily::GptOss => json!({ "rope_type": "default" }),
         RotaryScaling::None => Value::Null,
         RotaryScaling::Llama3 {
             factor,

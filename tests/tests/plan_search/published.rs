@@ -1,13 +1,13 @@
 //! Published runs against the plan of their layouts.
 
+use super::models::gpt;
 use super::*;
-use crate::decoder::tests::gpt;
 
 /// A published run: its settings, and the utilisation.
 struct Published {
     name: &'static str,
     device: &'static str,
-    decoder: Decoder,
+    model: TransformerConfig,
     devices: usize,
     sequence: usize,
     batch: usize,
@@ -25,7 +25,7 @@ fn published() -> Vec<Published> {
     let llama = |name, devices, sequence, batch, sizes, mfu| Published {
         name,
         device: "H100",
-        decoder: llama_405b(),
+        model: llama_405b(),
         devices,
         sequence,
         batch,
@@ -38,7 +38,7 @@ fn published() -> Vec<Published> {
     // Figure of the README of Megatron-LM, "Training speed and scalability": sequences of 4096 tokens, 131,072 words.
     let megatron =
         |name, heads, hidden, layers, sizes: [usize; 3], devices, batch, mfu| Published {
-            decoder: gpt(hidden, layers, heads, 131_072, 4096),
+            model: gpt(hidden, layers, heads, 131_072, 4096),
             ..llama(name, devices, 4096, batch, sizes, mfu)
         };
     // Korthikanti et al. 2022, tables 3 and 5, with sequence parallelism and selective recomputation.
@@ -46,7 +46,7 @@ fn published() -> Vec<Published> {
         |name, heads, hidden, layers, sizes: [usize; 3], stages, devices, batch, micro, mfu| {
             Published {
                 device: "A100",
-                decoder: gpt(hidden, layers, heads, 51_200, 2048),
+                model: gpt(hidden, layers, heads, 51_200, 2048),
                 square: true,
                 settings: FixedSettings {
                     virtual_stages: stages,
@@ -57,8 +57,8 @@ fn published() -> Vec<Published> {
                 ..llama(name, devices, 2048, batch, sizes, mfu)
             }
         };
-    let fp8 = |name, decoder, devices, sequence, batch, sizes, stages, mfu| Published {
-        decoder,
+    let fp8 = |name, model, devices, sequence, batch, sizes, stages, mfu| Published {
+        model,
         dtype: "fp8",
         settings: FixedSettings {
             virtual_stages: stages,
@@ -181,12 +181,12 @@ fn planned_mfu(run: &Published) -> f64 {
         },
         ..config(&hardware, run.devices, run.sequence, run.batch)
     };
-    let report = search(&planned(run.decoder.clone(), run.sequence), &config).unwrap();
+    let report = search(&planned(run.model.clone(), run.sequence), &config).unwrap();
     // One that keeps activations in 8 bits needs less memory than is planned.
     let plan = report.best.first().or(report.nearest.as_ref()).unwrap();
-    let counted = run.decoder.flops_per_token(run.sequence);
+    let counted = run.model.flops_per_token(run.sequence);
     // Twice as long, half of the square is the whole of this one.
-    let square = run.decoder.flops_per_token(2 * run.sequence);
+    let square = run.model.flops_per_token(2 * run.sequence);
     let factor = if run.square { square / counted } else { 1.0 };
     plan.mfu * factor
 }

@@ -1,28 +1,31 @@
-//! The Hugging Face families of [`TransformerConfig`].
+//! The Hugging Face families of [`TransformerConfig`]: a file for each family, and one for several that differ by a few
+//! settings. The other files have the parts that families share.
 
+mod activation;
 mod deepseek;
 mod expert_tensors;
 mod experts;
 mod gemma;
+mod gpt2;
 mod gpt_oss;
 mod mtp;
-mod read;
+mod plain;
 mod rope;
+mod sizes;
 mod tensors;
 mod windows;
-mod write;
 
 use std::collections::BTreeMap;
 
 use burn_megatron::nn::QkNorm;
 use burn_megatron::nn::moe::ScoreFunction;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
-use super::{ClassDefaults, ConfigKeys, HfConfigError, HfFamily, HfNames, WeightMapping};
-use crate::{MlaConfig, MoeConfig, TransformerConfig};
+use crate::hf::{ClassDefaults, ConfigKeys, HfConfigError, HfFamily, HfNames, WeightMapping};
+use crate::{MoeConfig, Positions, TransformerConfig};
 
 /// The defaults of the classes of `transformers` 5.24, by `model_type`. Written by `index.py` next to the fixtures.
-const CLASS_DEFAULTS: &str = include_str!("../config/defaults.json");
+const CLASS_DEFAULTS: &str = include_str!("../hf/config/defaults.json");
 
 /// The families that a [`TransformerConfig`] describes.
 ///
@@ -59,57 +62,53 @@ pub enum ModelFamily {
     GptOss,
 }
 
+/// The functions of a family.
+trait Family {
+    /// A small model of the family, of bytes.
+    fn defaults(&self) -> TransformerConfig;
+
+    /// Takes the model from the keys of a `config.json`.
+    fn read(&self, keys: &mut ConfigKeys) -> Result<TransformerConfig, HfConfigError>;
+
+    /// Returns the conditions that a model of the family must meet.
+    fn conditions(&self, model: &TransformerConfig) -> Conditions;
+
+    /// Returns the keys of a model, without the keys that all families have.
+    fn write(&self, model: &TransformerConfig) -> Map<String, Value>;
+}
+
+/// Conditions of a family, and whether a model meets them.
+type Conditions = Vec<(&'static str, bool)>;
+
 impl ModelFamily {
+    fn family(self) -> &'static dyn Family {
+        match self {
+            Self::Gpt2 => &gpt2::Gpt2,
+            Self::Llama => &plain::LLAMA,
+            Self::Mistral => &plain::MISTRAL,
+            Self::Qwen2 => &plain::QWEN2,
+            Self::Qwen3 => &plain::QWEN3,
+            Self::Mixtral => &plain::MIXTRAL,
+            Self::Qwen3Moe => &plain::QWEN3_MOE,
+            Self::Olmoe => &plain::OLMOE,
+            Self::Gemma2 => &gemma::Gemma { is_gemma3: false },
+            Self::Gemma3Text => &gemma::Gemma { is_gemma3: true },
+            Self::DeepseekV2 => &deepseek::V2,
+            Self::DeepseekV3 => &deepseek::V3,
+            Self::GptOss => &gpt_oss::GptOss,
+        }
+    }
+
     /// A small model of the family, of bytes.
     pub fn defaults(self) -> TransformerConfig {
-        match self {
-            Self::Gpt2 => TransformerConfig::gpt2(),
-            Self::Llama => TransformerConfig::llama(),
-            Self::Mistral => TransformerConfig {
-                window: Some(64),
-                ..TransformerConfig::llama()
-            },
-            Self::Qwen2 => TransformerConfig {
-                qkv_bias: Some(true),
-                ..TransformerConfig::llama()
-            },
-            Self::Qwen3 => TransformerConfig {
-                qk_norm: Some(QkNorm::Heads),
-                ..TransformerConfig::llama()
-            },
-            Self::Mixtral => TransformerConfig::mixtral(),
-            Self::Qwen3Moe => TransformerConfig {
-                qk_norm: Some(QkNorm::Heads),
-                ..TransformerConfig::mixtral()
-            },
-            Self::Gemma2 => gemma::defaults(false),
-            Self::Gemma3Text => gemma::defaults(true),
-            Self::DeepseekV2 => TransformerConfig {
-                // As in DeepSeek-V2-Lite. A recipe could not remove a rank that the family has.
-                mla: TransformerConfig::deepseek().mla.map(|mla| MlaConfig {
-                    q_rank: None,
-                    ..mla
-                }),
-                moe: Some(MoeConfig {
-                    score: ScoreFunction::PreSoftmax,
-                    factor: 1.0,
-                    groups: None,
-                    bias_update_rate: None,
-                    ..MoeConfig::deepseek()
-                }),
-                ..TransformerConfig::deepseek()
-            },
-            Self::DeepseekV3 => TransformerConfig::deepseek(),
-            Self::GptOss => gpt_oss::defaults(),
-            Self::Olmoe => TransformerConfig {
-                qk_norm: Some(QkNorm::Whole),
-                moe: Some(MoeConfig {
-                    score: ScoreFunction::PreSoftmax,
-                    ..MoeConfig::default()
-                }),
-                ..TransformerConfig::mixtral()
-            },
-        }
+        self.family().defaults()
+    }
+}
+
+fn map(value: Value) -> Map<String, Value> {
+    match value {
+        Value::Object(map) => map,
+        _ => Map::new(),
     }
 }
 
@@ -163,21 +162,38 @@ impl HfFamily for ModelFamily {
     }
 
     fn of_model(model: &TransformerConfig) -> Self {
-        write::family(model)
+        let (_, window) = windows::size(model);
+        let sigmoid = |moe: &MoeConfig| moe.score == ScoreFunction::Sigmoid;
+        match (&model.positions, model.qk_norm, window) {
+            (Positions::Learned, _, _) => Self::Gpt2,
+            _ if model.mla.is_some() && model.moe.as_ref().is_some_and(sigmoid) => Self::DeepseekV3,
+            _ if model.mla.is_some() => Self::DeepseekV2,
+            _ if model.sinks => Self::GptOss,
+            (_, None, _) if model.post_norms => Self::Gemma2,
+            (_, Some(QkNorm::Heads), _) if model.post_norms => Self::Gemma3Text,
+            (_, Some(QkNorm::Whole), _) => Self::Olmoe,
+            (_, Some(QkNorm::Heads), _) if model.moe.is_some() => Self::Qwen3Moe,
+            _ if model.moe.is_some() => Self::Mixtral,
+            (_, Some(QkNorm::Heads), _) => Self::Qwen3,
+            _ if !model.bias && model.has_qkv_bias() && !model.has_output_bias() => Self::Qwen2,
+            (_, None, Some(_)) => Self::Mistral,
+            (_, None, None) => Self::Llama,
+        }
     }
 
     fn check(self, model: &TransformerConfig) -> Result<(), HfConfigError> {
-        write::check(self, model)
+        let conditions = self.family().conditions(model);
+        match conditions.into_iter().find(|(_, fits)| !fits) {
+            None => Ok(()),
+            Some((needs, _)) => Err(HfConfigError::NoFamily(format!(
+                "{} requires {needs}",
+                self.name()
+            ))),
+        }
     }
 
     fn read(self, keys: &mut ConfigKeys) -> Result<TransformerConfig, HfConfigError> {
-        match self {
-            Self::Gpt2 => read::gpt2(keys),
-            Self::Gemma2 | Self::Gemma3Text => gemma::read(self, keys),
-            Self::DeepseekV2 | Self::DeepseekV3 => deepseek::read(self, keys),
-            Self::GptOss => gpt_oss::read(keys),
-            _ => read::llama_like(self, keys),
-        }
+        self.family().read(keys)
     }
 
     fn class_defaults(self) -> ClassDefaults {
@@ -199,7 +215,13 @@ impl HfFamily for ModelFamily {
     }
 
     fn write(self, model: &TransformerConfig) -> Map<String, Value> {
-        write::keys(self, model)
+        let mut keys = self.family().write(model);
+        keys.extend(map(json!({
+            "vocab_size": model.vocabulary,
+            "tie_word_embeddings": model.tied,
+            "initializer_range": model.init_std,
+        })));
+        keys
     }
 
     fn tensors(self, model: &TransformerConfig) -> Vec<WeightMapping> {

@@ -2,34 +2,39 @@
 
 use serde_json::{Map, Value, json};
 
-use super::ModelFamily;
-use super::write::map;
+use super::map;
 use crate::TransformerConfig;
 use crate::hf::{ConfigKeys, HfConfigError};
 
 /// [`window`](TransformerConfig::window) and [`layer_windows`](TransformerConfig::layer_windows).
 pub(super) type Windows = (Option<usize>, Vec<usize>);
 
+/// The keys by which a family states its windows.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum WindowKeys {
+    /// None.
+    None,
+    /// `sliding_window`, for all layers.
+    Whole,
+    /// `sliding_window`, and layers by `layer_types` or `max_window_layers`.
+    ByLayer,
+    /// `sliding_window`, for all layers, beside keys of single layers that must not contradict it.
+    Checked,
+}
+
 const FULL: &str = "full_attention";
 const SLIDING: &str = "sliding_attention";
 
 pub(super) fn read(
-    family: ModelFamily,
+    kind: WindowKeys,
     keys: &mut ConfigKeys,
     layers: usize,
 ) -> Result<Windows, HfConfigError> {
-    match family {
-        ModelFamily::Gpt2
-        | ModelFamily::Llama
-        | ModelFamily::Olmoe
-        | ModelFamily::Gemma2
-        | ModelFamily::Gemma3Text
-        | ModelFamily::DeepseekV2
-        | ModelFamily::DeepseekV3
-        | ModelFamily::GptOss => Ok((None, vec![])),
-        ModelFamily::Mistral | ModelFamily::Mixtral => Ok((keys.size("sliding_window")?, vec![])),
-        ModelFamily::Qwen2 | ModelFamily::Qwen3 => qwen(keys, layers),
-        ModelFamily::Qwen3Moe => qwen_moe(keys, layers),
+    match kind {
+        WindowKeys::None => Ok((None, vec![])),
+        WindowKeys::Whole => Ok((keys.size("sliding_window")?, vec![])),
+        WindowKeys::ByLayer => by_layer(keys, layers),
+        WindowKeys::Checked => checked(keys, layers),
     }
 }
 
@@ -43,7 +48,7 @@ fn qwen_window(keys: &mut ConfigKeys) -> Result<Option<usize>, HfConfigError> {
 
 /// Returns the window of all layers. The attention of `transformers` reads neither `max_window_layers` nor `layer_types`.
 /// These keys must not contradict the window.
-fn qwen_moe(keys: &mut ConfigKeys, layers: usize) -> Result<Windows, HfConfigError> {
+fn checked(keys: &mut ConfigKeys, layers: usize) -> Result<Windows, HfConfigError> {
     let window = qwen_window(keys)?;
     keys.take("max_window_layers");
     let types = keys.take("layer_types");
@@ -56,7 +61,7 @@ fn qwen_moe(keys: &mut ConfigKeys, layers: usize) -> Result<Windows, HfConfigErr
     }
 }
 
-fn qwen(keys: &mut ConfigKeys, layers: usize) -> Result<Windows, HfConfigError> {
+fn by_layer(keys: &mut ConfigKeys, layers: usize) -> Result<Windows, HfConfigError> {
     let window = qwen_window(keys)?;
     let first = keys.take("max_window_layers");
     let listed = layer_types(keys, layers, window.is_some())?;
@@ -129,19 +134,12 @@ pub(super) fn types(model: &TransformerConfig) -> Value {
     model.windows().into_iter().map(kind).collect()
 }
 
-pub(super) fn write(family: ModelFamily, model: &TransformerConfig) -> Map<String, Value> {
+pub(super) fn write(kind: WindowKeys, model: &TransformerConfig) -> Map<String, Value> {
     let (_, window) = size(model);
-    match family {
-        ModelFamily::Gpt2
-        | ModelFamily::Llama
-        | ModelFamily::Olmoe
-        | ModelFamily::Gemma2
-        | ModelFamily::Gemma3Text
-        | ModelFamily::DeepseekV2
-        | ModelFamily::DeepseekV3
-        | ModelFamily::GptOss => Map::new(),
-        ModelFamily::Mistral | ModelFamily::Mixtral => map(json!({ "sliding_window": window })),
-        ModelFamily::Qwen2 | ModelFamily::Qwen3 | ModelFamily::Qwen3Moe => {
+    match kind {
+        WindowKeys::None => Map::new(),
+        WindowKeys::Whole => map(json!({ "sliding_window": window })),
+        WindowKeys::ByLayer | WindowKeys::Checked => {
             let mut keys = map(json!({
                 "use_sliding_window": window.is_some(),
                 "sliding_window": window,

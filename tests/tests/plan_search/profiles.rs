@@ -1,161 +1,19 @@
-use super::*;
-use crate::flops::{attention_flops_per_token, product_flops_per_token};
-use crate::profile::{Exchange, GroupPart, TrainingPass};
-use crate::{Recompute, fit, sent_bytes};
-use burn_megatron::nn::moe::DispatchProblem;
+//! The profiles of published models, against published numbers.
 
-impl Decoder {
-    /// Operations per token of forward and backward, from the sizes of the whole model.
-    pub fn flops_per_token(&self, seq: usize) -> f64 {
-        let (q, kv) = (self.heads * self.head_width, self.groups * self.head_width);
-        let (projections, values) = match self.latent {
-            Some(latent) => {
-                let weights: u64 = latent.weights(self.hidden, self.heads).iter().sum();
-                (weights, self.heads * latent.value)
-            }
-            None => (self.hidden * 2 * (q + kv), q),
-        };
-        let matrices = if self.gated { 3 } else { 2 };
-        let columns = |layer: usize| match &self.experts {
-            Some(sizes) if sizes.layers[layer] => {
-                sizes.per_token * sizes.width + sizes.shared_width
-            }
-            _ => self.mlp_width,
-        };
-        let of_layer = |layer: usize| {
-            let weights = projections + self.hidden * matrices * columns(layer);
-            let keys = keys_per_query(seq, self.windows[layer]);
-            product_flops_per_token(weights as f64)
-                + attention_flops_per_token(keys, q as usize, values as usize)
-        };
-        let output = product_flops_per_token((self.hidden * self.vocabulary) as f64);
-        let projection = product_flops_per_token((2 * self.hidden * self.hidden) as f64);
-        let further = match self.layers.checked_sub(1) {
-            Some(last) => self.mtp as f64 * (of_layer(last) + projection + output),
-            None => 0.0,
-        };
-        (0..self.layers).map(of_layer).sum::<f64>() + output + further
-    }
-}
+use burn_megatron::mesh::ParallelConfig;
+use burn_megatron::mesh::stages::StageLayout;
+use burn_megatron::nn::moe::{DispatchNodes, DispatchProblem, DispatcherKind, Fp8DispatchScales};
+use burn_megatron_models::{MoeConfig, TransformerConfig};
+use burn_megatron_plan::profile::{Exchange, GroupPart, TrainingPass};
+use burn_megatron_plan::{Recompute, fit, sent_bytes};
 
-fn dense(hidden: u64, layers: usize, heads: u64, mlp_width: u64) -> Decoder {
-    Decoder {
-        hidden,
-        layers,
-        heads,
-        groups: 8,
-        head_width: 128,
-        mlp_width,
-        gated: true,
-        bias: false,
-        qkv_bias: false,
-        output_bias: false,
-        norm_bias: false,
-        holds_scores: false,
-        qk_norm: None,
-        vocabulary: 128_256,
-        tied: false,
-        sinks: false,
-        post_norms: false,
-        positions: 0,
-        windows: vec![None; layers],
-        latent: None,
-        experts: None,
-        mtp: 0,
-    }
-}
+use super::models::{deepseek_v3, gpt, llama_8b, llama_70b, llama_405b, qwen_30b, qwen_235b};
 
-pub fn llama_8b() -> Decoder {
-    dense(4096, 32, 32, 14336)
-}
-
-pub fn llama_70b() -> Decoder {
-    dense(8192, 80, 64, 28672)
-}
-
-pub fn llama_405b() -> Decoder {
-    dense(16384, 126, 128, 53248)
-}
-
-/// Qwen3-MoE with 128 experts, 8 of them for a token.
-fn qwen(hidden: u64, layers: usize, heads: u64, width: u64) -> Decoder {
-    Decoder {
-        groups: 4,
-        qk_norm: Some(QkNorm::Heads),
-        vocabulary: 151_936,
-        experts: Some(Experts {
-            experts: 128,
-            per_token: 8,
-            groups: None,
-            width,
-            shared_width: 0,
-            router_bias: false,
-            layers: vec![true; layers],
-            dispatcher: DispatcherKind::AllToAll,
-            fp8_dispatch: None,
-        }),
-        ..dense(hidden, layers, heads, 1)
-    }
-}
-
-pub fn qwen_30b() -> Decoder {
-    qwen(2048, 48, 32, 768)
-}
-
-pub fn qwen_235b() -> Decoder {
-    qwen(4096, 94, 64, 1536)
-}
-
-/// DeepSeek-V3 without the prediction of several tokens.
-pub fn deepseek_v3() -> Decoder {
-    Decoder {
-        groups: 128,
-        head_width: 192,
-        vocabulary: 129_280,
-        latent: Some(LatentWidths {
-            q_rank: 1536,
-            kv_rank: 512,
-            nope: 128,
-            rope: 64,
-            value: 128,
-        }),
-        experts: Some(Experts {
-            experts: 256,
-            per_token: 8,
-            groups: None,
-            width: 2048,
-            shared_width: 2048,
-            router_bias: false,
-            layers: (0..61).map(|layer| layer >= 3).collect(),
-            dispatcher: DispatcherKind::AllToAll,
-            fp8_dispatch: None,
-        }),
-        ..dense(7168, 61, 128, 18432)
-    }
-}
-
-/// GPT without experts: layer norms, biases, tied output.
-pub fn gpt(hidden: u64, layers: usize, heads: u64, vocabulary: u64, positions: u64) -> Decoder {
-    Decoder {
-        groups: heads,
-        head_width: hidden / heads,
-        gated: false,
-        bias: true,
-        qkv_bias: true,
-        output_bias: true,
-        norm_bias: true,
-        tied: true,
-        vocabulary,
-        positions,
-        ..dense(hidden, layers, heads, 4 * hidden)
-    }
-}
-
-fn whole(decoder: &Decoder) -> u64 {
-    let model = decoder.profile(&ParallelConfig::new(), 1, 16);
-    let stage = burn_megatron::mesh::stages::StageLayout {
+fn whole(config: &TransformerConfig) -> u64 {
+    let model = config.profile(&ParallelConfig::new(), 1, 16);
+    let stage = StageLayout {
         embedding: true,
-        layers: 0..decoder.layers,
+        layers: 0..config.layers,
         loss: true,
     };
     let parameters = model.parameters([&stage]);
@@ -176,13 +34,13 @@ fn parameters_are_the_published_ones() {
 /// A layer's operations in the profile of a rank are its share of the model's.
 #[test]
 fn the_products_of_all_ranks_are_those_of_the_model() {
-    for (decoder, seq) in [
+    for (config, seq) in [
         (llama_70b(), 8192),
         (qwen_30b(), 4096),
         (deepseek_v3(), 4096),
     ] {
         for (tensor, context) in [(1, 1), (4, 1), (2, 2)] {
-            if decoder.latent.is_some() && context > 1 {
+            if config.mla.is_some() && context > 1 {
                 // Each context rank projects the keys and values of all tokens.
                 continue;
             }
@@ -191,20 +49,20 @@ fn the_products_of_all_ranks_are_those_of_the_model() {
                 .with_context(context)
                 .with_expert_tensor(1)
                 .with_sequence_parallel(tensor > 1);
-            let model = decoder.profile(&layout, 1, seq);
+            let model = config.profile(&layout, 1, seq);
             let layers = model
                 .layers
                 .iter()
                 .map(|kind| model.kinds[*kind].layer.flops());
             let mut of_rank = layers.sum::<f64>() + model.output.layer.flops();
-            if let Some(experts) = &decoder.experts {
+            if let Some(moe) = &config.moe {
                 // Routers are not counted.
-                let routers = experts.layers.iter().filter(|has| **has).count();
-                let routers = routers as f64 * 2.0 * (decoder.hidden * experts.experts) as f64;
+                let routers = (0..config.layers).filter(|number| moe.is_in(*number));
+                let routers = routers.count() as f64 * 2.0 * (config.hidden * moe.experts) as f64;
                 of_rank -= routers * seq as f64 / (tensor * context) as f64;
             }
             let all = 3.0 * of_rank * (tensor * context) as f64 / seq as f64;
-            let expected = decoder.flops_per_token(seq);
+            let expected = config.flops_per_token(seq);
             assert!((all / expected - 1.0).abs() < 1e-9, "{all} and {expected}");
         }
     }
@@ -213,18 +71,18 @@ fn the_products_of_all_ranks_are_those_of_the_model() {
 /// Bytes of a token in a layer of Llama 3, and what each kind of recomputation keeps of them.
 #[test]
 fn activations_are_the_known_ones() {
-    let kept = |decoder: &Decoder, tensor, recompute| {
+    let kept = |config: &TransformerConfig, tensor, recompute| {
         let layout = ParallelConfig::new()
             .with_tensor(tensor)
             .with_sequence_parallel(tensor > 1);
-        let model = decoder.profile(&layout, 1, 8192);
+        let model = config.profile(&layout, 1, 8192);
         fit::kept_bytes(&model.kinds[0].layer, recompute)
     };
-    let none = |decoder: &Decoder| kept(decoder, 1, Recompute::None) / 8192;
+    let none = |config: &TransformerConfig| kept(config, 1, Recompute::None) / 8192;
     assert_eq!(none(&llama_8b()), 139_264);
     assert_eq!(none(&llama_70b()), 274_432);
     assert_eq!(none(&llama_405b()), 520_192);
-    let mib = |decoder: &Decoder| kept(decoder, 8, Recompute::None) >> 20;
+    let mib = |config: &TransformerConfig| kept(config, 8, Recompute::None) >> 20;
     assert_eq!(
         [mib(&llama_8b()), mib(&llama_70b()), mib(&llama_405b())],
         [136, 268, 508]
@@ -242,7 +100,7 @@ fn volumes_are_the_known_ones() {
         .with_tensor(4)
         .with_sequence_parallel(true);
     let model = llama_70b().profile(&layout, 1, 8192);
-    let stage = burn_megatron::mesh::stages::StageLayout {
+    let stage = StageLayout {
         embedding: true,
         layers: 0..80,
         loss: true,
@@ -262,14 +120,14 @@ fn sent_for_experts(
     ranks_per_node: Option<usize>,
 ) -> [[f64; 2]; 2] {
     let qwen = qwen_30b();
-    let experts = qwen.experts.clone().map(|experts| Experts {
+    let moe = qwen.moe.clone().map(|moe| MoeConfig {
         dispatcher,
         fp8_dispatch,
-        ..experts
+        ..moe
     });
     let mut layout = ParallelConfig::new().with_data(8).with_expert(8);
     layout.ranks_per_node = ranks_per_node;
-    let model = Decoder { experts, ..qwen }.profile(&layout, 1, 4096);
+    let model = TransformerConfig { moe, ..qwen }.profile(&layout, 1, 4096);
     let exchanges = &model.kinds[0].layer.exchanges;
     [TrainingPass::Forward, TrainingPass::Backward].map(|pass| {
         let of_pass = exchanges.iter().filter(move |e| e.pass == pass);

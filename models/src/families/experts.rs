@@ -1,25 +1,32 @@
-//! The experts of Mixtral, Qwen 3 and OLMoE, as keys of a `config.json`.
+//! The experts of Mixtral, Qwen 3 and OLMoE.
 
 use burn_megatron::nn::moe::{RouterChoice, ScoreFunction};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
-use super::ModelFamily;
-use super::write::map;
+use super::Conditions;
 use crate::hf::{ConfigKeys, HfConfigError};
 use crate::{MoeConfig, TransformerConfig};
+
+/// The family whose keys describe the experts.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum ExpertKeys {
+    /// Experts in every block, with weights that are normalized.
+    Mixtral,
+    /// Experts in every block.
+    Olmoe,
+    /// Experts of their own width, in some blocks.
+    Qwen3,
+}
 
 /// The number of experts of Qwen 3 and OLMoE, and of Mixtral.
 const EXPERTS: [&str; 2] = ["num_experts", "num_local_experts"];
 
 pub(super) fn read(
-    family: ModelFamily,
+    kind: ExpertKeys,
     keys: &mut ConfigKeys,
     layers: usize,
-) -> Result<Option<MoeConfig>, HfConfigError> {
-    if !has_experts(family) {
-        return Ok(None);
-    }
-    let is_mixtral = family == ModelFamily::Mixtral;
+) -> Result<MoeConfig, HfConfigError> {
+    let is_mixtral = kind == ExpertKeys::Mixtral;
     keys.only("router_jitter_noise", 0.0)?;
     let names = if is_mixtral { [EXPERTS[1]; 2] } else { EXPERTS };
     let [first, second] = names.map(|name| keys.size(name));
@@ -46,31 +53,21 @@ pub(super) fn read(
             .flatten(),
         ..MoeConfig::default()
     };
-    if is_mixtral {
-        return Ok(Some(moe));
-    }
-    if family == ModelFamily::Olmoe {
-        return Ok(Some(moe));
+    if kind != ExpertKeys::Qwen3 {
+        return Ok(moe);
     }
     let (every, first_dense) = blocks(keys, layers)?;
-    Ok(Some(MoeConfig {
+    Ok(MoeConfig {
         expert_width: Some(keys.needed("moe_intermediate_size", ConfigKeys::size)?),
         every,
         first_dense,
         ..moe
-    }))
+    })
 }
 
 /// Returns [`MoeConfig::normalized`] for weights that are divided by their sum or not, or `None` if this is the default.
 pub(super) fn normalized(experts_per_token: usize, is_normalised: bool) -> Option<bool> {
     (is_normalised != (experts_per_token > 1)).then_some(is_normalised)
-}
-
-fn has_experts(family: ModelFamily) -> bool {
-    matches!(
-        family,
-        ModelFamily::Mixtral | ModelFamily::Qwen3Moe | ModelFamily::Olmoe
-    )
 }
 
 /// Which blocks have experts, as [`every`](MoeConfig::every) and [`first_dense`](MoeConfig::first_dense).
@@ -98,21 +95,17 @@ fn blocks(keys: &mut ConfigKeys, layers: usize) -> Result<(usize, usize), HfConf
 }
 
 /// Returns the conditions that the experts of a model must meet.
-pub(super) fn conditions(
-    family: ModelFamily,
-    model: &TransformerConfig,
-) -> Vec<(&'static str, bool)> {
-    let is_mixtral = family == ModelFamily::Mixtral;
+pub(super) fn conditions(kind: Option<ExpertKeys>, model: &TransformerConfig) -> Conditions {
+    let is_mixtral = kind == Some(ExpertKeys::Mixtral);
     let Some(moe) = &model.moe else {
-        return vec![("experts", !has_experts(family))];
+        return vec![("experts", kind.is_none())];
     };
-    let has_experts = has_experts(family);
     // All of its blocks have experts of the width of an MLP.
-    let is_plain = is_mixtral || family == ModelFamily::Olmoe;
+    let is_plain = is_mixtral || kind == Some(ExpertKeys::Olmoe);
     let is_softmax = moe.score == ScoreFunction::Softmax;
     let all = (0..model.layers).all(|number| moe.is_in(number));
     vec![
-        ("no experts", has_experts),
+        ("no experts", kind.is_some()),
         (
             "experts chosen by scores alone, without biases, a capacity, shared experts, and with factor = 1",
             !model.bias
@@ -140,29 +133,28 @@ pub(super) fn conditions(
     ]
 }
 
-pub(super) fn write(family: ModelFamily, model: &TransformerConfig) -> Map<String, Value> {
-    let Some(moe) = &model.moe else {
-        return Map::new();
-    };
-    let mut keys = map(json!({ "num_experts_per_tok": moe.experts_per_token }));
-    if family == ModelFamily::Mixtral {
-        keys.insert(EXPERTS[1].into(), json!(moe.experts));
-        return keys;
+pub(super) fn write(kind: ExpertKeys, moe: &MoeConfig, model: &TransformerConfig) -> Value {
+    let dense = (0..model.layers).filter(|number| !moe.is_in(*number));
+    let dense: Vec<_> = dense.collect();
+    let normalized = moe.score == ScoreFunction::Softmax;
+    let (experts, per_token) = (moe.experts, moe.experts_per_token);
+    match kind {
+        ExpertKeys::Mixtral => json!({
+            EXPERTS[1]: experts,
+            "num_experts_per_tok": per_token,
+        }),
+        ExpertKeys::Olmoe => json!({
+            EXPERTS[0]: experts,
+            "num_experts_per_tok": per_token,
+            "norm_topk_prob": normalized,
+        }),
+        ExpertKeys::Qwen3 => json!({
+            EXPERTS[0]: experts,
+            "num_experts_per_tok": per_token,
+            "norm_topk_prob": normalized,
+            "moe_intermediate_size": moe.width(model),
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": dense,
+        }),
     }
-    let dense: Vec<_> = (0..model.layers)
-        .filter(|number| !moe.is_in(*number))
-        .collect();
-    keys.extend(map(json!({
-        EXPERTS[0]: moe.experts,
-        "norm_topk_prob": moe.score == ScoreFunction::Softmax,
-    })));
-    if family == ModelFamily::Olmoe {
-        return keys;
-    }
-    keys.extend(map(json!({
-        "moe_intermediate_size": moe.width(model),
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": dense,
-    })));
-    keys
 }

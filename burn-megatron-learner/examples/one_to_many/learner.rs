@@ -1,27 +1,24 @@
+//! A model of Burn's layers, which Burn's `Learner` trains.
+
 use std::env;
-use std::error::Error;
-use std::sync::Arc;
 
 use burn::data::dataloader::batcher::Batcher;
-use burn::data::dataloader::{DataLoader, DataLoaderBuilder};
-use burn::data::dataset::InMemDataset;
 use burn::lr_scheduler::constant::ConstantLr;
 use burn::module::Module;
 use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig};
 use burn::optim::AdamWConfig;
 use burn::tensor::activation::gelu;
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::tensor::{Device, Tensor};
 use burn::train::metric::LossMetric;
 use burn::train::{
     InferenceStep, Learner, RegressionOutput, SupervisedTraining, TrainOutput, TrainStep,
 };
 use burn_megatron_learner::MegatronStrategy;
 
-type AnyError = Box<dyn Error + Send + Sync>;
+use super::AnyError;
+use super::data::{Batch, HIDDEN, Reverse, loader};
 
 const BLOCKS: usize = 4;
-const SEQ: usize = 4;
-const HIDDEN: usize = 16;
 
 #[derive(Module, Debug)]
 struct Block {
@@ -46,7 +43,7 @@ impl Block {
 }
 
 #[derive(Module, Debug)]
-struct Model {
+pub struct Model {
     blocks: Vec<Block>,
 }
 
@@ -83,44 +80,16 @@ impl InferenceStep for Model {
     }
 }
 
-/// `[batch, SEQ, HIDDEN]`: the model learns to reverse the features.
-#[derive(Clone, Debug)]
-struct Batch {
-    x: Tensor<3>,
-    y: Tensor<3>,
-}
-
-#[derive(Clone)]
-struct Reverse;
-
-impl Batcher<usize, Batch> for Reverse {
-    fn batch(&self, items: Vec<usize>, device: &Device) -> Batch {
-        let (rows, size) = (items.len(), SEQ * HIDDEN);
-        let number = |item: usize, i: usize| (0.7 * (size * item + i) as f32).sin();
-        let numbers = items
-            .iter()
-            .flat_map(|item| (0..size).map(move |i| number(*item, i)));
-        let data = TensorData::new(numbers.collect::<Vec<_>>(), [rows, SEQ, HIDDEN]);
-        let x = Tensor::<3>::from_data(data, device);
-        Batch {
-            y: x.clone().flip([2]),
-            x,
-        }
-    }
-}
-
-fn loader(items: std::ops::Range<usize>) -> Arc<dyn DataLoader<Batch>> {
-    let builder = DataLoaderBuilder::new(Reverse).batch_size(16);
-    builder.build(InMemDataset::new(items.collect()))
-}
-
-pub fn main() -> Result<(), AnyError> {
+/// Trains on the ranks of a strategy of this library, or with Burn's own on one device. Returns the loss on held-out samples.
+pub fn train(strategy: Option<MegatronStrategy<Model>>) -> Result<f64, AnyError> {
     let folder = env::temp_dir().join("one_to_many");
     let device = Device::flex().autodiff();
-    let training = SupervisedTraining::new(folder, loader(0..512), loader(900..932))
+    let mut training = SupervisedTraining::new(folder, loader(0..512), loader(900..932))
         .metrics((LossMetric::new(),))
-        .with_training_strategy(MegatronStrategy::from_env_or_threads(2)?.into())
         .num_epochs(4);
+    if let Some(strategy) = strategy {
+        training = training.with_training_strategy(strategy.into());
+    }
     let learner = Learner::new(
         Model::new(&device),
         AdamWConfig::new().init(),
@@ -132,6 +101,5 @@ pub fn main() -> Result<(), AnyError> {
     }
     let held_out = Reverse.batch((900..932).collect(), &Device::flex());
     let loss = InferenceStep::step(&result.model, held_out).loss;
-    println!("held-out loss {:.4}", loss.into_scalar::<f32>());
-    Ok(())
+    Ok(loss.into_scalar::<f32>().into())
 }

@@ -1,0 +1,145 @@
+//! The cost of attention.
+
+use burn_megatron::collective::ExchangeKind;
+use burn_megatron::kernels::attention::Heads;
+use burn_megatron::mesh::{Axis, ContextExchange, Grid};
+use burn_megatron::nn::context::ExchangeProblem;
+use burn_megatron::nn::{ParallelAttentionConfig, QkNorm};
+use burn_megatron_plan::BlockProfile;
+use burn_megatron_plan::flops::{attention_flops_per_token, keys_per_query};
+use burn_megatron_plan::profile::{
+    AttentionShape, ELEMENT, Exchange, GroupPart, LayerProfile, TrainingPass,
+};
+
+use super::{LayerFlops, RankShare};
+
+impl LayerFlops {
+    /// Returns the operations of attention in sequences of `seq` tokens.
+    pub(crate) fn of_attention(config: &ParallelAttentionConfig, seq: usize) -> Self {
+        let q = config.heads * config.head_width;
+        let kv = config.groups * config.head_width;
+        Self {
+            weights: (config.hidden * 2 * (q + kv)) as u64,
+            others: attention_flops_per_token(keys_per_query(seq, config.window), q, q),
+        }
+    }
+}
+
+impl RankShare<'_> {
+    /// Returns the pairs of a query of this rank and a key that it may attend to.
+    pub(super) fn pairs(&self, window: Option<usize>) -> u64 {
+        (self.all_tokens() as f64 * keys_per_query(self.seq, window)) as u64 / self.context()
+    }
+}
+
+/// Returns the profile without the norm.
+pub(super) fn profile(config: &ParallelAttentionConfig, share: &RankShare<'_>) -> BlockProfile {
+    let mut block = BlockProfile::default();
+    let (tokens, tensor) = (share.tokens(), share.tensor());
+    let [h, width] = [config.hidden, config.head_width].map(|n| n as u64);
+    let heads = config.heads as u64 / tensor;
+    // More tensor ranks than groups hold copies of them.
+    let kv = (config.groups as u64 / tensor).max(1) * width;
+    let q = heads * width;
+    let layer = &mut block.layer;
+    layer.save("queries, keys and values", tokens * (q + 2 * kv));
+    layer.save("attended", tokens * q);
+    layer.multiply(tokens, q + 2 * kv, h);
+    layer.multiply(tokens, h, q);
+    layer.attention.push(AttentionShape {
+        pairs: share.pairs(config.window),
+        heads,
+        query_width: width,
+        value_width: width,
+    });
+    let qk_norm = config.qk_norm.as_ref().map(|norm| norm.kind);
+    let passes = if qk_norm.is_some() { 2 } else { 1 };
+    layer.streamed_bytes += passes * 2 * tokens * (q + kv) * ELEMENT;
+    // Two products, rotary positions, attention.
+    layer.operations += 3 + passes;
+    layer.backward_bytes = ELEMENT * (share.stream() * h + 2 * tokens * (q + 2 * kv));
+    share.exchange_pair(layer, tokens * h * ELEMENT);
+    if qk_norm == Some(QkNorm::Whole) {
+        // A mean of the queries and one of the keys for each token, in f32.
+        let calls = PASSES.map(|pass| (ExchangeKind::AllReduce, pass));
+        share.exchange(layer, 2 * tokens * 4, &calls);
+    }
+    if config.soft_cap.is_some() {
+        add_scores(
+            layer,
+            heads * (share.all_tokens() * share.seq as u64 / share.context()),
+        );
+    }
+    if share.layout.context > 1 {
+        add_context_exchange(layer, config, share);
+    }
+    let norms = match qk_norm {
+        None => 0,
+        Some(QkNorm::Heads) => 2 * width,
+        Some(QkNorm::Whole) => q + kv,
+    };
+    let optional = [
+        (config.qkv_bias, q + 2 * kv),
+        (config.bias, h),
+        (config.sinks, heads),
+    ];
+    let optional = optional.into_iter().filter(|(has, _)| *has);
+    block.parameters.dense =
+        h * (2 * q + 2 * kv) + norms + optional.map(|(_, elements)| elements).sum::<u64>();
+    block
+}
+
+const PASSES: [TrainingPass; 2] = [TrainingPass::Forward, TrainingPass::Backward];
+
+/// Adds scores and their probabilities, which a soft cap has in memory, those that are hidden included.
+fn add_scores(layer: &mut LayerProfile, elements: u64) {
+    layer.save("scores", elements);
+    layer.save("probabilities", elements);
+    // The products, the soft cap and the softmax write them.
+    layer.streamed_bytes += 6 * elements * ELEMENT;
+    layer.operations += 3;
+    layer.backward_bytes += 2 * elements * ELEMENT;
+}
+
+/// Adds the exchange over the context axis, chosen for one sequence as a model does.
+fn add_context_exchange(
+    layer: &mut LayerProfile,
+    config: &ParallelAttentionConfig,
+    share: &RankShare<'_>,
+) {
+    let layout = share.layout;
+    let heads = Heads {
+        heads: config.heads / layout.tensor,
+        groups: (config.groups / layout.tensor).max(1),
+        width: config.head_width,
+    };
+    let one = ExchangeProblem::of_layout(layout, heads, share.seq, 2);
+    let exchange = one.resolve(layout.context_exchange, true);
+    let exchange = exchange.unwrap_or(ContextExchange::AllGather);
+    let all = ExchangeProblem::of_layout(layout, heads, share.samples * share.seq, 2);
+    let (cost, ranks) = (all.cost(exchange), share.context());
+    // A rank sends all of the whole tensor but its part.
+    let whole = ranks as f64 / (ranks - 1) as f64;
+    // The operations are those beside attention on one rank: of an all-to-all the split of the heads and the order of the
+    // tokens, there and back; of a ring attention to each block and the merge of its result.
+    let (kind, factor, operations) = match exchange {
+        ContextExchange::Ring | ContextExchange::Hierarchical => {
+            (ExchangeKind::SendReceive, 1.0, 2 * ranks - 1)
+        }
+        ContextExchange::AllGather => (ExchangeKind::AllGather, whole, 1),
+        ContextExchange::AllToAll => (ExchangeKind::AllToAll, whole, 4),
+    };
+    layer.operations += operations;
+    let bytes = [cost.forward, cost.backward].map(|bytes| (bytes * factor) as u64);
+    for (pass, bytes) in PASSES.into_iter().zip(bytes) {
+        layer.exchanges.push(Exchange {
+            kind,
+            grid: Grid::Dense,
+            axes: Axis::Context.into(),
+            part: GroupPart::Whole,
+            ranks,
+            bytes,
+            pass,
+        });
+    }
+}

@@ -1,0 +1,42 @@
+//! The floating-point operations of a transformer, from the specifications of its layers.
+
+use burn_megatron_plan::flops::product_flops_per_token;
+
+use crate::{LayerSpec, Mixer, StandardMixer, TransformerConfig};
+
+/// The operations of a token in a part of a layer, over all ranks. [`burn_megatron_plan::flops`] says what counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct LayerFlops {
+    /// The weights of the matrix products.
+    pub weights: u64,
+    /// The operations of forward and backward that are no products with weights, such as attention's.
+    pub others: f64,
+}
+
+/// Returns the operations of a token in all layers, the output layer and the depths of multi-token prediction.
+pub(crate) fn flops_per_token<X: Mixer>(
+    config: &TransformerConfig,
+    layers: &[LayerSpec<X::Spec>],
+    seq: usize,
+) -> f64 {
+    let of_layer = |layer: &LayerSpec<X::Spec>| {
+        let LayerFlops { weights, others } = X::flops(&layer.mixer, seq);
+        product_flops_per_token((weights + layer.feed_forward.weights()) as f64) + others
+    };
+    let product = |weights: usize| product_flops_per_token(weights as f64);
+    let output = product(config.hidden * config.vocabulary);
+    let depths = config.mtp.as_ref().map_or(0, |mtp| mtp.layers) as f64;
+    let further = layers.last().map_or(0.0, |last| {
+        depths * (of_layer(last) + product(2 * config.hidden * config.hidden) + output)
+    });
+    layers.iter().map(of_layer).sum::<f64>() + output + further
+}
+
+impl TransformerConfig {
+    /// Returns the floating-point operations of forward and backward per token, for sequences of `seq` tokens over all
+    /// ranks.
+    pub fn flops_per_token(&self, seq: usize) -> f64 {
+        let layers: Vec<_> = (0..self.layers).map(|number| self.layer(number)).collect();
+        flops_per_token::<StandardMixer>(self, &layers, seq)
+    }
+}
