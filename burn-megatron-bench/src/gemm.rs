@@ -1,20 +1,23 @@
 //! `burn-megatron-bench gemm`: products on the CPU by each library that can be opened, or by the algorithms of cuBLASLt.
 
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 use std::str::FromStr;
 use std::time::Duration;
 
 use burn::tensor::{DType, Device, Distribution, Tensor};
-use burn_megatron::atomic_file::replace_file;
 use burn_megatron::device::DeviceKind;
 use burn_megatron::kernels::gemm::algorithms::GemmAlgorithms;
 use burn_megatron::kernels::gemm::{Blas, CpuGemm, accumulate_weight_gradient_at_by, linear_by};
+use burn_megatron_cli::internal::{
+    Error, TimingConfig, Work, at_least_one, count, median, time_interleaved, tune,
+};
 use clap::Args;
 
-use super::args::{BenchDtype, at_least_one};
-use burn_megatron_cli::internal::{Error, count, tune};
-use burn_megatron_cli::internal::{TimingConfig, Work, median, time_interleaved};
+use crate::args::BenchDtype;
+use crate::report::write;
+
+/// The algorithms of the heuristic that are timed for each product.
+const CANDIDATES: usize = 8;
 
 /// Flags of `gemm`.
 #[derive(Args)]
@@ -28,15 +31,12 @@ pub struct GemmBenchArgs {
     )]
     pub sizes: Vec<LinearSizes>,
     /// Measured runs of each product, or of each algorithm with --tune; the median is reported.
-    #[arg(long, value_name = "N", default_value_t = 15)]
+    #[arg(long, value_name = "N", default_value_t = 15, value_parser = at_least_one)]
     pub repeats: usize,
     /// Time the algorithms of cuBLASLt for the products of these layers instead, also with GELU as an epilogue, and write
     /// the fastest to this file, for kernels.gemm_algorithms of a recipe. Needs --device cuda.
     #[arg(long, value_name = "FILE.json")]
     pub tune: Option<PathBuf>,
-    /// The algorithms of the heuristic that are timed for each product.
-    #[arg(long, value_name = "N", default_value_t = 8, requires = "tune", value_parser = at_least_one)]
-    pub candidates: usize,
     /// The device of --tune.
     #[arg(long, default_value_t = DeviceKind::Cpu, requires = "tune")]
     pub device: DeviceKind,
@@ -108,10 +108,7 @@ impl Product {
 }
 
 /// Times the products, and prints a table and the fastest library.
-pub fn run(args: &GemmBenchArgs) -> Result<ExitCode, Error> {
-    if args.repeats == 0 {
-        return Err("invalid repeats = 0: expected at least 1".into());
-    }
+pub fn run(args: &GemmBenchArgs) -> Result<(), Error> {
     if let Some(path) = &args.tune {
         return run_tune(args, path);
     }
@@ -125,14 +122,12 @@ pub fn run(args: &GemmBenchArgs) -> Result<ExitCode, Error> {
             Err(error) => println!("without {kind}: {error}"),
         }
     }
-    let threads = rayon::current_num_threads();
-    let header: String = names.iter().map(|kind| format!("{kind:>10}")).collect();
     println!(
         "GFLOP/s in f32, {}, medians of {} in turns",
-        count(threads, "thread"),
+        count(rayon::current_num_threads(), "thread"),
         count(args.repeats, "run")
     );
-    println!("rows x in x out              {header}");
+    print_line("rows x in x out", &names, |kind| kind.to_string());
     let timing = TimingConfig {
         samples: args.repeats,
         warm_up: Duration::from_millis(50),
@@ -140,55 +135,59 @@ pub fn run(args: &GemmBenchArgs) -> Result<ExitCode, Error> {
     let mut logarithms = vec![0.0; names.len()];
     for LinearSizes(sizes) in &args.sizes {
         for product in Product::ALL {
-            let works: Vec<_> = libraries
-                .iter()
-                .map(|blas| product.work(*blas, *sizes))
-                .collect();
+            let works = libraries.iter().map(|blas| product.work(*blas, *sizes));
+            let works: Vec<_> = works.collect();
             let works: Vec<_> = works.iter().collect();
             let times = time_interleaved(&Device::flex(), timing, &works)?;
             let seconds: Vec<_> = times.iter().map(|times| median(times)).collect();
             let operations = 2.0 * sizes.iter().product::<usize>() as f64;
-            let rates = seconds.iter().map(|seconds| operations / seconds * 1e-9);
-            let rates: String = rates.map(|rate| format!("{rate:10.1}")).collect();
             let [rows, inputs, outputs] = sizes;
             let layer = format!("{rows} x {inputs} x {outputs}");
-            println!("{layer:<24} {:<3} {rates}", product.name());
+            let name = format!("{layer:<24} {}", product.name());
+            print_line(&name, &seconds, |own| {
+                format!("{:.1}", operations / own * 1e-9)
+            });
             for (sum, own) in logarithms.iter_mut().zip(&seconds) {
                 *sum += (seconds[0] / own).ln();
             }
         }
     }
     let products = (args.sizes.len() * Product::ALL.len()) as f64;
-    let means: Vec<f64> = logarithms
-        .iter()
-        .map(|sum| (sum / products).exp())
-        .collect();
-    let ratios: String = means.iter().map(|mean| format!("{mean:10.2}")).collect();
-    println!("geometric mean, of gemm      {ratios}");
-    let fastest = (0..means.len()).max_by(|a, b| means[*a].total_cmp(&means[*b]));
-    if let Some(fastest) = fastest.map(|index| names[index]) {
+    let means = logarithms.iter().map(|sum| (sum / products).exp());
+    let means: Vec<f64> = means.collect();
+    print_line("geometric mean, of gemm", &means, |mean| {
+        format!("{mean:.2}")
+    });
+    let fastest = means.iter().zip(&names);
+    if let Some((_, fastest)) = fastest.max_by(|(a, _), (b, _)| a.total_cmp(b)) {
         println!(
             "fastest here: {fastest} (kernels.gemm = \"{fastest}\" in a recipe, --kernels gemm={fastest})"
         );
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(())
+}
+
+/// Prints a line of the table, with a cell for each library.
+fn print_line<T>(name: &str, cells: &[T], cell: impl Fn(&T) -> String) {
+    let cells: String = cells.iter().map(|of| format!("{:>10}", cell(of))).collect();
+    println!("{name:<29}{cells}");
 }
 
 /// Times the candidates of each product, prints a table and writes the fastest.
-fn run_tune(args: &GemmBenchArgs, path: &Path) -> Result<ExitCode, Error> {
+fn run_tune(args: &GemmBenchArgs, path: &Path) -> Result<(), Error> {
     let device = args.device.checked()?;
     let on = (&device, DType::from(args.dtype));
     let sizes: Vec<_> = args.sizes.iter().map(|LinearSizes(sizes)| *sizes).collect();
-    let timed = tune(on, &sizes, (args.candidates, args.repeats))?;
+    let timed = tune(on, &sizes, (CANDIDATES, args.repeats))?;
     print(&timed);
-    replace_file(path, &serde_json::to_vec_pretty(&timed)?)?;
+    write(path, &serde_json::to_vec_pretty(&timed)?)?;
     println!(
         "{} written to {}: kernels.gemm_algorithms in a recipe, or --kernels gemm_algorithms={}",
         count(timed.products.len(), "product"),
         path.display(),
         path.display()
     );
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
 fn print(timed: &GemmAlgorithms) {
@@ -209,29 +208,22 @@ fn print(timed: &GemmAlgorithms) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::test_flags::parse_text;
 
     #[test]
     fn small_products_are_timed() {
-        let args = |repeats| GemmBenchArgs {
-            sizes: vec![LinearSizes([4, 3, 2])],
-            repeats,
-            tune: None,
-            candidates: 8,
-            device: DeviceKind::Cpu,
-            dtype: BenchDtype::Bf16,
+        let args = |more: &str| {
+            let flags = format!("--sizes 4x3x2 --repeats 1 {more}");
+            parse_text::<GemmBenchArgs>(&flags)
         };
-        run(&args(1)).unwrap();
-        let error = run(&args(0)).unwrap_err().to_string();
-        assert_eq!(error, "invalid repeats = 0: expected at least 1");
-        let file = PathBuf::from("never_written.json");
-        let tune = GemmBenchArgs {
-            tune: Some(file.clone()),
-            ..args(1)
-        };
-        let error = run(&tune).unwrap_err().to_string();
+        run(&args("").unwrap()).unwrap();
+        let error = run(&args("--tune never_written.json").unwrap()).unwrap_err();
+        let error = error.to_string();
         let reason = "gemm --tune: cuBLASLt is for CUDA devices";
-        assert!(error.starts_with(reason) && !file.exists(), "{error}");
-        assert!("4x3".parse::<LinearSizes>().is_err());
-        assert!("4x0x2".parse::<LinearSizes>().is_err());
+        assert!(error.starts_with(reason), "{error}");
+        assert!(!Path::new("never_written.json").exists());
+        for flags in ["--repeats 0", "--sizes 4x3", "--sizes 4x0x2"] {
+            assert!(parse_text::<GemmBenchArgs>(flags).is_err(), "{flags}");
+        }
     }
 }

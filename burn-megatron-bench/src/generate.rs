@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 use std::time::Instant;
 
 use burn::tensor::{DType, Device};
@@ -10,17 +9,17 @@ use burn_megatron::comm::ParallelContext;
 use burn_megatron::kernels::philox::Stream;
 use burn_megatron::model::ModelConfig;
 use burn_megatron::nn::ModelBuilder;
+use burn_megatron_cli::internal::{Error, NamedModel, at_least_one, median};
 use burn_megatron_data::tokenizer::Tokenizer;
 use burn_megatron_generate::{GenerateConfig, Generator};
 use burn_megatron_models::hf::ModelFamily;
 use burn_megatron_models::{Transformer, TransformerConfig};
 use clap::Args;
+use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::peer::Peer;
-use burn_megatron_cli::internal::Error;
-use burn_megatron_cli::internal::NamedModel;
-use burn_megatron_cli::internal::median;
+use crate::peer::Peer;
+use crate::report::{Column, Report};
 
 /// The program of the peer.
 const PEER: &str = include_str!("../python/torch_generate.py");
@@ -31,52 +30,57 @@ pub struct GenerateBenchArgs {
     /// The shape of the model, which has random weights.
     #[arg(long, value_enum, default_value_t = NamedModel::Small)]
     pub model: NamedModel,
-    /// Texts at a time.
-    #[arg(
-        long,
-        value_delimiter = ',',
-        value_name = "N,..",
-        default_value = "1,8"
-    )]
-    pub batch_size: Vec<usize>,
-    /// Tokens of a prompt.
-    #[arg(long, value_name = "N", default_value_t = 16)]
-    pub prompt: usize,
     /// New tokens of each text.
-    #[arg(long, value_name = "N", default_value_t = 128)]
+    #[arg(long, value_name = "N", default_value_t = 128, value_parser = at_least_one)]
     pub tokens: usize,
     /// Measured rounds after one of warm-up; the median is reported.
-    #[arg(long, value_name = "N", default_value_t = 5)]
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = at_least_one)]
     pub rounds: usize,
     /// A Python with transformers and torch, which generates in turns with as many threads.
     #[arg(long, value_name = "PATH")]
     pub python: Option<PathBuf>,
 }
 
+/// Texts at a time.
+const BATCHES: [usize; 2] = [1, 8];
+
+/// Tokens of a prompt.
+const PROMPT: usize = 16;
+
+/// The speed for a number of texts.
+#[derive(Serialize)]
+struct GenerateRow {
+    batch: usize,
+    tokens_per_second: f64,
+    /// Of the peer.
+    peer_tokens_per_second: Option<f64>,
+    /// The median of the ratios of the rounds.
+    ratio: Option<f64>,
+}
+
+const COLUMNS: &[Column<GenerateRow>] = &[
+    Column::new("batch", 5, |row| row.batch.to_string()),
+    Column::new("tokens/s", 9, |row| format!("{:.1}", row.tokens_per_second)),
+    Column::new("transformers", 13, |row| {
+        row.peer_tokens_per_second
+            .map_or("-".into(), |rate| format!("{rate:.1}"))
+    }),
+    Column::new("ratio", 6, |row| {
+        row.ratio.map_or("-".into(), |ratio| format!("{ratio:.2}"))
+    }),
+];
+
 /// Times the generation of each batch size, and prints a table.
-pub fn run(args: &GenerateBenchArgs) -> Result<ExitCode, Error> {
+pub fn run(args: &GenerateBenchArgs) -> Result<(), Error> {
     let config = args.model.config();
-    for (name, value) in [
-        ("prompt", args.prompt),
-        ("tokens", args.tokens),
-        ("rounds", args.rounds),
-        (
-            "batch-size",
-            args.batch_size.iter().copied().min().unwrap_or(0),
-        ),
-    ] {
-        if value == 0 {
-            return Err(format!("invalid {name} = 0: expected at least 1").into());
-        }
-    }
+    let name = args.model.name();
     if args.python.is_some() && args.model.family() != ModelFamily::Gpt2 {
-        let name = args.model.name();
         return Err(format!("--python is for the shapes of GPT-2, not --model {name}").into());
     }
-    if args.prompt + args.tokens > config.context {
+    if PROMPT + args.tokens > config.context {
         return Err(format!(
-            "{} tokens after a prompt of {}: the context of the model is {}",
-            args.tokens, args.prompt, config.context
+            "{} tokens after a prompt of {PROMPT}: the context of the model is {}",
+            args.tokens, config.context
         )
         .into());
     }
@@ -94,39 +98,19 @@ pub fn run(args: &GenerateBenchArgs) -> Result<ExitCode, Error> {
     let mut peer = peer
         .map(|python| Peer::start(python, PEER, &peer_settings(args, &config)))
         .transpose()?;
-    let threads = rayon::current_num_threads();
-    let name = peer
-        .as_ref()
-        .map_or(String::new(), |peer| format!("; {}", peer.name));
-    println!(
-        "{}: {} tokens after {}, greedy, f32, {threads} threads, medians of {}{name}",
-        args.model.name(),
+    let versions = peer.as_ref().map(|peer| format!("; {}", peer.name));
+    let about = format!(
+        "{name}: {} tokens after {PROMPT}, greedy, f32, {} threads, medians of {}{}",
         args.tokens,
-        args.prompt,
-        args.rounds
+        rayon::current_num_threads(),
+        args.rounds,
+        versions.unwrap_or_default()
     );
-    println!("batch  tokens/s  transformers  ratio");
-    for batch in &args.batch_size {
-        let (mut own, mut others, mut ratios) = (vec![], vec![], vec![]);
-        for round in 0..=args.rounds {
-            let seconds = bench.time(*batch)?;
-            let other = peer.as_mut().map(|peer| peer.ask(&json!(batch)));
-            let other = other.transpose()?.and_then(|seconds| seconds.as_f64());
-            if round > 0 {
-                own.push(seconds);
-                ratios.extend(other.map(|other| other / seconds));
-                others.extend(other);
-            }
-        }
-        let rate = |seconds: &[f64]| (batch * args.tokens) as f64 / median(seconds);
-        if others.is_empty() {
-            println!("{batch:5}  {:8.1}", rate(&own));
-        } else {
-            let (own, other, ratio) = (rate(&own), rate(&others), median(&ratios));
-            println!("{batch:5}  {own:8.1}  {other:12.1}  {ratio:5.2}");
-        }
+    let mut report = Report::begin(&about, COLUMNS, (), &None);
+    for batch in BATCHES {
+        report.add(bench.row(batch, peer.as_mut())?)?;
     }
-    Ok(ExitCode::SUCCESS)
+    report.finish("")
 }
 
 struct GenerateBench<'a> {
@@ -139,11 +123,34 @@ struct GenerateBench<'a> {
 }
 
 impl GenerateBench<'_> {
+    /// Generates in turns with the peer.
+    fn row(&self, batch: usize, mut peer: Option<&mut Peer>) -> Result<GenerateRow, Error> {
+        let (mut own, mut others, mut ratios) = (vec![], vec![], vec![]);
+        for round in 0..=self.args.rounds {
+            let seconds = self.time(batch)?;
+            let other = peer.as_mut().map(|peer| peer.ask(&json!(batch)));
+            let other = other.transpose()?.and_then(|seconds| seconds.as_f64());
+            if round > 0 {
+                own.push(seconds);
+                ratios.extend(other.map(|other| other / seconds));
+                others.extend(other);
+            }
+        }
+        let rate = |seconds: &[f64]| (batch * self.args.tokens) as f64 / median(seconds);
+        let has_peer = !others.is_empty();
+        Ok(GenerateRow {
+            batch,
+            tokens_per_second: rate(&own),
+            peer_tokens_per_second: has_peer.then(|| rate(&others)),
+            ratio: has_peer.then(|| median(&ratios)),
+        })
+    }
+
     /// The seconds of one generation, from prompts that share no beginning.
     fn time(&self, batch: usize) -> Result<f64, Error> {
         let prompt = |number: usize| -> Vec<u32> {
             let mut tokens = vec![];
-            Stream::new(1, number as u64).words(0, self.args.prompt, |_, word| {
+            Stream::new(1, number as u64).words(0, PROMPT, |_, word| {
                 tokens.push(((u64::from(word) * self.vocabulary as u64) >> 32) as u32);
             });
             tokens
@@ -191,7 +198,7 @@ fn peer_settings(args: &GenerateBenchArgs, config: &TransformerConfig) -> Value 
         "hidden": config.hidden,
         "layers": config.layers,
         "heads": config.heads,
-        "prompt": args.prompt,
+        "prompt": PROMPT,
         "tokens": args.tokens,
     })
 }
@@ -199,24 +206,20 @@ fn peer_settings(args: &GenerateBenchArgs, config: &TransformerConfig) -> Value 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::test_flags::parse_text;
 
     #[test]
     fn a_small_model_is_timed() {
-        let args = |tokens| GenerateBenchArgs {
-            model: NamedModel::Tiny,
-            batch_size: vec![2],
-            prompt: 4,
-            tokens,
-            rounds: 1,
-            python: None,
+        let run = |tokens: &str| {
+            let flags = format!("--model tiny --rounds 1 --tokens {tokens}");
+            run(&parse_text(&flags)?)
         };
-        run(&args(3)).unwrap();
-        let error = run(&args(200)).unwrap_err().to_string();
+        run("3").unwrap();
+        let error = run("200").unwrap_err().to_string();
         assert_eq!(
             error,
-            "200 tokens after a prompt of 4: the context of the model is 128"
+            "200 tokens after a prompt of 16: the context of the model is 128"
         );
-        let error = run(&args(0)).unwrap_err().to_string();
-        assert_eq!(error, "invalid tokens = 0: expected at least 1");
+        assert!(run("0").is_err());
     }
 }

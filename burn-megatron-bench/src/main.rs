@@ -2,9 +2,7 @@
 
 use std::process::ExitCode;
 
-use burn_megatron_cli::internal::{
-    DEFAULT_RECIPE, Error, Families, LogLevel, MAX_COLUMNS, run_program,
-};
+use burn_megatron_cli::internal::{Error, LogLevel, MAX_COLUMNS, run_program};
 use clap::{Parser, Subcommand};
 
 /// Prints to standard output. Unlike the macro of the standard library, it ignores a closed pipe.
@@ -18,7 +16,6 @@ macro_rules! println {
 }
 
 mod args;
-mod attempt;
 mod checkpoint;
 mod context;
 mod dispatch;
@@ -26,14 +23,18 @@ mod gemm;
 mod generate;
 mod host;
 mod kernels;
+mod links;
 mod overlap;
 mod peer;
 mod pipeline;
 mod plan;
 mod preprocess;
+mod report;
 mod step;
+mod svg;
 #[cfg(test)]
 mod test_flags;
+mod timeline;
 
 /// As in the `burn-megatron` command, so that both need the same time on the host.
 #[cfg(feature = "cuda")]
@@ -64,7 +65,7 @@ struct Bench {
 #[derive(Subcommand)]
 enum Command {
     /// Each kernel, compared with the composition of Burn's operations and with a copy of as many bytes.
-    Kernels(args::BenchArgs),
+    Kernels(kernels::args::KernelBenchArgs),
     /// Matrix products on the CPU by the gemm crate and by each BLAS library that can be opened: which `kernels.gemm` is the
     /// fastest here.
     Gemm(gemm::GemmBenchArgs),
@@ -78,16 +79,16 @@ enum Command {
     Generate(generate::GenerateBenchArgs),
     /// The share of the data-parallel communication that is hidden behind computation, in a GPT that is trained over a
     /// simulated slow link, for each ZeRO stage with and without overlap.
-    Overlap(args::OverlapArgs),
+    Overlap(overlap::args::OverlapArgs),
     /// The time of pipeline schedules over a simulated link, against the simulator: how many receives are posted ahead, and
     /// how long the warm-up is, decide how much of the transfers is hidden.
-    Pipeline(args::PipelineBenchArgs),
+    Pipeline(pipeline::PipelineBenchArgs),
     /// A layer of attention whose sequence is shared by several ranks, against one rank.
-    Context(args::ContextArgs),
+    Context(context::ContextArgs),
     /// A layer of experts on several ranks and nodes by each dispatcher: what it sends, and how much of that is hidden.
-    Dispatch(args::DispatchArgs),
+    Dispatch(dispatch::DispatchArgs),
     /// Planned times of layouts against measured ones, on the CPU of this machine.
-    Plan(args::PlanBenchArgs),
+    Plan(plan::PlanBenchArgs),
     /// Megabytes of text per second that `preprocess` tokenizes, compared with the tokenizers library alone
     /// with as many threads and the text in memory.
     Preprocess(preprocess::PreprocessBenchArgs),
@@ -98,22 +99,23 @@ enum Command {
 
 fn main() -> ExitCode {
     let bench = Bench::parse();
-    run_program(bench.log_level, || run(&bench.command))
+    run_program(bench.log_level, || {
+        run(&bench.command).map(|()| ExitCode::SUCCESS)
+    })
 }
 
-fn run(command: &Command) -> Result<ExitCode, Error> {
-    let families = Families::transformers();
+fn run(command: &Command) -> Result<(), Error> {
     match command {
         Command::Kernels(args) => kernels::run(args),
         Command::Gemm(args) => gemm::run(args),
-        Command::Step(args) => step::run(args, &families, DEFAULT_RECIPE),
+        Command::Step(args) => step::run(args),
         Command::Host(args) => host::run(args),
         Command::Generate(args) => generate::run(args),
         Command::Overlap(args) => overlap::run(args),
         Command::Pipeline(args) => pipeline::run(args),
         Command::Context(args) => context::run(args),
         Command::Dispatch(args) => dispatch::run(args),
-        Command::Plan(args) => plan::run(args, &families, DEFAULT_RECIPE),
+        Command::Plan(args) => plan::run(args),
         Command::Preprocess(args) => preprocess::run(args),
         Command::Checkpoint(args) => checkpoint::run(args),
     }

@@ -1,29 +1,45 @@
 //! `burn-megatron-bench pipeline`: the time of schedules over a slow link, against the simulator.
 
-use std::fmt::{self, Display};
-use std::process::ExitCode;
 use std::sync::Arc;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use burn::tensor::{Device, Gradients, Tensor};
-use burn_megatron::atomic_file::replace_file;
+use burn_megatron::comm::Rank;
 use burn_megatron::comm::testing::{Link, SimulatedNetwork};
-use burn_megatron::comm::{Rank, World};
 use burn_megatron::nn::hook::{Deferred, DeferringSink, GradientSink};
 use burn_megatron::pipeline::engine::{Engine, P2pConfig, Stage, StageOutput};
 use burn_megatron::pipeline::schedule::{
     Schedule, ScheduleConfig, ScheduleKind, StageTimes, generate, simulate,
 };
+use burn_megatron_cli::internal::{Error, at_least_one, median};
+use clap::Args;
 use serde::Serialize;
 
-use super::args::PipelineBenchArgs;
-use burn_megatron_cli::internal::Error;
-use burn_megatron_cli::internal::median;
-use burn_megatron_cli::internal::{Columns, wrapped};
+use crate::args::StepFlags;
+use crate::links::on_threads;
+use crate::report::{Column, Report};
 
-/// Timeout of a message.
-const DEADLINE: Duration = Duration::from_secs(300);
+const SCHEDULES: [ScheduleKind; 2] = [ScheduleKind::OneFOneB, ScheduleKind::EagerOneFOneB];
+
+const MICRO_BATCHES: usize = 16;
+
+/// The time of a message, in forwards.
+const TRANSFER: f64 = 0.3;
+
+/// Flags of `pipeline`.
+#[derive(Args)]
+pub struct PipelineBenchArgs {
+    /// Ranks of the pipeline.
+    #[arg(long, visible_alias = "pp", value_name = "N", default_value_t = 2, value_parser = at_least_one)]
+    pub pipeline_parallel: usize,
+    /// Milliseconds that a forward of a rank sleeps; a backward sleeps twice as long.
+    #[arg(long, value_name = "MS", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=10_000))]
+    pub forward_ms: u64,
+    /// The number of steps, and the file.
+    #[command(flatten)]
+    pub steps: StepFlags,
+}
 
 /// A line of the table. Times are in units of a forward of a rank.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -40,38 +56,37 @@ struct PipelineRow {
     tensors: usize,
 }
 
-/// Runs every schedule with every number of receives ahead.
-pub fn run(args: &PipelineBenchArgs) -> Result<ExitCode, Error> {
-    if let Some(kind) = args
-        .pipeline_schedules
-        .iter()
-        .find(|kind| kind.splits_backward())
-    {
-        return Err(format!(
-            "--pipeline-schedules {kind}: its weight gradients are computed by themselves, and the stages have none: \
-             expected gpipe, 1f1b, eager-1f1b or interleaved"
-        )
-        .into());
-    }
+const COLUMNS: &[Column<PipelineRow>] = &[
+    Column::new("schedule", -12, |row| row.schedule.to_string()),
+    Column::new("receives ahead", 14, |row| row.receives_ahead.to_string()),
+    Column::new("simulated", 9, |row| format!("{:.1}", row.simulated)),
+    Column::new("measured", 8, |row| format!("{:.1}", row.measured)),
+    Column::new("measured / simulated", 20, |row| {
+        format!("{:.3}", row.measured / row.simulated)
+    }),
+    Column::new("messages", 8, |row| row.messages.to_string()),
+    Column::optional(1, "tensors", 7, |row| row.tensors.to_string()),
+];
+
+/// Runs every schedule with and without a receive that is posted ahead.
+pub fn run(args: &PipelineBenchArgs) -> Result<(), Error> {
     let bench = Benchmark(args);
-    println!("{}\n", wrapped(&bench.describe()));
-    println!("{}", PipelineRow::header());
-    let mut rows = vec![];
-    for kind in &args.pipeline_schedules {
-        let config = ScheduleConfig::new(*kind, args.pipeline_parallel, args.micro_batches);
+    let about = format!(
+        "{} ranks, {MICRO_BATCHES} micro-batches; a forward of a rank sleeps {} ms, its backward {} ms, and a message takes \
+         {TRANSFER} forwards on a simulated link; totals are in forwards",
+        args.pipeline_parallel,
+        args.forward_ms,
+        2 * args.forward_ms,
+    );
+    let mut report = Report::begin(&about, COLUMNS, (), &args.steps.json);
+    for kind in SCHEDULES {
+        let config = ScheduleConfig::new(kind, args.pipeline_parallel, MICRO_BATCHES);
         let schedule = generate(&config)?;
-        for ahead in &args.receives_ahead {
-            let row = bench.measure(&schedule, *kind, *ahead)?;
-            println!("{row}");
-            rows.push(row);
+        for ahead in [0, 1] {
+            report.add(bench.measure(&schedule, kind, ahead)?)?;
         }
     }
-    if let Some(path) = &args.json {
-        let text = serde_json::to_string_pretty(&rows)?;
-        replace_file(path, text.as_bytes())
-            .map_err(|error| format!("{} cannot be written: {error}", path.display()))?;
-    }
-    Ok(ExitCode::SUCCESS)
+    report.finish("")
 }
 
 struct Benchmark<'a>(&'a PipelineBenchArgs);
@@ -80,19 +95,6 @@ struct Benchmark<'a>(&'a PipelineBenchArgs);
 type RankSteps = Vec<(Instant, Instant, usize)>;
 
 impl Benchmark<'_> {
-    fn describe(&self) -> String {
-        let args = self.0;
-        format!(
-            "{} ranks, {} micro-batches; a forward of a rank sleeps {} ms, its backward {} ms, and a message takes {} \
-             forwards on a simulated link; totals are in forwards",
-            args.pipeline_parallel,
-            args.micro_batches,
-            args.forward_ms,
-            2 * args.forward_ms,
-            args.transfer,
-        )
-    }
-
     fn measure(
         &self,
         schedule: &Schedule,
@@ -101,12 +103,12 @@ impl Benchmark<'_> {
     ) -> Result<PipelineRow, Error> {
         let args = self.0;
         let each = (schedule.ranks() as f64) / schedule.stages() as f64;
-        let times = StageTimes::uniform(schedule.stages(), each, each, each, args.transfer);
+        let times = StageTimes::uniform(schedule.stages(), each, each, each, TRANSFER);
         let simulated = simulate(schedule, &times)?.total();
-        let world = World::threads(schedule.ranks())?;
-        let world = world.deadline(DEADLINE).compute_threads(1);
-        let ranks = world.run(|rank| self.run_rank(&rank, schedule, receives_ahead))?;
-        let steps = (0..args.steps).map(|step| {
+        let ranks = on_threads(schedule.ranks(), |rank| {
+            self.run_rank(rank, schedule, receives_ahead)
+        })?;
+        let steps = (0..args.steps.steps).map(|step| {
             let first = ranks.iter().map(|steps| steps[step].0).min();
             let last = ranks.iter().map(|steps| steps[step].1).max();
             let seconds = first.zip(last).map(|(first, last)| last - first);
@@ -132,7 +134,7 @@ impl Benchmark<'_> {
     ) -> Result<RankSteps, Error> {
         let args = self.0;
         let forward = Duration::from_millis(args.forward_ms);
-        let link = Link::new(forward.mul_f64(args.transfer), f64::INFINITY)?;
+        let link = Link::new(forward.mul_f64(TRANSFER), f64::INFINITY)?;
         let world = rank.communicator();
         let comm = SimulatedNetwork::over(Arc::clone(&world), &link);
         let engine = Engine::new(schedule, &comm, &Device::flex(), Arc::new(NoParameters))?;
@@ -146,7 +148,7 @@ impl Benchmark<'_> {
         };
         let mut steps = vec![];
         // In the first step the ranks send each other the shapes.
-        for _ in 0..=args.steps {
+        for _ in 0..=args.steps.steps {
             world.barrier()?;
             link.take_transfers();
             let run = engine.run(&stages)?;
@@ -200,39 +202,5 @@ impl Stage for Sleeping {
 
     fn after_backward(&self, _: usize, _: usize, _: &mut Gradients) {
         sleep(2 * self.forward);
-    }
-}
-
-impl PipelineRow {
-    /// The header of the table.
-    fn header() -> String {
-        COLUMNS.line([
-            "schedule",
-            "receives ahead",
-            "simulated",
-            "measured",
-            "measured / simulated",
-            "messages",
-            "tensors",
-        ])
-    }
-}
-
-const COLUMNS: Columns<7> = Columns {
-    widths: [-12, 14, 9, 8, 20, 8, 7],
-    optional: &[6],
-};
-
-impl Display for PipelineRow {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&COLUMNS.line([
-            self.schedule.to_string(),
-            self.receives_ahead.to_string(),
-            format!("{:.1}", self.simulated),
-            format!("{:.1}", self.measured),
-            format!("{:.3}", self.measured / self.simulated),
-            self.messages.to_string(),
-            self.tensors.to_string(),
-        ]))
     }
 }

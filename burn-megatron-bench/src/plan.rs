@@ -1,33 +1,51 @@
 //! `burn-megatron-bench plan`: planned times of layouts against measured ones.
 
-use std::process::ExitCode;
-use std::time::Duration;
+use std::path::PathBuf;
 
 use burn::tensor::Device;
-use burn_megatron::atomic_file::replace_file;
-use burn_megatron::comm::{ParallelContext, World};
+use burn_megatron::comm::ParallelContext;
+use burn_megatron_cli::internal::{
+    DEFAULT_RECIPE, Error, Families, Recipe, RecipeLayers, RecipeModel, SetArgs, at_least_one,
+    median, run_in,
+};
 use burn_megatron_plan::accuracy::{self, TimedPlan};
 use burn_megatron_plan::hardware::measure;
 use burn_megatron_plan::search::{Plan, search};
+use clap::Args;
 
-use super::args::PlanBenchArgs;
-use burn_megatron_cli::internal::Error;
-use burn_megatron_cli::internal::Families;
-use burn_megatron_cli::internal::Recipe;
-use burn_megatron_cli::internal::RecipeLayers;
-use burn_megatron_cli::internal::RecipeModel;
-use burn_megatron_cli::internal::median;
+use crate::links::on_threads;
+use crate::report::write;
 
-/// Timeout of a collective.
-const DEADLINE: Duration = Duration::from_secs(300);
+/// Rounds, each of which runs all layouts.
+const ROUNDS: usize = 3;
+/// Measured steps of each layout in a round; the median of all is reported.
+const STEPS: usize = 9;
+const WARM_UP: usize = 2;
+
+/// Flags of `plan`.
+#[derive(Args)]
+pub struct PlanBenchArgs {
+    /// The recipe whose model and batch are used; that of `pretrain` without flags by default. Its layout is not used.
+    #[arg(long, visible_alias = "config", value_name = "FILE.toml")]
+    pub recipe: Option<PathBuf>,
+    /// Keys of the recipe.
+    #[command(flatten)]
+    pub set: SetArgs,
+    /// Thread-ranks, each with one compute thread.
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = at_least_one)]
+    pub ranks: usize,
+    /// Layouts, evenly spaced from the best to the worst by the plan.
+    #[arg(long, value_name = "N", default_value_t = 12, value_parser = at_least_one)]
+    pub layouts: usize,
+    /// Write a scatter plot to this file.
+    #[arg(long, value_name = "FILE.svg")]
+    pub svg: Option<PathBuf>,
+}
 
 /// Probes the machine, plans the layouts, runs them, and prints both times.
-pub fn run(
-    args: &PlanBenchArgs,
-    families: &Families,
-    default_recipe: &str,
-) -> Result<ExitCode, Error> {
-    let layers = RecipeLayers::new(families, default_recipe, &args.set);
+pub fn run(args: &PlanBenchArgs) -> Result<(), Error> {
+    let families = Families::transformers();
+    let layers = RecipeLayers::new(&families, DEFAULT_RECIPE, &args.set);
     let recipe = layers.with_file(args.recipe.as_deref()).read()?.recipe;
     let model = RecipeModel::new(recipe)?;
     let hardware = measure(args.ranks)?;
@@ -38,9 +56,9 @@ pub fn run(
     }
     // In rounds, so that other load of the machine falls on all layouts.
     let mut measured = vec![vec![]; plans.len()];
-    for _ in 0..args.rounds {
+    for _ in 0..ROUNDS {
         for (plan, measured) in plans.iter().zip(&mut measured) {
-            measured.extend(seconds(model.with(&plan.candidate), args)?);
+            measured.extend(seconds(model.with(&plan.candidate), args.ranks)?);
         }
     }
     let timed = plans.iter().zip(&measured);
@@ -60,10 +78,8 @@ pub fn run(
         println!("{number:>3}  {planned:>9.3} {measured:>10.3}  {name}");
     }
     let measured = || timed.iter().map(|plan| plan.measured);
-    let [fastest, slowest] = [
-        measured().fold(f64::INFINITY, f64::min),
-        measured().fold(0.0, f64::max),
-    ];
+    let slowest = measured().fold(0.0, f64::max);
+    let fastest = measured().fold(f64::INFINITY, f64::min);
     let correlation = match accuracy::spearman(&timed) {
         Some(correlation) => format!("{correlation:.2}"),
         None => "none, of fewer than two different times".into(),
@@ -74,11 +90,10 @@ pub fn run(
     );
     println!("\n{found}");
     if let Some(path) = &args.svg {
-        replace_file(path, accuracy::svg(&found, &timed)?.as_bytes())
-            .map_err(|error| format!("{} cannot be written: {error}", path.display()))?;
+        write(path, accuracy::svg(&found, &timed)?.as_bytes())?;
         println!("written to {}", path.display());
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
 /// Returns `count` of the plans at equal distances, from the first to the last.
@@ -90,18 +105,14 @@ fn evenly_spaced(plans: &[Plan], count: usize) -> Vec<&Plan> {
 }
 
 /// The measured steps of rank 0.
-fn seconds(mut recipe: Recipe, args: &PlanBenchArgs) -> Result<Vec<f64>, Error> {
-    recipe.train.steps = args.warm_up + args.steps;
+fn seconds(mut recipe: Recipe, ranks: usize) -> Result<Vec<f64>, Error> {
+    recipe.train.steps = WARM_UP + STEPS;
     recipe.train.warmup_steps = 0;
     recipe.train.evaluate_every = None;
     let plan = recipe.plan()?;
-    let world = World::threads(args.ranks)?;
-    let world = world.compute_threads(1).deadline(DEADLINE);
-    let run = |rank| {
-        let groups = ParallelContext::new(&plan.layout, &rank)?;
-        let timed =
-            burn_megatron_cli::internal::run_in(&recipe, &groups, &Device::flex(), args.warm_up)?;
-        Ok::<_, Error>(timed.seconds)
-    };
-    Ok(world.run(run)?.swap_remove(0))
+    let mut by_rank = on_threads(ranks, |rank| {
+        let groups = ParallelContext::new(&plan.layout, rank)?;
+        Ok(run_in(&recipe, &groups, &Device::flex(), WARM_UP)?.seconds)
+    })?;
+    Ok(by_rank.swap_remove(0))
 }

@@ -3,21 +3,26 @@
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use burn_megatron::regular_file;
+use burn_megatron_cli::internal::{Error, PreprocessArgs, median, preprocess};
 use burn_megatron_data::{EXTENSIONS, list_folder};
 use clap::{Args, Parser};
 use rayon::{ThreadPool, ThreadPoolBuilder};
+use serde::Serialize;
+use tempfile::TempDir;
 use tokenizers::Tokenizer;
 
-use burn_megatron_cli::internal::Error;
-use burn_megatron_cli::internal::PreprocessArgs;
-use burn_megatron_cli::internal::median;
-use burn_megatron_cli::internal::preprocess;
+use crate::report::{Column, Report};
+
+/// Measured rounds, after a warm-up round; the median is reported.
+const ROUNDS: usize = 5;
+
+/// Bytes of text; the documents are repeated to reach it.
+const BYTES: usize = 16_000_000;
 
 /// Flags of `preprocess`.
 #[derive(Args)]
@@ -25,18 +30,9 @@ pub struct PreprocessBenchArgs {
     /// The tokenizer: a tokenizer.json, or a folder with one.
     #[arg(long, value_name = "PATH")]
     pub tokenizer: PathBuf,
-    /// Folder whose .rs, .md and .txt files are the documents; by default this repository.
-    #[arg(long, value_name = "FOLDER")]
-    pub text: Option<PathBuf>,
-    /// Megabytes (1e6 bytes) of text; the documents are repeated to reach it.
-    #[arg(long, value_name = "MB", default_value_t = 16)]
-    pub megabytes: usize,
     /// Threads; by default the number of cores.
     #[arg(long, value_name = "N")]
     pub workers: Option<usize>,
-    /// Measured rounds, after a warm-up round; the median is reported.
-    #[arg(long, value_name = "N", default_value_t = 5)]
-    pub rounds: usize,
 }
 
 /// The compared programs, as named in the table.
@@ -46,26 +42,47 @@ const NAMES: [&str; 3] = [
     "preprocess, JSON lines to token files",
 ];
 
-/// Times all, interleaved, and prints a table.
-pub fn run(args: &PreprocessBenchArgs) -> Result<ExitCode, Error> {
+/// A program with its speed.
+#[derive(Serialize)]
+struct SpeedRow {
+    name: &'static str,
+    megabytes_per_second: f64,
+    /// Relative to the first program.
+    ratio: f64,
+}
+
+const COLUMNS: &[Column<SpeedRow>] = &[
+    Column::new("", -42, |row| row.name.into()),
+    Column::new("MB/s", 7, |row| format!("{:.2}", row.megabytes_per_second)),
+    Column::new("of the first", 13, |row| {
+        format!("{:.0}%", 100.0 * row.ratio)
+    }),
+];
+
+/// Times all, interleaved, and prints a table. The documents are the .rs, .md and .txt files of this repository.
+pub fn run(args: &PreprocessBenchArgs) -> Result<(), Error> {
     let workers = match args.workers {
         Some(workers) => workers,
         None => std::thread::available_parallelism()?.get(),
     };
-    let folder = Folder::new()?;
-    let texts = texts(args)?;
+    let folder = tempfile::tempdir()?;
+    let texts = texts(&Path::new(env!("CARGO_MANIFEST_DIR")).join(".."))?;
     let megabytes = texts.iter().map(String::len).sum::<usize>() as f64 / 1e6;
+    let about = format!(
+        "{megabytes:.1} MB in {} documents, {workers} threads; MB of text per second",
+        texts.len()
+    );
     let comparison = TokenizerComparison {
         tokenizer: read(&args.tokenizer)?,
         path: args.tokenizer.display().to_string(),
         pool: ThreadPoolBuilder::new().num_threads(workers).build()?,
-        workers: workers.to_string(),
-        input: write_lines(&folder.0, &texts)?,
+        workers,
+        input: write_lines(folder.path(), &texts)?,
         texts,
         folder,
     };
     let mut speeds: [Vec<f64>; 3] = Default::default();
-    for round in 0..=args.rounds {
+    for round in 0..=ROUNDS {
         let times = comparison.round()?;
         if round > 0 {
             for (speeds, seconds) in speeds.iter_mut().zip(times) {
@@ -73,27 +90,26 @@ pub fn run(args: &PreprocessBenchArgs) -> Result<ExitCode, Error> {
             }
         }
     }
-    let documents = comparison.texts.len();
-    println!(
-        "{megabytes:.1} MB in {documents} documents, {workers} threads; MB of text per second\n"
-    );
-    println!("{:<42}{:>8}{:>14}", "", "MB/s", "of the first");
-    for (name, own) in NAMES.iter().zip(&speeds) {
+    let mut report = Report::begin(&about, COLUMNS, (), &None);
+    for (name, own) in NAMES.into_iter().zip(&speeds) {
         let ratios = own.iter().zip(&speeds[0]).map(|(own, first)| own / first);
-        let ratio = median(&ratios.collect::<Vec<_>>());
-        println!("{name:<42}{:>8.2}{:>13.0}%", median(own), 100.0 * ratio);
+        report.add(SpeedRow {
+            name,
+            megabytes_per_second: median(own),
+            ratio: median(&ratios.collect::<Vec<_>>()),
+        })?;
     }
-    Ok(ExitCode::SUCCESS)
+    report.finish("")
 }
 
 struct TokenizerComparison {
     tokenizer: Tokenizer,
     path: String,
     pool: ThreadPool,
-    workers: String,
+    workers: usize,
     input: PathBuf,
     texts: Vec<String>,
-    folder: Folder,
+    folder: TempDir,
 }
 
 impl TokenizerComparison {
@@ -134,7 +150,7 @@ impl TokenizerComparison {
             #[command(flatten)]
             args: PreprocessArgs,
         }
-        let output = self.folder.0.join("out");
+        let output = self.folder.path().join("out");
         let (input, output) = (self.input.display(), output.display());
         let flags = Flags::try_parse_from([
             "preprocess".to_string(),
@@ -164,30 +180,24 @@ fn read(path: &Path) -> Result<Tokenizer, Error> {
         .map_err(|error| format!("cannot read {}: {error}", file.display()).into())
 }
 
-/// The documents, repeated to reach the size.
-fn texts(args: &PreprocessBenchArgs) -> Result<Vec<String>, Error> {
-    let repository = || Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let folder = args.text.clone().unwrap_or_else(repository);
+/// The documents of a folder, repeated to reach the size.
+fn texts(folder: &Path) -> Result<Vec<String>, Error> {
     let wanted = |path: &Path| {
         let extension = path.extension().and_then(|extension| extension.to_str());
         extension.is_some_and(|extension| EXTENSIONS.contains(&extension))
     };
-    let files = list_folder(&folder, wanted)?;
     let mut documents = vec![];
-    for file in files {
+    for file in list_folder(folder, wanted)? {
         // Files that are not UTF-8 are skipped.
-        documents.extend(
-            String::from_utf8(regular_file::read(&file, u64::MAX)?)
-                .ok()
-                .filter(|text| !text.is_empty()),
-        );
+        let text = String::from_utf8(regular_file::read(&file, u64::MAX)?).ok();
+        documents.extend(text.filter(|text| !text.is_empty()));
     }
     if documents.is_empty() {
         return Err(format!("{} has no text", folder.display()).into());
     }
     let mut bytes = 0;
     let repeated = documents.iter().cycle().take_while(|text| {
-        let more = bytes < args.megabytes.max(1) * 1_000_000;
+        let more = bytes < BYTES;
         bytes += text.len();
         more
     });
@@ -203,22 +213,4 @@ fn write_lines(folder: &Path, texts: &[String]) -> Result<PathBuf, Error> {
     }
     lines.flush()?;
     Ok(path)
-}
-
-/// A temporary folder, removed on drop.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new() -> Result<Self, Error> {
-        let name = format!("bench-preprocess-{}", std::process::id());
-        let path = std::env::temp_dir().join(name);
-        fs::create_dir(&path)?;
-        Ok(Self(path))
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
 }

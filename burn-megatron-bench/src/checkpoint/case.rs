@@ -1,13 +1,13 @@
 //! A model that is trained, saved and loaded.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::Path;
 use std::time::Instant;
 
 use burn::tensor::Device;
 use burn_megatron::checkpoint::{Checkpoint, LoadTolerance, Retention};
-use burn_megatron::comm::{ParallelContext, Rank, World};
-use burn_megatron::data_parallel::{DataParallelConfig, ZeroStage};
+use burn_megatron::comm::{ParallelContext, Rank};
+use burn_megatron::data_parallel::DataParallelConfig;
 use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::model::ModelConfig;
 use burn_megatron_data::TextData;
@@ -17,7 +17,8 @@ use burn_megatron_train::{
     NoopObserver, Observer, ObserverError, SaveConfig, SavedCheckpoint, Saver, TrainConfig, Trainer,
 };
 
-use super::files;
+use super::{CheckpointBenchArgs, files};
+use crate::links::on_threads;
 use burn_megatron_cli::internal::Error;
 use burn_megatron_cli::internal::median;
 
@@ -25,15 +26,13 @@ use burn_megatron_cli::internal::median;
 const TOKENS: usize = 64;
 
 /// The state that is saved, and the number of saves.
-pub struct CheckpointBench {
+pub struct CheckpointBench<'a> {
+    pub args: &'a CheckpointBenchArgs,
     pub model: TransformerConfig,
-    pub ranks: usize,
-    pub zero_stage: ZeroStage,
-    pub samples: usize,
     /// Steps between two asynchronous checkpoints.
     pub every: usize,
     /// The folder of this benchmark.
-    pub folder: PathBuf,
+    pub folder: &'a Path,
 }
 
 /// Seconds, of each sample.
@@ -55,7 +54,7 @@ pub struct CheckpointTimings {
     pub step: Vec<f64>,
 }
 
-impl CheckpointBench {
+impl CheckpointBench<'_> {
     /// Measures; returns the timings of rank 0.
     pub fn run(&self) -> Result<CheckpointTimings, Error> {
         let text = self.folder.join("text");
@@ -64,13 +63,15 @@ impl CheckpointBench {
             "All work and no play makes Jack a dull boy.\n".repeat(1000),
         )?;
         let text = TextData::open(&text)?;
-        let world = World::threads(self.ranks)?.compute_threads(1);
-        let mut records = world.run(|rank| self.measure(&rank, &text))?;
+        let mut records = on_threads(self.args.data_parallel, |rank| self.measure(rank, &text))?;
         Ok(records.swap_remove(0))
     }
 
     fn measure(&self, rank: &Rank, text: &TextData) -> Result<CheckpointTimings, Error> {
-        let groups = ParallelContext::new(&ParallelConfig::new().with_data(self.ranks), rank)?;
+        let groups = ParallelContext::new(
+            &ParallelConfig::new().with_data(self.args.data_parallel),
+            rank,
+        )?;
         let mut record = CheckpointTimings::default();
         self.measure_foreground(&groups, text, &mut record)?;
         self.measure_background(&groups, text, &mut record)?;
@@ -88,11 +89,11 @@ impl CheckpointBench {
             steps,
             warmup_steps: 1,
             micro_batch_size: 1,
-            global_batch_size: self.ranks,
+            global_batch_size: self.args.data_parallel,
             sequence_length: Some(TOKENS),
             held_out_samples: 1,
             data_parallel: DataParallelConfig {
-                zero_stage: self.zero_stage,
+                zero_stage: self.args.zero_stage,
                 ..DataParallelConfig::default()
             },
             ..TrainConfig::default()
@@ -126,10 +127,10 @@ impl CheckpointBench {
         record: &mut CheckpointTimings,
     ) -> Result<(), Error> {
         let world = groups.world();
-        let mut trainer = self.trainer(groups, self.samples + 1)?;
+        let mut trainer = self.trainer(groups, self.args.repeats + 1)?;
         trainer.save_with(self.saver(groups, "in-turns", None)?);
         let samples = text.samples(TOKENS, 1)?;
-        for round in 0..=self.samples {
+        for round in 0..=self.args.repeats {
             trainer.step(&samples, &mut NoopObserver)?;
             world.barrier()?;
             let (saved, save) = timed(|| Ok(trainer.save()?))?;
@@ -177,7 +178,7 @@ impl CheckpointBench {
         text: &TextData,
         record: &mut CheckpointTimings,
     ) -> Result<(), Error> {
-        let steps = self.every * (self.samples + 1);
+        let steps = self.every * (self.args.repeats + 1);
         let mut trainer = self.trainer(groups, steps)?;
         trainer.save_with(self.saver(groups, "background", Some(self.every))?);
         let mut observer = SaveObserver::new(self.every);

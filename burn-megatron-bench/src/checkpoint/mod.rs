@@ -3,41 +3,36 @@
 mod case;
 mod files;
 
-use std::fs;
 use std::path::PathBuf;
-use std::process::ExitCode;
 
-use burn_megatron::atomic_file::replace_file;
 use burn_megatron::data_parallel::ZeroStage;
+use burn_megatron_cli::internal::{Error, at_least_one, median};
 use burn_megatron_models::TransformerConfig;
 use clap::Args;
 use serde::Serialize;
 
-use burn_megatron_cli::internal::Error;
-use burn_megatron_cli::internal::median;
+use crate::report::write;
 use case::{CheckpointBench, CheckpointTimings};
+
+/// Blocks of the model, and features of its residual stream.
+const LAYERS: usize = 12;
+const HIDDEN: usize = 512;
+
+/// Steps between two asynchronous checkpoints.
+const EVERY: usize = 12;
 
 /// Flags of `checkpoint`.
 #[derive(Args)]
 pub struct CheckpointBenchArgs {
-    /// Blocks of the model.
-    #[arg(long, value_name = "N", default_value_t = 12)]
-    pub layers: usize,
-    /// Features of its residual stream.
-    #[arg(long, value_name = "N", default_value_t = 512)]
-    pub hidden: usize,
     /// Number of data-parallel ranks, each with one compute thread.
-    #[arg(long, visible_alias = "dp", value_name = "N", default_value_t = 2)]
+    #[arg(long, visible_alias = "dp", value_name = "N", default_value_t = 2, value_parser = at_least_one)]
     pub data_parallel: usize,
     /// ZeRO stage: 0 shards nothing, 1 the optimizer, 2 also gradients, 3 also parameters.
     #[arg(long, value_name = "STAGE", default_value_t = ZeroStage::Optimizer)]
     pub zero_stage: ZeroStage,
     /// Checkpoints of each kind, of which the median is reported.
-    #[arg(long, value_name = "N", default_value_t = 5)]
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = at_least_one)]
     pub repeats: usize,
-    /// Steps between two asynchronous checkpoints.
-    #[arg(long, value_name = "N", default_value_t = 12)]
-    pub every: usize,
     /// A folder on the disk to measure; by default the system's temporary folder.
     #[arg(long, value_name = "DIR")]
     pub dir: Option<PathBuf>,
@@ -64,75 +59,40 @@ struct CheckpointReport {
 }
 
 /// Saves, copies, loads and reads the same bytes, interleaved, and prints the time of each.
-pub fn run(args: &CheckpointBenchArgs) -> Result<ExitCode, Error> {
-    let setup = setup(args)?;
-    println!("{}\n", describe(&setup));
-    // It is removed at the end, so it must not exist before.
-    fs::create_dir(&setup.folder).map_err(|error| {
-        format!(
-            "cannot create the folder {}: {error}",
-            setup.folder.display()
-        )
-    })?;
-    let record = setup.run();
-    // Removed also after an error.
-    let removed = fs::remove_dir_all(&setup.folder);
-    let report = CheckpointReport::of(&setup, &record?);
-    removed.map_err(|error| format!("cannot remove {}: {error}", setup.folder.display()))?;
-    print!("{report}");
-    if let Some(path) = &args.json {
-        replace_file(path, &serde_json::to_vec_pretty(&report)?)
-            .map_err(|error| format!("cannot write {}: {error}", path.display()))?;
-    }
-    Ok(ExitCode::SUCCESS)
-}
-
-fn setup(args: &CheckpointBenchArgs) -> Result<CheckpointBench, Error> {
-    let model = TransformerConfig {
-        layers: args.layers,
-        hidden: args.hidden,
-        ..TransformerConfig::gpt2()
+pub fn run(args: &CheckpointBenchArgs) -> Result<(), Error> {
+    let dir = args.dir.clone().unwrap_or_else(std::env::temp_dir);
+    let folder = tempfile::tempdir_in(&dir)
+        .map_err(|error| format!("cannot create a folder in {}: {error}", dir.display()))?;
+    let setup = CheckpointBench {
+        args,
+        model: TransformerConfig {
+            layers: LAYERS,
+            hidden: HIDDEN,
+            ..TransformerConfig::gpt2()
+        },
+        every: EVERY,
+        folder: folder.path(),
     };
-    model.check(1, false)?;
-    for (flag, number) in [
-        ("data-parallel", args.data_parallel),
-        ("repeats", args.repeats),
-        ("every", args.every),
-    ] {
-        if number == 0 {
-            return Err(format!("invalid --{flag} 0: expected at least 1").into());
-        }
+    println!(
+        "{LAYERS} layers, hidden {HIDDEN}, on {} ranks with ZeRO-{}; medians of {}; in {}\n",
+        args.data_parallel,
+        args.zero_stage,
+        args.repeats,
+        dir.display(),
+    );
+    let report = CheckpointReport::of(args.data_parallel, &setup.run()?);
+    folder
+        .close()
+        .map_err(|error| format!("cannot remove a folder in {}: {error}", dir.display()))?;
+    print!("{report}");
+    match &args.json {
+        Some(path) => write(path, &serde_json::to_vec_pretty(&report)?),
+        None => Ok(()),
     }
-    let folder = args.dir.clone().unwrap_or_else(std::env::temp_dir);
-    Ok(CheckpointBench {
-        model,
-        ranks: args.data_parallel,
-        zero_stage: args.zero_stage,
-        samples: args.repeats,
-        every: args.every,
-        folder: folder.join(format!("bench-checkpoint-{}", std::process::id())),
-    })
-}
-
-fn describe(setup: &CheckpointBench) -> String {
-    let CheckpointBench {
-        model,
-        ranks,
-        zero_stage,
-        samples,
-        folder,
-        ..
-    } = setup;
-    format!(
-        "{} layers, hidden {}, on {ranks} ranks with ZeRO-{zero_stage}; medians of {samples}; in {}",
-        model.layers,
-        model.hidden,
-        folder.display(),
-    )
 }
 
 impl CheckpointReport {
-    fn of(setup: &CheckpointBench, record: &CheckpointTimings) -> Self {
+    fn of(ranks: usize, record: &CheckpointTimings) -> Self {
         let megabytes = record.bytes as f64 / 1e6;
         let rate = |seconds: &[f64]| megabytes / median(seconds);
         let [save, copy, load, read] = [&record.save, &record.copy, &record.load, &record.read];
@@ -142,7 +102,7 @@ impl CheckpointReport {
             median(&ratios.collect::<Vec<_>>())
         };
         Self {
-            ranks: setup.ranks,
+            ranks,
             megabytes,
             save: rate(save),
             copy: rate(copy),
@@ -188,49 +148,35 @@ impl std::fmt::Display for CheckpointReport {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::test_flags::parse;
-
-    fn args(flags: &[&str]) -> CheckpointBenchArgs {
-        parse(flags).unwrap()
-    }
+    use crate::test_flags::parse_text;
 
     #[test]
     fn zero_is_refused() {
-        for flag in ["--data-parallel", "--repeats", "--every"] {
-            let error = setup(&args(&[flag, "0"])).err().unwrap().to_string();
-            assert!(
-                error.starts_with(&format!("invalid {flag} 0: expected")),
-                "{error}"
-            );
+        for flag in ["--data-parallel 0", "--repeats 0"] {
+            assert!(parse_text::<CheckpointBenchArgs>(flag).is_err(), "{flag}");
         }
     }
 
     #[test]
     fn a_small_model_is_saved_and_loaded() {
-        let dir =
-            std::env::temp_dir().join(format!("bench-checkpoint-test-{}", std::process::id()));
-        let flags = [
-            "--repeats",
-            "2",
-            "--every",
-            "2",
-            "--dir",
-            dir.to_str().unwrap(),
-        ];
-        let mut setup = setup(&args(&flags)).unwrap();
-        setup.model = TransformerConfig {
-            layers: 2,
-            hidden: 32,
-            heads: 2,
-            vocabulary: 256,
-            vocabulary_divisible_by: 1,
-            context: 64,
-            ..TransformerConfig::gpt2()
+        let args = parse_text::<CheckpointBenchArgs>("--repeats 2").unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let setup = CheckpointBench {
+            args: &args,
+            model: TransformerConfig {
+                layers: 2,
+                hidden: 32,
+                heads: 2,
+                vocabulary: 256,
+                vocabulary_divisible_by: 1,
+                context: 64,
+                ..TransformerConfig::gpt2()
+            },
+            every: 2,
+            folder: folder.path(),
         };
-        fs::create_dir_all(&setup.folder).unwrap();
         let record = setup.run().unwrap();
-        let report = CheckpointReport::of(&setup, &record);
-        fs::remove_dir_all(dir).unwrap();
+        let report = CheckpointReport::of(2, &record);
         let turns = [&record.save, &record.copy, &record.load, &record.read];
         assert!(turns.iter().all(|seconds| seconds.len() == 2), "{record:?}");
         assert_eq!(

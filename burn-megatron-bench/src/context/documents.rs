@@ -1,64 +1,53 @@
 //! `burn-megatron-bench context --documents`: documents of very different lengths, in rows that all ranks share and on groups
 //! of ranks by their length.
 
-use std::fmt;
-use std::fs;
-use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use burn::tensor::{DType, Device};
 use burn_megatron::comm::testing::{Link, SimulatedNetwork, Transfer};
-use burn_megatron::comm::{ParallelContext, Rank, World};
+use burn_megatron::comm::{ParallelContext, Rank, ReduceOp};
 use burn_megatron::mesh::{Axis, ContextExchange, ContextSplit, Grid, ParallelConfig};
 use burn_megatron::model::ModelConfig;
 use burn_megatron::nn::ModelBuilder;
+use burn_megatron_cli::internal::Error;
 use burn_megatron_data::Batch;
 use burn_megatron_models::{Transformer, TransformerConfig};
 use burn_megatron_train::{NoopObserver, TrainConfig, Trainer};
 use serde::Serialize;
 
-use super::super::args::ContextArgs;
-use super::DEADLINE;
+use super::ContextArgs;
 use super::document_rows::{DocumentRows, VOCABULARY, long_tail};
-use burn_megatron_cli::internal::Error;
-use burn_megatron_cli::internal::median;
-use burn_megatron_cli::internal::{Columns, wrapped};
+use crate::links::{LinkSpeed, Traffic, on_threads, slowest};
+use crate::report::{Column, Report};
 
 const LAYERS: usize = 1;
-/// Little beside attention, which is what differs.
+/// Little next to attention, which is what differs.
 const MLP_WIDTH: usize = 64;
 
 /// The most by which the losses of two layouts may differ: sums in f32, in another order.
 const TOLERANCE: f64 = 1e-3;
 
 /// Trains a small Llama on the documents in each layout, without and over a link.
-pub fn run(args: &ContextArgs, lengths: &[usize]) -> Result<ExitCode, Error> {
+pub fn run(args: &ContextArgs, lengths: &[usize]) -> Result<(), Error> {
     let lengths = match lengths {
         [] => long_tail(args.tokens),
         _ => lengths.to_vec(),
     };
     let rows = DocumentRows::new(&lengths, args.tokens)?;
     let bench = DocumentsBenchmark { args, rows };
-    println!("{}\n\n{}", wrapped(&bench.describe(&lengths)), header());
-    let mut rows = vec![];
+    let about = bench.describe(&lengths);
+    let mut report = Report::begin(&about, COLUMNS, (), &args.steps.json);
     for ranks in &args.ranks {
         for row in bench.rows(*ranks)? {
-            println!("{row}");
-            rows.push(row);
+            report.add(row)?;
         }
     }
-    let legend = format!(
+    report.finish(&format!(
         "of each rank in a step, the least and the most: GFLOP of attention, by the pairs of query and key that a rank computes; \
          tokens, padding included; MB sent by attention. over a link: one on which those of the first row take {} of its time; \
          speed: the time of the first row over this one, without and over a link",
         args.share
-    );
-    println!("\n{}", wrapped(&legend));
-    if let Some(path) = &args.json {
-        fs::write(path, serde_json::to_string_pretty(&rows)?)?;
-    }
-    Ok(ExitCode::SUCCESS)
+    ))
 }
 
 /// The method by which the ranks share the documents.
@@ -107,10 +96,19 @@ struct Extent {
 }
 
 impl Extent {
-    fn of(values: impl Iterator<Item = f64> + Clone) -> Self {
+    /// Collective: call on all ranks.
+    fn of(rank: &Rank, value: f64) -> Result<Self, Error> {
+        let ranks = rank.communicator();
+        Ok(Self {
+            least: ranks.all_reduce_scalar(value, ReduceOp::Min)?,
+            most: ranks.all_reduce_scalar(value, ReduceOp::Max)?,
+        })
+    }
+
+    fn times(self, factor: f64) -> Self {
         Self {
-            least: values.clone().fold(f64::INFINITY, f64::min),
-            most: values.fold(0.0, f64::max),
+            least: factor * self.least,
+            most: factor * self.most,
         }
     }
 
@@ -145,54 +143,32 @@ struct DocumentsRow {
     speed_over_link: f64,
 }
 
-const COLUMNS: Columns<10> = Columns {
-    widths: [5, -18, 7, 14, 14, 14, 8, 6, 11, 6],
-    optional: &[2],
-};
+const COLUMNS: &[Column<DocumentsRow>] = &[
+    Column::new("ranks", 5, |row| row.ranks.to_string()),
+    Column::new("documents in", -18, |row| row.layout.name().into()),
+    Column::optional(1, "batches", 7, |row| row.micro_batches.to_string()),
+    Column::new("GFLOP", 14, |row| row.attention_flops.text(1e9, 2)),
+    Column::new("tokens", 14, |row| row.tokens.text(1.0, 0)),
+    Column::new("MB sent", 14, |row| row.bytes_sent.text(1e6, 1)),
+    Column::new("seconds", 8, |row| format!("{:.3}", row.seconds)),
+    Column::new("speed", 6, |row| format!("{:.2}", row.speed)),
+    Column::new("over a link", 11, |row| {
+        format!("{:.3}", row.seconds_over_link)
+    }),
+    Column::new("speed", 6, |row| format!("{:.2}", row.speed_over_link)),
+];
 
-fn header() -> String {
-    COLUMNS.line([
-        "ranks",
-        "documents in",
-        "batches",
-        "GFLOP",
-        "tokens",
-        "MB sent",
-        "seconds",
-        "speed",
-        "over a link",
-        "speed",
-    ])
-}
-
-impl fmt::Display for DocumentsRow {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&COLUMNS.line([
-            self.ranks.to_string(),
-            self.layout.name().into(),
-            self.micro_batches.to_string(),
-            self.attention_flops.text(1e9, 2),
-            self.tokens.text(1.0, 0),
-            self.bytes_sent.text(1e6, 1),
-            format!("{:.3}", self.seconds),
-            format!("{:.2}", self.speed),
-            format!("{:.3}", self.seconds_over_link),
-            format!("{:.2}", self.speed_over_link),
-        ]))
-    }
-}
-
-/// The figures of a rank in a layout.
-#[derive(Clone, Default)]
-struct RankFigures {
+/// The figures of a layout, those of a step.
+struct LayoutFigures {
     micro_batches: usize,
-    tokens: f64,
-    pairs: f64,
-    bytes_sent: f64,
+    tokens: Extent,
+    /// Pairs of query and key.
+    pairs: Extent,
+    bytes_sent: Extent,
     /// The loss of the last step.
     loss: f64,
-    /// The seconds of the measured steps.
-    seconds: Vec<f64>,
+    /// The seconds of the slowest rank.
+    seconds: f64,
 }
 
 struct DocumentsBenchmark<'a> {
@@ -214,13 +190,14 @@ impl DocumentsBenchmark<'_> {
         format!(
             "{} documents of {} to {} tokens, {} in all, in {} rows of {tokens}: steps of a Llama of {LAYERS} layer, {heads} \
              heads, {groups} groups, width {width}, an MLP of width {MLP_WIDTH}, in f32, with a ring; ranks as threads with one compute thread each, at most \
-             {tokens} / ranks tokens of a rank in a micro-batch but for padding; medians of {steps} steps, in which the layouts \
+             {tokens} / ranks tokens of a rank in a micro-batch but for padding; medians of {} steps, in which the layouts \
              take turns",
             lengths.len(),
             shortest.unwrap_or(&0),
             longest.unwrap_or(&0),
             lengths.iter().sum::<usize>(),
             self.rows.lengths.len(),
+            steps.steps,
         )
     }
 
@@ -249,7 +226,7 @@ impl DocumentsBenchmark<'_> {
     fn train_config(&self) -> TrainConfig {
         TrainConfig {
             // Both without and over a link.
-            steps: self.args.warm_up + self.args.steps,
+            steps: self.args.steps.warm_up + self.args.steps.steps,
             micro_batch_size: 1,
             global_batch_size: self.rows.lengths.len(),
             sequence_length: Some(self.args.tokens),
@@ -268,92 +245,88 @@ impl DocumentsBenchmark<'_> {
             self.model().check_layout(&config)?;
             self.train_config().check(&config, self.model().context)?;
         }
-        let alone = self.time(ranks, f64::INFINITY)?;
+        let alone = self.time(ranks, LinkSpeed::INFINITE)?;
         let first = &alone[0];
-        let sent = Extent::of(first.iter().map(|rank| rank.bytes_sent)).most;
-        let over_link = self.time(ranks, sent / (self.args.share * seconds(first)))?;
+        let traffic = Traffic {
+            seconds: first.seconds,
+            calls: 0.0,
+            bytes: first.bytes_sent.most,
+        };
+        let link = traffic.link(self.args.share, LinkSpeed::INFINITE.latency)?;
+        let over_link = self.time(ranks, link)?;
         let flops_per_pair = (12 * LAYERS * self.args.heads * self.args.width) as f64;
+        let figures = alone.iter().zip(&over_link);
+        let row = |(layout, (alone, linked)): (_, (&LayoutFigures, &LayoutFigures))| DocumentsRow {
+            ranks,
+            layout,
+            micro_batches: alone.micro_batches,
+            // Two products in the forward, and four in the backward.
+            attention_flops: alone.pairs.times(flops_per_pair),
+            tokens: alone.tokens,
+            bytes_sent: alone.bytes_sent,
+            loss: alone.loss,
+            seconds: alone.seconds,
+            seconds_over_link: linked.seconds,
+            speed: first.seconds / alone.seconds,
+            speed_over_link: over_link[0].seconds / linked.seconds,
+        };
         let rows: Vec<_> = DocumentLayout::ALL
             .into_iter()
-            .zip(alone.iter().zip(&over_link))
-            .map(|(layout, (figures, linked))| DocumentsRow {
-                ranks,
-                layout,
-                micro_batches: figures[0].micro_batches,
-                // Two products in the forward, and four in the backward.
-                attention_flops: Extent::of(figures.iter().map(|of| of.pairs * flops_per_pair)),
-                tokens: Extent::of(figures.iter().map(|of| of.tokens)),
-                bytes_sent: Extent::of(figures.iter().map(|of| of.bytes_sent)),
-                loss: figures[0].loss,
-                seconds: seconds(figures),
-                seconds_over_link: seconds(linked),
-                speed: seconds(first) / seconds(figures),
-                speed_over_link: seconds(&over_link[0]) / seconds(linked),
-            })
+            .zip(figures)
+            .map(row)
             .collect();
-        let expected = rows[0].loss;
-        for row in &rows {
-            let apart = (row.loss - expected).abs() / expected;
-            if apart.is_nan() || apart >= TOLERANCE {
-                return Err(format!(
-                    "{} trains with a loss of {}, and {} with one of {expected}: expected the same within {TOLERANCE}",
-                    row.layout.name(),
-                    row.loss,
-                    rows[0].layout.name()
-                )
-                .into());
-            }
-        }
+        check_losses(&rows)?;
         Ok(rows)
     }
 
-    /// By layout, the figures of each rank.
-    fn time(&self, ranks: usize, bytes_per_second: f64) -> Result<Vec<Vec<RankFigures>>, Error> {
-        let world = World::threads(ranks)?;
-        let world = world.deadline(DEADLINE).compute_threads(1);
-        let by_rank = world.run(|rank| self.time_rank(&rank, ranks, bytes_per_second))?;
-        let layouts = 0..DocumentLayout::ALL.len();
-        let of_layout = |at: usize| by_rank.iter().map(|rank| rank[at].clone()).collect();
-        Ok(layouts.map(of_layout).collect())
+    /// The figures of each layout.
+    fn time(&self, ranks: usize, speed: LinkSpeed) -> Result<Vec<LayoutFigures>, Error> {
+        let mut by_rank = on_threads(ranks, |rank| self.time_rank(rank, ranks, speed))?;
+        Ok(by_rank.swap_remove(0))
     }
 
-    /// By layout.
     fn time_rank(
         &self,
         rank: &Rank,
         ranks: usize,
-        bytes_per_second: f64,
-    ) -> Result<Vec<RankFigures>, Error> {
+        speed: LinkSpeed,
+    ) -> Result<Vec<LayoutFigures>, Error> {
         let mut runs = vec![];
         for layout in DocumentLayout::ALL {
-            let link = Link::new(Duration::ZERO, bytes_per_second)?;
+            let link = speed.link(None)?;
             let config = layout.config(ranks, self.args.tokens);
             let groups = over_link(ParallelContext::new(&config, rank)?, &link)?;
             let trainer = self.trainer(&groups)?;
             let batches = trainer.next_batches(&self.rows)?;
-            let pairs = batches.iter().map(pairs).sum::<u64>();
-            let tokens = batches.iter().map(|batch| batch.tokens().len());
-            let figures = RankFigures {
-                micro_batches: batches.len(),
-                tokens: tokens.sum::<usize>() as f64,
-                pairs: pairs as f64,
-                ..RankFigures::default()
-            };
-            runs.push((trainer, link, figures));
+            runs.push((groups, link, trainer, batches, 0.0, vec![]));
         }
-        for step in 0..self.args.warm_up + self.args.steps {
-            for (trainer, link, figures) in &mut runs {
-                rank.communicator().barrier()?;
-                link.take_transfers();
-                let start = Instant::now();
-                figures.loss = trainer.step(&self.rows, &mut NoopObserver)?.loss;
-                if step >= self.args.warm_up {
-                    figures.seconds.push(start.elapsed().as_secs_f64());
-                }
-                figures.bytes_sent = bytes_of_attention(&link.take_transfers());
+        let rounds = self.args.rounds();
+        for _ in 0..rounds.warm_up + rounds.steps {
+            for (groups, link, trainer, _, loss, steps) in &mut runs {
+                let mut step = || {
+                    *loss = trainer.step(&self.rows, &mut NoopObserver)?.loss;
+                    Ok(())
+                };
+                steps.push(rounds.time(groups, link, &mut step)?);
             }
         }
-        Ok(runs.into_iter().map(|(_, _, figures)| figures).collect())
+        let figures = runs.into_iter().map(|(_, _, _, batches, loss, steps)| {
+            let pairs = batches.iter().map(pairs).sum::<u64>();
+            let tokens = batches.iter().map(|batch| batch.tokens().len());
+            let steps = &steps[rounds.warm_up..];
+            let sent = steps
+                .last()
+                .map_or(0.0, |step| bytes_of_attention(&step.transfers));
+            Ok(LayoutFigures {
+                micro_batches: batches.len(),
+                tokens: Extent::of(rank, tokens.sum::<usize>() as f64)?,
+                pairs: Extent::of(rank, pairs as f64)?,
+                bytes_sent: Extent::of(rank, sent)?,
+                loss,
+                seconds: slowest(rank, steps)?,
+            })
+        });
+        figures.collect()
     }
 
     fn trainer(&self, groups: &ParallelContext) -> Result<Trainer<Transformer>, Error> {
@@ -389,14 +362,22 @@ fn bytes_of_attention(transfers: &[Transfer]) -> f64 {
     own.map(|of| of.bytes as f64).sum()
 }
 
-/// The median over the steps of the slowest rank.
-fn seconds(ranks: &[RankFigures]) -> f64 {
-    let steps = 0..ranks[0].seconds.len();
-    let slowest = steps.map(|step| {
-        let of_rank = ranks.iter().map(|rank| rank.seconds[step]);
-        of_rank.fold(0.0, f64::max)
-    });
-    median(&slowest.collect::<Vec<_>>())
+/// Checks that all layouts train with the same loss.
+fn check_losses(rows: &[DocumentsRow]) -> Result<(), Error> {
+    let expected = rows[0].loss;
+    for row in rows {
+        let apart = (row.loss - expected).abs() / expected;
+        if apart.is_nan() || apart >= TOLERANCE {
+            return Err(format!(
+                "{} trains with a loss of {}, and {} with one of {expected}: expected the same within {TOLERANCE}",
+                row.layout.name(),
+                row.loss,
+                rows[0].layout.name()
+            )
+            .into());
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]

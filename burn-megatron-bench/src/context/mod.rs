@@ -3,102 +3,100 @@
 mod document_rows;
 mod documents;
 
-use std::fmt;
-use std::fs;
-use std::process::ExitCode;
+use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use burn::tensor::{DType, Device, Tensor};
-use burn_megatron::comm::testing::{Link, SimulatedNetwork, hidden_share};
-use burn_megatron::comm::{ParallelContext, Rank, World};
+use burn_megatron::comm::testing::SimulatedNetwork;
+use burn_megatron::comm::{ParallelContext, Rank};
 use burn_megatron::kernels::attention::Heads;
 use burn_megatron::mesh::{Axis, ContextExchange, Grid, ParallelConfig};
 use burn_megatron::nn::context::{ExchangeProblem, SequenceShard};
 use burn_megatron::nn::{
     AttentionContext, ModelBuilder, ParallelAttention, ParallelAttentionConfig,
 };
+use burn_megatron_cli::internal::{Error, at_least_one};
+use clap::Args;
 use indicatif::HumanBytes;
 use serde::Serialize;
 
-use super::args::ContextArgs;
-use super::overlap::case::{RankTimeline, record};
-use super::overlap::svg::{Timeline, svg};
-use super::overlap::trace::{EventKind, TimelineEvent};
-use burn_megatron_cli::internal::Error;
-use burn_megatron_cli::internal::median;
-use burn_megatron_cli::internal::wrapped;
+use crate::args::{StepFlags, above_zero};
+use crate::links::{LinkSpeed, LinkStep, Rounds, Traffic, mean, on_threads, slowest};
+use crate::report::{Column, Report, write};
+use crate::svg::{Timeline, svg};
+use crate::timeline::{EventKind, RankTimeline, Recorder};
 
-/// Timeout of a collective.
-const DEADLINE: Duration = Duration::from_secs(300);
+const EXCHANGES: [ContextExchange; 3] = [
+    ContextExchange::Ring,
+    ContextExchange::AllGather,
+    ContextExchange::AllToAll,
+];
 
-/// Times the layer on one rank and on several, without and over a link.
-pub fn run(args: &ContextArgs) -> Result<ExitCode, Error> {
-    if let Some(lengths) = &args.documents {
-        return documents::run(args, lengths);
-    }
-    let bench = Benchmark(args);
-    let about = wrapped(&bench.describe());
-    println!("{about}\n\n{}", ContextRow::header());
-    let one = bench
-        .time(&ParallelConfig::new().with_data(1), None)?
-        .seconds;
-    let (mut rows, mut drawn) = (vec![], vec![]);
-    for ranks in &args.ranks {
-        for exchange in &args.exchanges {
-            let (row, timeline) = bench.row(one, *ranks, *exchange)?;
-            println!("{row}");
-            let title = format!(
-                "{exchange}, {ranks} ranks: {:.0} % hidden",
-                100.0 * row.hidden
-            );
-            rows.push(row);
-            drawn.push((title, timeline));
-        }
-    }
-    let legend = format!(
-        "one / many: the time on one rank over that on these; sent: bytes of a rank; over a link: one on which sending \
-         takes {} of the time of the layer; hidden: 1 - blocked / link, the part of the transfers for which no rank waits",
-        args.share
-    );
-    println!("\n{}", wrapped(&legend));
-    if let Some(path) = &args.svg {
-        let title = format!(
-            "A layer of attention on {} tokens, forward and backward, over a link on which sending takes {} of it",
-            args.tokens, args.share
-        );
-        let lines = drawn.iter().map(|(title, of)| Timeline {
-            title: title.clone(),
-            events: &of.events,
-            step: of.steps[of.steps.len() - 1],
-        });
-        fs::write(path, svg(&title, &lines.collect::<Vec<_>>()))?;
-    }
-    if let Some(path) = &args.json {
-        let report = ContextReport {
-            tokens: args.tokens,
-            heads: args.heads,
-            groups: args.groups,
-            width: args.width,
-            share: args.share,
-            seconds_on_one_rank: one,
-            rows,
-        };
-        fs::write(path, serde_json::to_string_pretty(&report)?)?;
-    }
-    Ok(ExitCode::SUCCESS)
+/// Flags of `context`.
+#[derive(Args)]
+pub struct ContextArgs {
+    /// Tokens of the sequence.
+    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = at_least_one)]
+    pub tokens: usize,
+    /// Heads of the queries.
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = at_least_one)]
+    pub heads: usize,
+    /// Groups of keys and values.
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = at_least_one)]
+    pub groups: usize,
+    /// Features of a head.
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = at_least_one)]
+    pub width: usize,
+    /// Numbers of ranks that share the sequence, compared with one.
+    #[arg(
+        long,
+        visible_alias = "cp",
+        value_delimiter = ',',
+        value_name = "N,..",
+        default_value = "2,4"
+    )]
+    pub ranks: Vec<usize>,
+    /// Train on documents of these lengths instead, in rows of --tokens that all ranks share, and on groups of ranks by
+    /// their length (--hybrid-context-parallel of pretrain); without lengths on a long tail of 64 documents.
+    #[arg(
+        long,
+        num_args = 0..,
+        value_delimiter = ',',
+        value_name = "N,..",
+        conflicts_with = "svg"
+    )]
+    pub documents: Option<Vec<usize>>,
+    /// Time of the transfers over the simulated link, as a fraction of the time of the layer without a link.
+    #[arg(long, value_name = "FRACTION", default_value_t = 0.5, value_parser = above_zero)]
+    pub share: f64,
+    /// The number of steps, and the file.
+    #[command(flatten)]
+    pub steps: StepFlags,
+    /// Write a plot of one step over the link, of each exchange, to this file.
+    #[arg(long, value_name = "FILE.svg")]
+    pub svg: Option<PathBuf>,
 }
 
-/// The results as JSON.
+impl ContextArgs {
+    fn rounds(&self) -> Rounds {
+        Rounds {
+            warm_up: self.steps.warm_up,
+            steps: self.steps.steps,
+            counted: false,
+        }
+    }
+}
+
+/// The settings in the JSON file.
 #[derive(Serialize)]
-struct ContextReport {
+struct Settings {
     tokens: usize,
     heads: usize,
     groups: usize,
     width: usize,
     share: f64,
     seconds_on_one_rank: f64,
-    rows: Vec<ContextRow>,
 }
 
 /// One exchange on a number of ranks.
@@ -116,53 +114,73 @@ struct ContextRow {
     hidden: f64,
 }
 
-impl ContextRow {
-    fn header() -> String {
-        format!(
-            "{:>5}  {:<12} {:>9} {:>11} {:>9} {:>12} {:>7}",
-            "ranks", "exchange", "seconds", "one / many", "sent", "over a link", "hidden"
-        )
-    }
-}
+const COLUMNS: &[Column<ContextRow>] = &[
+    Column::new("ranks", 5, |row| row.ranks.to_string()),
+    Column::new("exchange", -12, |row| row.exchange.to_string()),
+    Column::new("seconds", 9, |row| format!("{:.3}", row.seconds)),
+    Column::new("one / many", 11, |row| format!("{:.2}", row.speed_up)),
+    Column::new("sent", 10, |row| {
+        HumanBytes(row.bytes_sent as u64).to_string()
+    }),
+    Column::new("over a link", 12, |row| {
+        format!("{:.3}", row.seconds_over_link)
+    }),
+    Column::new("hidden", 7, |row| format!("{:.0} %", 100.0 * row.hidden)),
+];
 
-impl fmt::Display for ContextRow {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            ranks,
-            seconds,
-            speed_up,
-            seconds_over_link,
-            ..
-        } = self;
-        let exchange = self.exchange.name();
-        let sent = HumanBytes(self.bytes_sent as u64).to_string();
-        let hidden = format!("{:.0} %", 100.0 * self.hidden);
-        write!(
-            f,
-            "{ranks:>5}  {exchange:<12} {seconds:>9.3} {speed_up:>11.2} {sent:>9} {seconds_over_link:>12.3} {hidden:>7}"
-        )
+/// Times the layer on one rank and on several, without and over a link.
+pub fn run(args: &ContextArgs) -> Result<(), Error> {
+    if let Some(lengths) = &args.documents {
+        return documents::run(args, lengths);
     }
-}
-
-/// A link on which the layer's transfers take some time.
-#[derive(Clone, Copy)]
-struct LinkSettings {
-    bytes_per_second: f64,
+    let bench = Benchmark(args);
+    let one = ParallelConfig::new().with_data(1);
+    let one = bench.time(&one, LinkSpeed::INFINITE)?.seconds;
+    let settings = Settings {
+        tokens: args.tokens,
+        heads: args.heads,
+        groups: args.groups,
+        width: args.width,
+        share: args.share,
+        seconds_on_one_rank: one,
+    };
+    let mut report = Report::begin(&bench.describe(), COLUMNS, settings, &args.steps.json);
+    let mut drawn = vec![];
+    for ranks in &args.ranks {
+        for exchange in EXCHANGES {
+            let (row, timeline) = bench.row(one, *ranks, exchange)?;
+            let hidden = 100.0 * row.hidden;
+            drawn.push((
+                format!("{exchange}, {ranks} ranks: {hidden:.0} % hidden"),
+                timeline,
+            ));
+            report.add(row)?;
+        }
+    }
+    if let Some(path) = &args.svg {
+        let title = format!(
+            "A layer of attention on {} tokens, forward and backward, over a link on which sending takes {} of it",
+            args.tokens, args.share
+        );
+        let lines = drawn.iter().map(|(title, of)| Timeline {
+            title: title.clone(),
+            events: &of.events,
+            step: of.steps[of.steps.len() - 1],
+        });
+        write(path, svg(&title, &lines.collect::<Vec<_>>()).as_bytes())?;
+    }
+    report.finish(&format!(
+        "one / many: the time on one rank over that on these; sent: bytes of a rank; over a link: one on which sending \
+         takes {} of the time of the layer; hidden: 1 - blocked / link, the part of the transfers for which no rank waits",
+        args.share
+    ))
 }
 
 /// The times of a layout.
 struct Timed {
     /// The median over the steps of the slowest rank.
     seconds: f64,
-    /// The part of the transfers in which the ranks computed; 0 without a link.
-    hidden: f64,
-    /// Of rank 0.
-    timeline: RankTimeline,
-}
-
-/// The times of a rank.
-struct RankTimes {
-    seconds: Vec<f64>,
+    /// The part of the transfers in which the ranks computed.
     hidden: f64,
     timeline: RankTimeline,
 }
@@ -181,11 +199,12 @@ impl Benchmark<'_> {
         } = self.0;
         format!(
             "causal attention of {tokens} tokens, {heads} heads, {groups} groups, width {width}, with its projections; \
-             forward and backward in f32, a zigzag; ranks as threads with one compute thread each; medians of {steps} steps"
+             forward and backward in f32, a zigzag; ranks as threads with one compute thread each; medians of {} steps",
+            steps.steps
         )
     }
 
-    /// The figures, and the timeline over the link.
+    /// The figures, and the timeline of rank 0 over the link.
     fn row(
         &self,
         one: f64,
@@ -200,11 +219,14 @@ impl Benchmark<'_> {
         problem.check(exchange)?;
         let cost = problem.cost(exchange);
         let bytes_sent = cost.forward + cost.backward;
-        let Timed { seconds, .. } = self.time(&layout, None)?;
-        let link = LinkSettings {
-            bytes_per_second: bytes_sent / (self.0.share * seconds),
+        let Timed { seconds, .. } = self.time(&layout, LinkSpeed::INFINITE)?;
+        let traffic = Traffic {
+            seconds,
+            calls: 0.0,
+            bytes: bytes_sent,
         };
-        let over_link = self.time(&layout, Some(link))?;
+        let link = traffic.link(self.0.share, LinkSpeed::INFINITE.latency)?;
+        let over_link = self.time(&layout, link)?;
         let row = ContextRow {
             ranks,
             exchange,
@@ -225,42 +247,22 @@ impl Benchmark<'_> {
         }
     }
 
-    fn time(&self, layout: &ParallelConfig, link: Option<LinkSettings>) -> Result<Timed, Error> {
-        let world = World::threads(layout.context)?;
-        let world = world.deadline(DEADLINE).compute_threads(1);
-        let mut ranks = world.run(|rank| self.time_rank(&rank, layout, link))?;
-        let steps = (0..self.0.steps).map(|step| {
-            let of_rank = ranks.iter().map(|rank| rank.seconds[step]);
-            of_rank.fold(0.0, f64::max)
-        });
-        let seconds = median(&steps.collect::<Vec<_>>());
-        let hidden = ranks.iter().map(|rank| rank.hidden).sum::<f64>();
-        Ok(Timed {
-            seconds,
-            hidden: hidden / ranks.len() as f64,
-            timeline: ranks.swap_remove(0).timeline,
-        })
+    fn time(&self, layout: &ParallelConfig, speed: LinkSpeed) -> Result<Timed, Error> {
+        let mut ranks = on_threads(layout.context, |rank| self.time_rank(rank, layout, speed))?;
+        Ok(ranks.swap_remove(0))
     }
 
-    /// The times of each step, and the part of the transfers that was hidden.
     fn time_rank(
         &self,
         rank: &Rank,
         layout: &ParallelConfig,
-        link: Option<LinkSettings>,
-    ) -> Result<RankTimes, Error> {
+        speed: LinkSpeed,
+    ) -> Result<Timed, Error> {
         let groups = ParallelContext::new(layout, rank)?;
-        // That of the link's times, too.
-        let origin = Instant::now();
-        let link = link.map(|link| Link::new(Duration::ZERO, link.bytes_per_second));
-        let link = link.transpose()?;
-        let groups = match &link {
-            Some(link) => {
-                let context = SimulatedNetwork::over(groups.context().clone(), link);
-                groups.with_group(Grid::Dense, Axis::Context, context)
-            }
-            None => groups,
-        };
+        let mut recorder = Recorder::new(Instant::now());
+        let link = speed.link(None)?;
+        let context = SimulatedNetwork::over(groups.context().clone(), &link);
+        let groups = groups.with_group(Grid::Dense, Axis::Context, context);
         let device = Device::flex().autodiff();
         let hidden = self.0.heads * self.0.width;
         let heads = self.heads();
@@ -271,41 +273,23 @@ impl Benchmark<'_> {
         let place = (groups.context().rank(), layout.context);
         let split = layout.context_split;
         let shard = SequenceShard::new([1, self.0.tokens], None, split, place)?;
-        let (mut seconds, mut events, mut steps) = (vec![], vec![], vec![]);
-        for step in 0..self.0.warm_up + self.0.steps {
-            groups.world().barrier()?;
-            if step == self.0.warm_up
-                && let Some(link) = &link
-            {
-                link.take_transfers();
-            }
-            let now = || origin.elapsed().as_secs_f64();
-            let start = now();
-            let loss = forward(&layer, &shard, hidden, &device);
-            let middle = now();
-            let _gradients = loss.backward();
-            let end = now();
-            for (name, start, end) in [("forward", start, middle), ("backward", middle, end)] {
-                events.push(TimelineEvent {
-                    kind: EventKind::Compute,
-                    name: name.into(),
-                    step,
-                    start,
-                    end,
-                });
-            }
-            steps.push((start, end));
-            seconds.push(end - start);
-        }
-        let transfers = link.map_or(vec![], |link| link.take_transfers());
-        Ok(RankTimes {
-            seconds: seconds.split_off(self.0.warm_up),
-            hidden: if transfers.is_empty() {
-                0.0
-            } else {
-                hidden_share(&transfers)
-            },
-            timeline: record(events, steps, transfers, Duration::ZERO),
+        let steps = self.0.rounds().run(&groups, &link, || {
+            recorder.step(|recorder| {
+                recorder.start();
+                let loss = forward(&layer, &shard, hidden, &device);
+                recorder.end(EventKind::Compute, "forward");
+                let _gradients = loss.backward();
+                recorder.end(EventKind::Compute, "backward");
+            });
+            Ok(())
+        })?;
+        Ok(Timed {
+            seconds: slowest(rank, &steps)?,
+            hidden: mean(rank, &steps, LinkStep::hidden)?,
+            timeline: recorder.finish(
+                steps.into_iter().flat_map(|step| step.transfers).collect(),
+                link.epoch(),
+            ),
         })
     }
 }

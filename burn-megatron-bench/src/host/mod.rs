@@ -2,22 +2,20 @@
 //!
 //! The device must do no work, as on the stub in `tools/stub-cuda`, or less than the host needs to launch it.
 
-mod report;
 mod tensor;
 
 use std::path::PathBuf;
-use std::process::ExitCode;
 
 use burn::tensor::Device;
 use burn_megatron::data_parallel::Precision;
 use burn_megatron::device::{DeviceKind, check_results};
 use burn_megatron::nn::fp8::{DelayedScaling, Fp8Recipe};
+use burn_megatron_cli::internal::{Error, NamedModel, at_least_one, median, run as timed_steps};
 use clap::{Args, ValueEnum};
+use serde::Serialize;
 
-use super::args::at_least_one;
-use super::step::{NamedModel, recipe_of};
-use burn_megatron_cli::internal::Error;
-use report::{HostReport, HostRow};
+use crate::report::{Column, Report};
+use crate::step::{recipe_of, set_steps};
 
 /// Flags of `host`.
 #[derive(Args)]
@@ -61,22 +59,59 @@ pub enum HostSubject {
     Tensor,
 }
 
+/// The settings in the JSON file.
+#[derive(Serialize)]
+struct Settings {
+    device: String,
+}
+
+/// The host time of a subject.
+#[derive(Debug, Serialize)]
+struct HostRow {
+    name: String,
+    repeats: usize,
+    /// The mean of the fastest tenth: other processes lengthen the others.
+    best_tenth_seconds: f64,
+    median_seconds: f64,
+}
+
+const COLUMNS: &[Column<HostRow>] = &[
+    Column::new("subject", -34, |row| row.name.clone()),
+    Column::new("repeats", 10, |row| row.repeats.to_string()),
+    Column::new("best tenth", 12, |row| milliseconds(row.best_tenth_seconds)),
+    Column::new("median", 12, |row| milliseconds(row.median_seconds)),
+];
+
+fn milliseconds(seconds: f64) -> String {
+    format!("{:.3} ms", 1e3 * seconds)
+}
+
+impl HostRow {
+    fn new(name: String, seconds: &[f64]) -> Self {
+        let mut sorted = seconds.to_vec();
+        sorted.sort_by(f64::total_cmp);
+        let best = &sorted[..sorted.len().div_ceil(10)];
+        Self {
+            name,
+            repeats: seconds.len(),
+            best_tenth_seconds: best.iter().sum::<f64>() / best.len() as f64,
+            median_seconds: median(seconds),
+        }
+    }
+}
+
 /// Times the subjects, and prints a table.
-pub fn run(args: &HostBenchArgs) -> Result<ExitCode, Error> {
+pub fn run(args: &HostBenchArgs) -> Result<(), Error> {
     let devices = args.device.devices()?;
     check_results(&devices[0])?;
-    let mut report = HostReport::new(args.device.name());
-    println!("{}", report.header());
+    let device = args.device.name();
+    let about =
+        format!("host time on {device}, which measures the host only if the device has less work");
+    let mut report = Report::begin(&about, COLUMNS, Settings { device }, &args.json);
     for subject in &args.only {
-        let row = time(*subject, args, &devices)?;
-        println!("{}", row.line());
-        report.rows.push(row);
+        report.add(time(*subject, args, &devices)?)?;
     }
-    if let Some(path) = &args.json {
-        report.write(path)?;
-        println!("written to {}", path.display());
-    }
-    Ok(ExitCode::SUCCESS)
+    report.finish("")
 }
 
 fn time(subject: HostSubject, args: &HostBenchArgs, devices: &[Device]) -> Result<HostRow, Error> {
@@ -112,12 +147,8 @@ fn micro_batches(
         DeviceKind::Wgpu | DeviceKind::Cuda => Precision::Bf16,
     };
     recipe.fp8.recipe = fp8;
-    recipe.train.micro_batch_size = 1;
-    recipe.train.global_batch_size = 1;
-    recipe.train.steps = args.warm_up + args.repeats + 1;
-    recipe.train.warmup_steps = 0;
-    recipe.train.evaluate_every = None;
-    let mut seconds = burn_megatron_cli::internal::run(&recipe, device, args.warm_up)?.seconds;
+    set_steps(&mut recipe, [1, 1], args.warm_up + args.repeats + 1);
+    let mut seconds = timed_steps(&recipe, device, args.warm_up)?.seconds;
     // A step is read after the next one is launched, and the last step right after the one before.
     seconds.truncate(args.repeats);
     Ok(seconds)
@@ -126,6 +157,7 @@ fn micro_batches(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::report::row_line;
     use crate::test_flags::parse_text;
 
     #[test]
@@ -140,5 +172,14 @@ mod tests {
         let error = time(HostSubject::Tensor, &args, &[Device::flex()]);
         let error = error.unwrap_err().to_string();
         assert!(error.contains("requires two CUDA devices"), "{error}");
+    }
+
+    #[test]
+    fn the_best_tenth_is_the_mean_of_the_fastest_times() {
+        let seconds: Vec<f64> = (1..=20).rev().map(f64::from).collect();
+        let row = HostRow::new("x".into(), &seconds);
+        assert_eq!((row.best_tenth_seconds, row.median_seconds), (1.5, 10.5));
+        let line = row_line(COLUMNS, &row);
+        assert!(line.contains("1500.000 ms"), "{line}");
     }
 }

@@ -1,11 +1,11 @@
 //! `burn-megatron-bench kernels`: each kernel, compared with the composition of Burn's operations and with a copy.
 
+pub mod args;
 mod fp8;
 mod moe;
-pub mod table;
+mod pairs;
+mod table;
 
-use std::path::PathBuf;
-use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,18 +13,18 @@ use burn::tensor::{DType, Device, Tensor};
 use burn_megatron::device::DeviceKind;
 use burn_megatron::kernel_selection::{AttentionChoice, Operation};
 use burn_megatron::kernels::attention::{AttentionEngine, EngineKind, Portable, select_engine};
-
 use burn_megatron_cli::internal::{
     Direction, Error, Inputs, KernelBenchmark, Shape, TimingConfig, Work, heads, median, subjects,
     time_interleaved, work,
 };
 
-use crate::args::{BenchArgs, BenchDtype};
-use crate::attempt::{self, attempt};
-use table::{KernelReport, KernelRow};
+use crate::report::Report;
+use args::KernelBenchArgs;
+use pairs::{PairBenchmark, TimedPair};
+use table::{COLUMNS, KernelRow, KernelSettings, summary};
 
 /// Times the kernels, and prints a table.
-pub fn run(args: &BenchArgs) -> Result<ExitCode, Error> {
+pub fn run(args: &KernelBenchArgs) -> Result<(), Error> {
     let run = KernelTimer {
         device: args.device.checked()?,
         dtype: args.dtype.into(),
@@ -36,11 +36,7 @@ pub fn run(args: &BenchArgs) -> Result<ExitCode, Error> {
     if !run.device.supports_dtype(run.dtype) {
         return Err(format!("--device {} does not support {:?}", args.device, run.dtype).into());
     }
-    let Chosen {
-        operations,
-        eight_bits,
-        experts,
-    } = chosen(&args.only)?;
+    let (operations, pairs) = chosen(&args.only)?;
     let cpu = args.device == DeviceKind::Cpu;
     let sizes = |own: &[Shape]| match (args.sizes.is_empty(), own) {
         (false, _) => args.sizes.clone(),
@@ -56,47 +52,30 @@ pub fn run(args: &BenchArgs) -> Result<ExitCode, Error> {
             }
         }
     }
-    let mut report = KernelReport::new(&run.device, args.device, args.dtype.name(), args.repeats);
-    println!("{}", report.header());
-    // After each row: a later row may not fit into the memory.
-    let mut add = |name: &str, shape: Shape, rows: Result<Vec<KernelRow>, String>| {
-        for line in report.add(name, shape, rows) {
-            println!("{line}");
-        }
-        let write = |path: &PathBuf| report.write(path);
-        args.json.as_ref().map_or(Ok(()), write)
+    let dtype = format!("{:?}", run.dtype).to_lowercase();
+    let settings = KernelSettings::new(&run.device, args.device, dtype, args.repeats);
+    let mut report = Report::begin(&settings.about(), COLUMNS, settings, &args.json);
+    let mut attempt = |name: &str, shape: Shape, rows: &dyn Fn() -> Result<Vec<_>, Error>| {
+        let name = format!("{name} {} x {}", shape.rows, shape.width);
+        let failed = |reason| format!("{name} failed: {reason}").into();
+        report.attempt(&name, failed, rows)
     };
     for (subject, shape, engine) in cases {
-        let rows = attempt(|| time(subject, &run, &shape, engine));
-        add(subject.name, shape, rows)?;
+        let rows = || time(subject, &run, &shape, &engine);
+        attempt(subject.name, shape, &rows)?;
     }
-    for subject in &eight_bits {
+    for subject in &pairs {
         let [small, large] = subject.sizes;
         for shape in sizes(if cpu { small } else { large }) {
-            let rows = attempt(|| {
-                let pairs = subject.pairs(&shape, &run.device, run.dtype);
+            let rows = || {
+                let pairs = (subject.pairs)(&shape, &run.device, run.dtype);
                 time_pairs(subject.name, pairs, &run, &shape)
-            });
-            add(subject.name, shape, rows)?;
+            };
+            attempt(subject.name, shape, &rows)?;
         }
     }
-    for subject in &experts {
-        for shape in sizes(&moe::SIZES[usize::from(!cpu)..][..1]) {
-            let rows = attempt(|| {
-                let pairs = subject.pairs(&shape, &run.device, run.dtype);
-                time_pairs(subject.name, pairs, &run, &shape)
-            });
-            add(subject.name, shape, rows)?;
-        }
-    }
-    if let Some(summary) = report.summary() {
-        println!("{summary}");
-    }
-    if let Some(path) = &args.json {
-        println!("written to {}", path.display());
-    }
-    let failed = report.failed.len();
-    attempt::finish("kernels", failed, failed + report.rows.len())
+    let summary = summary(&report.results.rows);
+    report.finish(&summary)
 }
 
 /// The settings of all timings.
@@ -140,45 +119,31 @@ impl KernelTimer {
     }
 }
 
-/// The benchmarks to run.
-struct Chosen {
-    operations: Vec<KernelBenchmark>,
-    eight_bits: Vec<fp8::Fp8Benchmark>,
-    experts: Vec<moe::MoeBenchmark>,
-}
-
-/// The benchmarks whose name or operation is in `only`, or all of them.
-fn chosen(only: &[String]) -> Result<Chosen, Error> {
+/// The benchmarks whose name or group is in `only`, or all of them.
+fn chosen(only: &[String]) -> Result<(Vec<KernelBenchmark>, Vec<PairBenchmark>), Error> {
     let wanted = |names: [&str; 2]| {
         only.is_empty() || only.iter().any(|name| names.contains(&name.as_str()))
     };
-    let all = subjects().into_iter().map(|subject| subject.name);
-    let all = all.chain(fp8::subjects().into_iter().map(|subject| subject.name));
-    let all = all.chain(moe::subjects().into_iter().map(|subject| subject.name));
-    let all: Vec<_> = all.collect();
+    let mut operations = subjects();
+    let mut pairs: Vec<_> = fp8::subjects().into_iter().chain(moe::subjects()).collect();
+    let names = operations.iter().map(|subject| subject.name);
+    let names = names.chain(pairs.iter().map(|subject| subject.name));
+    let names: Vec<_> = names.collect();
     let mut groups = Operation::ALL.map(Operation::name).to_vec();
     groups.extend([fp8::GROUP, moe::GROUP]);
     for name in only.iter().map(String::as_str) {
-        if !all.contains(&name) && !groups.contains(&name) {
+        if !names.contains(&name) && !groups.contains(&name) {
             return Err(format!(
                 "invalid --only {name}: expected {}, or a group: {}",
-                all.join(", "),
+                names.join(", "),
                 groups.join(", ")
             )
             .into());
         }
     }
-    let mut operations = subjects();
     operations.retain(|subject| wanted([subject.name, subject.operation.name()]));
-    let mut eight_bits = fp8::subjects();
-    eight_bits.retain(|subject| wanted([subject.name, fp8::GROUP]));
-    let mut experts = moe::subjects();
-    experts.retain(|subject| wanted([subject.name, moe::GROUP]));
-    Ok(Chosen {
-        operations,
-        eight_bits,
-        experts,
-    })
+    pairs.retain(|subject| wanted([subject.name, subject.group]));
+    Ok((operations, pairs))
 }
 
 /// The default sizes: on a CPU those of small models.
@@ -207,9 +172,9 @@ fn time(
     subject: &KernelBenchmark,
     run: &KernelTimer,
     shape: &Shape,
-    (name, engine): TimedEngine,
+    (name, engine): &TimedEngine,
 ) -> Result<Vec<KernelRow>, Error> {
-    let inputs = Inputs::draw(subject, shape, (&run.device, run.dtype), engine)?;
+    let inputs = Inputs::draw(subject, shape, (&run.device, run.dtype), Arc::clone(engine))?;
     let gradient = inputs.gradient(subject);
     let mut rows = vec![];
     for direction in Direction::BOTH {
@@ -239,11 +204,11 @@ fn time(
 /// Times work, what it is compared with, and a copy of as many bytes.
 fn time_pairs(
     name: &str,
-    pairs: Vec<fp8::TimedPair>,
+    pairs: Vec<TimedPair>,
     run: &KernelTimer,
     shape: &Shape,
 ) -> Result<Vec<KernelRow>, Error> {
-    let time = |pair: fp8::TimedPair| {
+    let time = |pair: TimedPair| {
         let copy = copy(pair.bytes, &run.device);
         let mut works = vec![&pair.fused, &copy];
         works.extend(&pair.plain);
@@ -270,14 +235,4 @@ fn copy(bytes: usize, device: &Device) -> Work<'static> {
         let half = half.clone();
         Box::new(move || drop(half.neg()))
     })
-}
-
-impl From<BenchDtype> for DType {
-    fn from(dtype: BenchDtype) -> Self {
-        match dtype {
-            BenchDtype::F32 => Self::F32,
-            BenchDtype::F16 => Self::F16,
-            BenchDtype::Bf16 => Self::BF16,
-        }
-    }
 }

@@ -6,9 +6,9 @@ use burn_megatron::kernels::gemm;
 use burn_megatron::kernels::moe::grouped::{
     self, accumulate_grouped_weight_gradient_at, grouped_matmul,
 };
-
-use super::fp8::{TimedPair, draw, repeated, with_sums, zeros};
 use burn_megatron_cli::internal::Shape;
+
+use super::pairs::{PairBenchmark, TimedPair, draw, repeated, shape, with_sums, zeros};
 
 /// The name of all of these benchmarks together.
 pub const GROUP: &str = "moe";
@@ -17,16 +17,7 @@ pub const GROUP: &str = "moe";
 const EXPERT_WIDTH: usize = 1408;
 
 /// Rows of all experts and features, on a CPU and elsewhere.
-pub const SIZES: [Shape; 2] = [
-    Shape {
-        rows: 4096,
-        width: 512,
-    },
-    Shape {
-        rows: 65_536,
-        width: 2048,
-    },
-];
+const SIZES: [&[Shape]; 2] = [&[shape(4096, 512)], &[shape(65_536, 2048)]];
 
 /// The distribution of the rows over the experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,18 +44,14 @@ impl Load {
     }
 }
 
-/// A benchmark of products of experts.
-pub struct MoeBenchmark {
-    /// The name in the table.
-    pub name: &'static str,
-    load: Load,
-    /// Whether it is compared with one product instead of a loop.
-    single: bool,
-}
-
 /// All of them.
-pub fn subjects() -> Vec<MoeBenchmark> {
-    let subject = |name, load, single| MoeBenchmark { name, load, single };
+pub fn subjects() -> Vec<PairBenchmark> {
+    let subject = |name, load, single| PairBenchmark {
+        name,
+        group: GROUP,
+        sizes: SIZES,
+        pairs: Box::new(move |shape, device, dtype| pairs(load, single, shape, (device, dtype))),
+    };
     vec![
         subject("experts-even", Load::Even, false),
         subject("experts-skewed", Load::Skewed, false),
@@ -72,80 +59,84 @@ pub fn subjects() -> Vec<MoeBenchmark> {
     ]
 }
 
-impl MoeBenchmark {
-    /// `y = x w` as forward, `dx = dy w^T` and `dw += x^T dy` as backward, on random values.
-    pub fn pairs(&self, shape: &Shape, device: &Device, dtype: DType) -> Vec<TimedPair> {
-        let Shape { rows, width } = *shape;
-        let sizes = self.load.group_sizes(rows);
-        let experts = sizes.len();
-        let x = draw([rows, width], device, dtype);
-        let dy = draw([rows, EXPERT_WIDTH], device, dtype);
-        let normal = Distribution::Normal(0.0, 1.0);
-        let of_weights = [experts, width, EXPERT_WIDTH];
-        let weights = Tensor::<3>::random(of_weights, normal, device).cast(dtype);
-        let weight = weights
-            .clone()
-            .narrow(0, 0, 1)
-            .reshape([width, EXPERT_WIDTH]);
-        let length = experts * width * EXPERT_WIDTH;
-        let bytes = |weights: usize| (rows * (width + EXPERT_WIDTH) + weights) * dtype.size();
-        let forward = {
-            let (x, weights, sizes) = (x.clone(), weights.clone(), sizes.clone());
-            repeated(move || grouped_matmul(x.clone(), weights.clone(), &sizes))
-        };
-        let plain_forward = {
-            let (x, weights, sizes) = (x.clone(), weights.clone(), sizes.clone());
-            let weight = weight.clone();
-            match self.single {
-                true => repeated(move || gemm::linear(x.clone(), weight.clone(), None)),
-                false => repeated(move || {
-                    grouped::composed::grouped_matmul(x.clone(), weights.clone(), &sizes)
-                }),
-            }
-        };
-        let backward = {
-            let (x, dy, sizes) = (x.clone(), dy.clone(), sizes.clone());
-            let weights = weights.clone();
-            with_sums(zeros(length, device), move |sums| {
-                let transposed = weights.clone().swap_dims(1, 2);
-                let dx = grouped_matmul(dy.clone(), transposed, &sizes);
-                let (x, dy) = (x.clone(), dy.clone());
-                let dw = accumulate_grouped_weight_gradient_at(x, dy, &sizes, sums, 0, true);
-                (dx, dw)
-            })
-        };
-        let plain_backward = match self.single {
-            true => with_sums(zeros(width * EXPERT_WIDTH, device), move |sums| {
-                let dx = gemm::linear(dy.clone(), weight.clone().transpose(), None);
-                let (x, dy) = (x.clone(), dy.clone());
-                (
-                    dx,
-                    gemm::accumulate_weight_gradient_at(x, dy, sums, 0, true),
-                )
+/// `y = x w` as forward, `dx = dy w^T` and `dw += x^T dy` as backward, on random values. They are compared with a loop over
+/// the experts, or with a single product of all rows.
+fn pairs(
+    load: Load,
+    single: bool,
+    shape: &Shape,
+    (device, dtype): (&Device, DType),
+) -> Vec<TimedPair> {
+    let Shape { rows, width } = *shape;
+    let sizes = load.group_sizes(rows);
+    let experts = sizes.len();
+    let x = draw([rows, width], device, dtype);
+    let dy = draw([rows, EXPERT_WIDTH], device, dtype);
+    let normal = Distribution::Normal(0.0, 1.0);
+    let of_weights = [experts, width, EXPERT_WIDTH];
+    let weights = Tensor::<3>::random(of_weights, normal, device).cast(dtype);
+    let weight = weights
+        .clone()
+        .narrow(0, 0, 1)
+        .reshape([width, EXPERT_WIDTH]);
+    let length = experts * width * EXPERT_WIDTH;
+    let bytes = |weights: usize| (rows * (width + EXPERT_WIDTH) + weights) * dtype.size();
+    let forward = {
+        let (x, weights, sizes) = (x.clone(), weights.clone(), sizes.clone());
+        repeated(move || grouped_matmul(x.clone(), weights.clone(), &sizes))
+    };
+    let plain_forward = {
+        let (x, weights, sizes) = (x.clone(), weights.clone(), sizes.clone());
+        let weight = weight.clone();
+        match single {
+            true => repeated(move || gemm::linear(x.clone(), weight.clone(), None)),
+            false => repeated(move || {
+                grouped::composed::grouped_matmul(x.clone(), weights.clone(), &sizes)
             }),
-            false => with_sums(zeros(length, device), move |sums| {
-                let transposed = weights.clone().swap_dims(1, 2);
-                let dx = grouped::composed::grouped_matmul(dy.clone(), transposed, &sizes);
-                let dw = loop_over_experts(&x, &dy, &sizes).cast(sums.dtype());
-                (dx, sums + dw)
-            }),
-        };
-        vec![
-            TimedPair {
-                direction: "forward",
-                bytes: bytes(length),
-                fused: forward,
-                plain: Some(plain_forward),
-            },
-            TimedPair {
-                direction: "backward",
-                // dy is read by both; sums are read and written.
-                bytes: bytes(length) + rows * (width + EXPERT_WIDTH) * dtype.size() + 8 * length,
-                fused: backward,
-                plain: Some(plain_backward),
-            },
-        ]
-    }
+        }
+    };
+    let backward = {
+        let (x, dy, sizes) = (x.clone(), dy.clone(), sizes.clone());
+        let weights = weights.clone();
+        with_sums(zeros(length, device), move |sums| {
+            let transposed = weights.clone().swap_dims(1, 2);
+            let dx = grouped_matmul(dy.clone(), transposed, &sizes);
+            let (x, dy) = (x.clone(), dy.clone());
+            let dw = accumulate_grouped_weight_gradient_at(x, dy, &sizes, sums, 0, true);
+            (dx, dw)
+        })
+    };
+    let plain_backward = match single {
+        true => with_sums(zeros(width * EXPERT_WIDTH, device), move |sums| {
+            let dx = gemm::linear(dy.clone(), weight.clone().transpose(), None);
+            let (x, dy) = (x.clone(), dy.clone());
+            (
+                dx,
+                gemm::accumulate_weight_gradient_at(x, dy, sums, 0, true),
+            )
+        }),
+        false => with_sums(zeros(length, device), move |sums| {
+            let transposed = weights.clone().swap_dims(1, 2);
+            let dx = grouped::composed::grouped_matmul(dy.clone(), transposed, &sizes);
+            let dw = loop_over_experts(&x, &dy, &sizes).cast(sums.dtype());
+            (dx, sums + dw)
+        }),
+    };
+    vec![
+        TimedPair {
+            direction: "forward",
+            bytes: bytes(length),
+            fused: forward,
+            plain: Some(plain_forward),
+        },
+        TimedPair {
+            direction: "backward",
+            // dy is read by both; sums are read and written.
+            bytes: bytes(length) + rows * (width + EXPERT_WIDTH) * dtype.size() + 8 * length,
+            fused: backward,
+            plain: Some(plain_backward),
+        },
+    ]
 }
 
 /// The gradient of all weights by Burn's operations, flat.
@@ -167,12 +158,9 @@ mod tests {
 
     #[test]
     fn every_subject_runs_in_both_forms() {
-        let shape = Shape {
-            rows: 256,
-            width: 16,
-        };
+        let shape = shape(256, 16);
         for subject in subjects() {
-            for pair in subject.pairs(&shape, &Device::flex(), DType::F32) {
+            for pair in (subject.pairs)(&shape, &Device::flex(), DType::F32) {
                 (pair.fused)()();
                 (pair.plain.expect("both forms"))()();
             }

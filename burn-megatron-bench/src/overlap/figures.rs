@@ -7,9 +7,10 @@ use burn_megatron::comm::testing::{Transfer, hidden_share};
 use burn_megatron::data_parallel::ZeroStage;
 use serde::Serialize;
 
-use super::case::{LinkSpeed, OverlapCase, RankTimeline};
-use super::trace::{self, EventKind, TimelineEvent};
-use burn_megatron_cli::internal::Columns;
+use super::case::OverlapCase;
+use crate::links::LinkSpeed;
+use crate::report::Column;
+use crate::timeline::{self, EventKind, RankTimeline, TimelineEvent};
 use burn_megatron_cli::internal::median;
 
 /// Calls of fewer bytes are control messages (a token count, a norm), whose result is needed at once.
@@ -31,9 +32,7 @@ pub struct OverlapRow {
     /// The bandwidth of the link.
     pub bytes_per_second: f64,
     pub step_seconds: f64,
-    /// The time that a rank computed, without waits.
-    pub computing_seconds: f64,
-    /// The part of it that is backward.
+    /// The time of the backward, without waits.
     pub backward_seconds: f64,
     /// The time that the link was busy with the transfers of a step.
     pub transfer_seconds: f64,
@@ -61,7 +60,7 @@ impl OverlapRow {
     /// The results of the measured steps.
     pub fn new(
         case: OverlapCase,
-        wire: LinkSpeed,
+        link: LinkSpeed,
         records: &[RankTimeline],
         counted: Range<usize>,
     ) -> Self {
@@ -77,18 +76,17 @@ impl OverlapRow {
         Self {
             zero_stage: case.stage,
             overlap: case.overlap,
-            bytes_per_second: wire.bytes_per_second,
+            bytes_per_second: link.bytes_per_second,
             step_seconds: median(&over(&|record, step| {
                 let (start, end) = record.steps[step];
                 end - start
             })),
-            computing_seconds: median(&over(&|record, step| computing(record, step, |_| true))),
             backward_seconds: median(&over(&|record, step| computing(record, step, is_backward))),
             transfer_seconds: sum(|transfer| transfer.duration().as_secs_f64()),
             blocked_seconds: sum(|transfer| transfer.waited.as_secs_f64()),
             hidden: HiddenShare::of(&over(&|record, step| hidden_share(&record.transfers[step]))),
             hidden_in_trace: HiddenShare::of(&over(&|record, step| {
-                trace::hidden_share(&record.events, step)
+                timeline::hidden_share(&record.events, step)
             })),
             ideal: median(&over(&|record, step| {
                 let backward = computing(record, step, is_backward);
@@ -97,48 +95,29 @@ impl OverlapRow {
             })),
         }
     }
-
-    /// The header of the table.
-    pub fn header() -> String {
-        COLUMNS.line([
-            "stage",
-            "overlap",
-            "MB/s",
-            "step s",
-            "backward s",
-            "link s",
-            "blocked s",
-            "hidden",
-            "in the trace",
-            "ideal",
-        ])
-    }
 }
 
 /// The part in the trace, then the backward are left out where there is no room.
-const COLUMNS: Columns<10> = Columns {
-    widths: [-7, -8, 6, 7, 11, 7, 10, -18, -18, 5],
-    optional: &[8, 4],
-};
-
-impl Display for OverlapRow {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let overlap = if self.overlap { "on" } else { "off" };
-        let line = COLUMNS.line([
-            format!("ZeRO-{}", self.zero_stage),
-            overlap.into(),
-            format!("{:.1}", self.bytes_per_second / 1e6),
-            format!("{:.2}", self.step_seconds),
-            format!("{:.2}", self.backward_seconds),
-            format!("{:.2}", self.transfer_seconds),
-            format!("{:.2}", self.blocked_seconds),
-            self.hidden.to_string(),
-            self.hidden_in_trace.to_string(),
-            format!("{:.0} %", 100.0 * self.ideal),
-        ]);
-        f.write_str(&line)
-    }
-}
+pub const COLUMNS: &[Column<OverlapRow>] = &[
+    Column::new("stage", -7, |row| format!("ZeRO-{}", row.zero_stage)),
+    Column::new("overlap", -8, |row| {
+        if row.overlap { "on" } else { "off" }.into()
+    }),
+    Column::new("MB/s", 6, |row| {
+        format!("{:.1}", row.bytes_per_second / 1e6)
+    }),
+    Column::new("step s", 7, |row| format!("{:.2}", row.step_seconds)),
+    Column::optional(2, "backward s", 11, |row| {
+        format!("{:.2}", row.backward_seconds)
+    }),
+    Column::new("link s", 7, |row| format!("{:.2}", row.transfer_seconds)),
+    Column::new("blocked s", 10, |row| format!("{:.2}", row.blocked_seconds)),
+    Column::new("hidden", -18, |row| row.hidden.to_string()),
+    Column::optional(1, "in the trace", -18, |row| {
+        row.hidden_in_trace.to_string()
+    }),
+    Column::new("ideal", 5, |row| format!("{:.0} %", 100.0 * row.ideal)),
+];
 
 impl Display for HiddenShare {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -217,6 +196,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::report::row_line;
 
     fn transfer(op: &'static str, bytes: u64, seconds: u64) -> Transfer {
         Transfer {
@@ -291,7 +271,6 @@ mod tests {
             overlap: true,
             bytes_per_second: 75e6,
             step_seconds: 1.5,
-            computing_seconds: 1.25,
             backward_seconds: 0.75,
             transfer_seconds: 0.5,
             blocked_seconds: 0.1,
@@ -299,11 +278,8 @@ mod tests {
             hidden_in_trace: share,
             ideal: 0.95,
         };
-        let cells: Vec<_> = row
-            .to_string()
-            .split_whitespace()
-            .map(String::from)
-            .collect();
+        let line = row_line(COLUMNS, &row);
+        let cells: Vec<_> = line.split_whitespace().collect();
         let expected = "ZeRO-1 on 75.0 1.50 0.75 0.50 0.10 80 % (50 - 90) 80 % (50 - 90) 95 %";
         assert_eq!(cells.join(" "), expected);
     }

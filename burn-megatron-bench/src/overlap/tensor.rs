@@ -1,25 +1,22 @@
 //! MLPs under sequence parallelism over a slow link: how much of their exchanges travels while products are computed.
 
 use std::fmt::{self, Display};
-use std::process::ExitCode;
 use std::str::FromStr;
 use std::thread::available_parallelism;
-use std::time::Duration;
 
 use burn::tensor::{DType, Device, Tensor};
-use burn_megatron::comm::testing::{SimulatedNetwork, hidden_share};
+use burn_megatron::comm::testing::SimulatedNetwork;
 use burn_megatron::comm::{Engine, ParallelContext, Rank};
 use burn_megatron::device::DeviceKind;
 use burn_megatron::mesh::{ParallelConfig, TpCommOverlap};
 use burn_megatron::nn::tp_comm_overlap;
 use burn_megatron::nn::{Activation, ModelBuilder, ParallelMlp, ParallelMlpConfig};
-use serde::Serialize;
+use burn_megatron_cli::internal::{Error, RankSetup, SettingFlags, set_up};
 
-use super::super::args::OverlapArgs;
-use super::link_steps::{LinkStep, LinkSteps};
-use burn_megatron_cli::internal::Error;
-use burn_megatron_cli::internal::set_up;
-use burn_megatron_cli::internal::{Columns, wrapped};
+use super::args::OverlapArgs;
+use super::layers::{COLUMNS, LayersRow, LayersRun};
+use crate::links::{LinkSpeed, LinkStep};
+use crate::report::Report;
 
 /// The split of the exchanges: `none`, `ring`, `bulk`, `ring:N` or `bulk:N`.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -68,47 +65,8 @@ impl TpCommOverlapSetting {
     }
 }
 
-/// A line of the table: means over the ranks of the medians over the steps, times in seconds.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-struct TensorRow {
-    tensor: usize,
-    method: String,
-    /// Whether the times are those of a virtual clock.
-    counted: bool,
-    /// Bytes that a rank sends in a step.
-    bytes: f64,
-    calls: f64,
-    step_seconds: f64,
-    transfer_seconds: f64,
-    blocked_seconds: f64,
-    /// 1 - blocked / transfers, at least 0.
-    hidden: f64,
-}
-
-const COLUMNS: Columns<9> = Columns {
-    widths: [-6, -8, -7, 6, 9, 7, 7, 9, 6],
-    optional: &[3],
-};
-
-impl Display for TensorRow {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let clock = if self.counted { "counted" } else { "real" };
-        f.write_str(&COLUMNS.line([
-            self.tensor.to_string(),
-            self.method.clone(),
-            clock.into(),
-            format!("{:.0}", self.calls),
-            format!("{:.2}", self.bytes / 1e6),
-            format!("{:.3}", self.step_seconds),
-            format!("{:.3}", self.transfer_seconds),
-            format!("{:.3}", self.blocked_seconds),
-            format!("{:.0} %", 100.0 * self.hidden),
-        ]))
-    }
-}
-
 /// Times the layers with each method on each number of ranks, and prints a table.
-pub fn run(args: &OverlapArgs) -> Result<ExitCode, Error> {
+pub fn run(args: &OverlapArgs) -> Result<(), Error> {
     let about = format!(
         "{} MLPs of {} features, {} samples of {} tokens, f32: forward and backward, {} steps after {}; 1 compute thread per \
          rank; a link on which the transfers of a step take {} of the time of its products",
@@ -116,149 +74,104 @@ pub fn run(args: &OverlapArgs) -> Result<ExitCode, Error> {
         args.hidden,
         args.micro_batch_size,
         args.context,
-        args.steps,
-        args.warm_up,
+        args.steps.steps,
+        args.steps.warm_up,
         args.share
     );
-    let mut rows = vec![];
-    for (index, tensor) in args.tensor_parallel.iter().enumerate() {
-        let mut bench = TensorBenchmark::new(args, *tensor)?;
-        let setup = set_up(&args.world, &args.nccl.0, DeviceKind::Cpu, *tensor)?;
+    let mut report = None;
+    for tensor in &args.tensor_parallel {
+        check(args, *tensor)?;
+        let setup = rank_setup(args, *tensor)?;
         // A launcher may have given each process its own cores.
         let cores = available_parallelism().map_or(1, usize::from);
-        bench.counted |= setup.engine == Engine::Threads && *tensor > cores;
+        let counted = args.counted || (setup.engine == Engine::Threads && *tensor > cores);
         let prints = setup.own_rank.is_none_or(|rank| rank == 0);
-        if index == 0 && prints {
-            println!("{}\n\n{}", wrapped(&about), header());
+        if prints && report.is_none() {
+            report = Some(Report::begin(&about, COLUMNS, (), &args.steps.json));
         }
         let world = setup.world.compute_threads(1);
-        let measured = world.run(|rank| bench.on_rank(&rank))?;
-        if prints {
-            for row in measured.into_iter().next().unwrap_or_default() {
-                println!("{row}");
-                rows.push(row);
+        let rows = world.run(|rank| on_rank(args, &rank, counted))?;
+        if let (true, Some(report)) = (prints, &mut report) {
+            for row in rows.into_iter().next().unwrap_or_default() {
+                report.add(row)?;
             }
         }
     }
-    if rows.is_empty() {
-        return Ok(ExitCode::SUCCESS);
-    }
     let legend = "step, link, blocked: seconds of a step; hidden: 1 - blocked / link. Of N chunks in bulk at most 1 - 1/N is \
                   hidden. A counted clock advances by products and transfers only";
-    println!("\n{}", wrapped(legend));
-    if let Some(path) = &args.json {
-        super::write(path, &serde_json::to_string_pretty(&rows)?)?;
-    }
-    Ok(ExitCode::SUCCESS)
+    report.map_or(Ok(()), |report| report.finish(legend))
 }
 
-fn header() -> String {
-    COLUMNS.line([
-        "tensor", "overlap", "clock", "calls", "MB sent", "step", "link", "blocked", "hidden",
-    ])
+fn rank_setup(args: &OverlapArgs, tensor: usize) -> Result<RankSetup, Error> {
+    set_up(
+        &args.world,
+        &SettingFlags::default(),
+        DeviceKind::Cpu,
+        tensor,
+    )
 }
 
-/// The layers on a number of ranks.
-struct TensorBenchmark<'a> {
-    args: &'a OverlapArgs,
-    tensor: usize,
-    counted: bool,
+/// Checks the sizes.
+fn check(args: &OverlapArgs, tensor: usize) -> Result<(), Error> {
+    if tensor < 2 {
+        return Err(format!("invalid --tensor-parallel {tensor}: expected at least 2").into());
+    }
+    if !args.context.is_multiple_of(tensor) {
+        return Err(format!(
+            "invalid --context {}: expected a multiple of --tensor-parallel {tensor}",
+            args.context
+        )
+        .into());
+    }
+    for method in &args.tp_comm_overlap {
+        tp_comm_overlap::check(&method.layout(tensor), args.context)?;
+    }
+    Ok(())
 }
 
-impl<'a> TensorBenchmark<'a> {
-    /// Checks the sizes.
-    fn new(args: &'a OverlapArgs, tensor: usize) -> Result<Self, Error> {
-        if tensor < 2 {
-            return Err(format!("invalid --tensor-parallel {tensor}: expected at least 2").into());
-        }
-        if !args.context.is_multiple_of(tensor) {
-            return Err(format!(
-                "invalid --context {}: expected a multiple of --tensor-parallel {tensor}",
-                args.context
-            )
-            .into());
-        }
-        for method in &args.tp_comm_overlap {
-            tp_comm_overlap::check(&method.layout(tensor), args.context)?;
-        }
-        Ok(Self {
-            args,
-            tensor,
-            counted: args.counted,
-        })
-    }
+/// The rows, which are the same on each rank.
+fn on_rank(args: &OverlapArgs, rank: &Rank, counted: bool) -> Result<Vec<LayersRow>, Error> {
+    let run = LayersRun {
+        args,
+        ranks: rank.size(),
+        counted,
+        blocked: LinkStep::waited,
+    };
+    let whole = TpCommOverlapSetting(None);
+    run.rows(rank, whole, &args.tp_comm_overlap, |method, speed| {
+        steps(&run, rank, method, speed)
+    })
+}
 
-    /// The rows, which are the same on each rank.
-    fn on_rank(&self, rank: &Rank) -> Result<Vec<TensorRow>, Error> {
-        let whole = TpCommOverlapSetting(None);
-        let steps = self.steps(rank, whole, Duration::ZERO, f64::INFINITY)?;
-        let bytes_per_second = self.runs().bandwidth(rank, &steps)?;
-        let methods = self.args.tp_comm_overlap.iter();
-        let row = |method: &TpCommOverlapSetting| {
-            let steps = self.steps(rank, *method, self.runs().latency(), bytes_per_second)?;
-            self.row(rank, *method, &steps)
-        };
-        methods.map(row).collect()
-    }
-
-    fn runs(&self) -> LinkSteps<'a> {
-        LinkSteps {
-            args: self.args,
-            ranks: self.tensor,
-            counted: self.counted,
-        }
-    }
-
-    fn steps(
-        &self,
-        rank: &Rank,
-        method: TpCommOverlapSetting,
-        latency: Duration,
-        bytes_per_second: f64,
-    ) -> Result<Vec<LinkStep>, Error> {
-        let link = self.runs().link(latency, bytes_per_second)?;
-        let groups = ParallelContext::new(&method.layout(self.tensor), rank)?;
-        let network = SimulatedNetwork::over(groups.tensor().clone(), &link);
-        let groups = groups.with_tensor(network);
-        let device = Device::flex().autodiff();
-        let builder = ModelBuilder::with(&groups, &device, 1, DType::F32);
-        let OverlapArgs {
-            layers,
-            hidden,
-            context,
-            micro_batch_size,
-            ..
-        } = *self.args;
-        let config = ParallelMlpConfig::new(hidden, 4 * hidden, Activation::GeluTanh);
-        let mlps = (0..layers).map(|i| config.clone().with_bias(false).init(&builder.child(i)));
-        let mlps = mlps.collect::<Result<Vec<_>, _>>()?;
-        let shape = [micro_batch_size, context / self.tensor, hidden];
-        self.runs().run(&groups, &link, || {
-            let x = Tensor::ones(shape, &device).require_grad();
-            let _gradients = forward(&mlps, x).sum().backward();
-            Ok(())
-        })
-    }
-
-    fn row(
-        &self,
-        rank: &Rank,
-        method: TpCommOverlapSetting,
-        steps: &[LinkStep],
-    ) -> Result<TensorRow, Error> {
-        let mean = |of: fn(&LinkStep) -> f64| self.runs().mean(rank, steps, of);
-        Ok(TensorRow {
-            tensor: self.tensor,
-            method: method.to_string(),
-            counted: self.counted,
-            bytes: mean(LinkStep::bytes)?,
-            calls: mean(LinkStep::calls)?,
-            step_seconds: mean(|step| step.seconds)?,
-            transfer_seconds: mean(LinkStep::link)?,
-            blocked_seconds: mean(|step| step.sum(|transfer| transfer.waited))?,
-            hidden: mean(|step| hidden_share(&step.transfers))?,
-        })
-    }
+fn steps(
+    run: &LayersRun<'_>,
+    rank: &Rank,
+    method: TpCommOverlapSetting,
+    speed: LinkSpeed,
+) -> Result<Vec<LinkStep>, Error> {
+    let rounds = run.args.rounds(run.counted);
+    let link = rounds.link(speed)?;
+    let groups = ParallelContext::new(&method.layout(run.ranks), rank)?;
+    let network = SimulatedNetwork::over(groups.tensor().clone(), &link);
+    let groups = groups.with_tensor(network);
+    let device = Device::flex().autodiff();
+    let builder = ModelBuilder::with(&groups, &device, 1, DType::F32);
+    let OverlapArgs {
+        layers,
+        hidden,
+        context,
+        micro_batch_size,
+        ..
+    } = *run.args;
+    let config = ParallelMlpConfig::new(hidden, 4 * hidden, Activation::GeluTanh);
+    let mlps = (0..layers).map(|i| config.clone().with_bias(false).init(&builder.child(i)));
+    let mlps = mlps.collect::<Result<Vec<_>, _>>()?;
+    let shape = [micro_batch_size, context / run.ranks, hidden];
+    rounds.run(&groups, &link, || {
+        let x = Tensor::ones(shape, &device).require_grad();
+        let _gradients = forward(&mlps, x).sum().backward();
+        Ok(())
+    })
 }
 
 fn forward(mlps: &[ParallelMlp], x: Tensor<3>) -> Tensor<3> {
@@ -289,7 +202,7 @@ mod tests {
     fn sizes_that_do_not_fit_are_refused() {
         let refused = |flags, tensor| {
             let args = parse_text::<OverlapArgs>(flags).unwrap();
-            let error = TensorBenchmark::new(&args, tensor).err().unwrap();
+            let error = check(&args, tensor).unwrap_err();
             error.to_string()
         };
         assert!(refused("", 1).contains("expected at least 2"));
@@ -315,16 +228,16 @@ mod tests {
         let flags = "--tensor-parallel 2,4 --layers 2 --hidden 16 --context 32 --steps 1 --counted --latency-us 0";
         let args = parse_text::<OverlapArgs>(flags).unwrap();
         for tensor in &args.tensor_parallel {
-            let bench = TensorBenchmark::new(&args, *tensor).unwrap();
-            let setup = set_up(&args.world, &args.nccl.0, DeviceKind::Cpu, *tensor).unwrap();
-            let rows = setup.world.run(|rank| bench.on_rank(&rank)).unwrap();
+            check(&args, *tensor).unwrap();
+            let world = rank_setup(&args, *tensor).unwrap().world;
+            let rows = world.run(|rank| on_rank(&args, &rank, true)).unwrap();
             let [none, ring, bulk] = &rows[0][..] else {
                 panic!("{rows:?}")
             };
             assert!(none.hidden < 0.7 && none.step_seconds > ring.step_seconds);
             for row in [ring, bulk] {
-                assert_eq!(row.bytes, none.bytes, "{row}");
-                assert!(row.hidden >= 0.7, "{row}");
+                assert_eq!(row.bytes, none.bytes, "{row:?}");
+                assert!(row.hidden >= 0.7, "{row:?}");
             }
             assert!(rows.iter().all(|of_rank| *of_rank == rows[0]));
         }

@@ -5,12 +5,10 @@ use std::path::PathBuf;
 use burn_megatron::data_parallel::Precision;
 use burn_megatron::device::DeviceKind;
 use burn_megatron::kernel_selection::AttentionChoice;
+use burn_megatron_cli::internal::{NamedModel, SetArgs, at_least_one, precision};
 use clap::Args;
 
-use crate::args::{above_zero, at_least_one};
-use burn_megatron_cli::internal::NamedModel;
-use burn_megatron_cli::internal::SetArgs;
-use burn_megatron_cli::internal::precision;
+use crate::args::above_zero;
 
 /// Flags of `step`.
 #[derive(Args)]

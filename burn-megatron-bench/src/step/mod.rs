@@ -3,61 +3,32 @@
 pub mod args;
 mod report;
 
-use std::process::ExitCode;
-
 use burn::tensor::{DType, Device};
 use burn_megatron::data_parallel::Precision;
 use burn_megatron::device::{DeviceKind, is_unchecked};
 use burn_megatron::kernel_selection::AttentionChoice;
 use burn_megatron::kernels::gemm::engine_of;
-
-use args::StepBenchArgs;
-use burn_megatron_cli::internal::Error;
-pub use burn_megatron_cli::internal::NamedModel;
-use burn_megatron_cli::internal::Recipe;
-use burn_megatron_cli::internal::RecipeLayers;
-use burn_megatron_cli::internal::{Families, Model};
-use report::{FailedStepRow, StepReport, StepRow, TorchSteps, known_peak_tflops};
+use burn_megatron_cli::internal::{
+    DEFAULT_RECIPE, Error, Families, Model, NamedModel, Recipe, RecipeLayers, median,
+    run as timed_steps,
+};
 use serde::Deserialize;
 use serde_json::json;
 
-use super::attempt::{self, attempt};
-use super::peer::Peer;
-use burn_megatron_cli::internal::median;
+use crate::peer::Peer;
+use crate::report::Report;
+use args::StepBenchArgs;
+use report::{COLUMNS, StepRow, StepSettings, TorchSteps, known_peak_tflops};
 
 /// The program of the peer.
 const TORCH: &str = include_str!("../../python/torch_step.py");
 
 /// Times the steps of each model with each form of attention, and prints a table.
-pub fn run(
-    args: &StepBenchArgs,
-    families: &Families,
-    default_recipe: &str,
-) -> Result<ExitCode, Error> {
-    let device = args.device.checked()?;
-    let mut show = |report: &StepReport, line: &str| {
-        println!("{line}");
-        // After each row: a later row may not fit into the memory.
-        args.json
-            .as_deref()
-            .map_or(Ok(()), |path| report.write(path))
-    };
-    let report = measure(args, (families, default_recipe), &device, &mut show)?;
-    if let Some(path) = &args.json {
-        println!("written to {}", path.display());
-    }
-    let failed = report.failed.len();
-    attempt::finish("step", failed, failed + report.rows.len())
+pub fn run(args: &StepBenchArgs) -> Result<(), Error> {
+    measure(args, &args.device.checked()?)?.finish("")
 }
 
-/// Calls `show` with the report and its new line before the first row and after each row. A row that fails does not end
-/// the run.
-fn measure(
-    args: &StepBenchArgs,
-    families: (&Families, &str),
-    device: &Device,
-    show: &mut dyn FnMut(&StepReport, &str) -> Result<(), Error>,
-) -> Result<StepReport, Error> {
+fn measure(args: &StepBenchArgs, device: &Device) -> Result<Report<StepSettings, StepRow>, Error> {
     let precision = args.precision.unwrap_or(match args.device {
         DeviceKind::Cpu => Precision::F32,
         DeviceKind::Wgpu | DeviceKind::Cuda => Precision::Bf16,
@@ -71,51 +42,48 @@ fn measure(
     }
     let name = args.device.name();
     let known = known_peak_tflops(&name).filter(|_| dtype.size() == 2);
-    let mut report = StepReport {
+    let settings = StepSettings {
         device: name,
         precision: format!("{dtype:?}").to_lowercase(),
         gemm_engine: engine_of(device),
         unchecked: is_unchecked(),
         peak_tflops: args.peak_tflops.or(known),
         warm_up: args.warm_up,
-        rows: vec![],
-        failed: vec![],
     };
-    let mut torch = torch(args, &report.precision)?;
-    show(&report, &report.header())?;
-    for (name, recipe) in recipes(args, families, precision)? {
+    let mut torch = torch(args, &settings.precision)?;
+    let peak = settings.peak_tflops;
+    let mut report = Report::begin(&settings.about(), COLUMNS, settings, &args.json);
+    for (name, recipe) in recipes(args, precision)? {
         for attention in &args.attention {
             let mut round = || -> Result<StepRow, Error> {
-                let row = time(&name, recipe.clone(), *attention, device, args.warm_up)?;
+                let row = time(
+                    &name,
+                    recipe.clone(),
+                    *attention,
+                    (device, args.warm_up),
+                    peak,
+                )?;
                 with_torch(row, torch.as_mut())
             };
-            let rounds = attempt(|| {
+            let rounds = || {
                 let mut row = round()?;
                 for _ in 1..args.rounds {
                     row.add(round()?);
                 }
-                Ok(row)
-            });
-            let line = match rounds {
-                Ok(row) => {
-                    let lines = [Some(row.line(report.peak_tflops)), row.torch_line()];
-                    report.rows.push(row);
-                    lines.into_iter().flatten().collect::<Vec<_>>().join("\n")
-                }
-                Err(reason) => {
-                    let row = FailedStepRow {
-                        name: name.clone(),
-                        attention: attention.to_string(),
-                        micro_batch_size: recipe.train.micro_batch_size,
-                        micro_batches: args.micro_batches,
-                        reason,
-                    };
-                    let line = row.line();
-                    report.failed.push(row);
-                    line
-                }
+                Ok(vec![row])
             };
-            show(&report, &line)?;
+            let (size, batches) = (recipe.train.micro_batch_size, args.micro_batches);
+            let failed = |reason| {
+                json!({"name": name, "attention": attention.to_string(), "micro_batch_size": size,
+                       "micro_batches": batches, "reason": reason})
+            };
+            let title = format!("{name} {attention} {batches} x {size}");
+            let before = report.results.rows.len();
+            report.attempt(&title, failed, rounds)?;
+            let new = report.results.rows[before..].iter();
+            for line in new.filter_map(StepRow::torch_line) {
+                println!("{line}");
+            }
         }
     }
     Ok(report)
@@ -172,14 +140,11 @@ struct TorchAnswer {
 }
 
 /// Each model at each size of a micro-batch.
-fn recipes(
-    args: &StepBenchArgs,
-    (families, default_recipe): (&Families, &str),
-    precision: Precision,
-) -> Result<Vec<(String, Recipe)>, Error> {
+fn recipes(args: &StepBenchArgs, precision: Precision) -> Result<Vec<(String, Recipe)>, Error> {
     let models = match &args.recipe {
         Some(path) => {
-            let layers = RecipeLayers::new(families, default_recipe, &args.set);
+            let families = Families::transformers();
+            let layers = RecipeLayers::new(&families, DEFAULT_RECIPE, &args.set);
             let recipe = layers.with_file(Some(path)).read()?.recipe;
             let ranks = recipe.plan()?.mesh.world_size();
             if ranks != 1 {
@@ -202,11 +167,8 @@ fn recipes(
         for size in sizes(recipe.train.micro_batch_size) {
             let mut recipe = recipe.clone();
             recipe.data_parallel.precision = precision;
-            recipe.train.micro_batch_size = size;
-            recipe.train.global_batch_size = size * args.micro_batches;
-            recipe.train.steps = args.warm_up + args.steps;
-            recipe.train.warmup_steps = 0;
-            recipe.train.evaluate_every = None;
+            let batch = [size, size * args.micro_batches];
+            set_steps(&mut recipe, batch, args.warm_up + args.steps);
             for choices in &args.kernels {
                 recipe.kernels.set(choices)?;
             }
@@ -226,7 +188,7 @@ fn named(args: &StepBenchArgs) -> Vec<NamedModel> {
 }
 
 /// The settings of nanoGPT's GPT-2, without dropout.
-pub(super) fn recipe_of(model: NamedModel) -> (String, Recipe) {
+pub fn recipe_of(model: NamedModel) -> (String, Recipe) {
     let mut recipe = Recipe {
         model: Model::of_hf(model.family(), model.config()),
         ..Recipe::default()
@@ -237,21 +199,29 @@ pub(super) fn recipe_of(model: NamedModel) -> (String, Recipe) {
     (model.name().into(), recipe)
 }
 
+/// Sets the samples of a micro-batch and of a step, and the number of steps, of which none evaluates.
+pub fn set_steps(recipe: &mut Recipe, [micro, global]: [usize; 2], steps: usize) {
+    let train = &mut recipe.train;
+    (train.micro_batch_size, train.global_batch_size) = (micro, global);
+    (train.steps, train.warmup_steps) = (steps, 0);
+    train.evaluate_every = None;
+}
+
 fn time(
     name: &str,
     mut recipe: Recipe,
     attention: AttentionChoice,
-    device: &Device,
-    warm_up: usize,
+    (device, warm_up): (&Device, usize),
+    peak_tflops: Option<f64>,
 ) -> Result<StepRow, Error> {
     recipe.kernels.attention = attention;
-    let timed = burn_megatron_cli::internal::run(&recipe, device, warm_up)?;
+    let timed = timed_steps(&recipe, device, warm_up)?;
     let train = &recipe.train;
     let length = train.sequence_length.unwrap_or(recipe.model.context());
     let batches = train.global_batch_size / train.micro_batch_size;
     let batch = [train.micro_batch_size, batches, length];
     let model = serde_json::to_value(&recipe.model)?;
-    Ok(StepRow::new(name, model, batch, timed))
+    Ok(StepRow::new(name, model, batch, timed, peak_tflops))
 }
 
 #[cfg(test)]
@@ -259,43 +229,34 @@ mod tests {
     use std::fs;
 
     use super::*;
+    use crate::report::{Results, row_line};
     use crate::test_flags::parse_text;
 
-    /// The report, and how many rows it had each time it was shown.
-    fn measured(flags: &str) -> Result<(StepReport, Vec<usize>), Error> {
-        let (args, mut shown) = (parse_text(flags)?, vec![]);
-        let families = Families::transformers();
-        let report = measure(&args, (&families, ""), &Device::flex(), &mut |report, _| {
-            shown.push(report.rows.len() + report.failed.len());
-            Ok(())
-        })?;
-        Ok((report, shown))
+    fn measured(flags: &str) -> Result<Results<StepSettings, StepRow>, Error> {
+        Ok(measure(&parse_text(flags)?, &Device::flex())?.results)
     }
 
     #[test]
     fn the_tiny_model_is_timed_with_each_form_of_attention() {
         let flags = "--attention auto,unfused --micro-batch-size 1 --micro-batches 2 --steps 3 --warm-up 1 \
                      --peak-tflops 0.5";
-        let (report, shown) = measured(flags).unwrap();
-        assert_eq!(shown, [0, 1, 2]);
+        let report = measured(flags).unwrap();
         let forms: Vec<_> = report.rows.iter().map(|row| &row.attention[..]).collect();
         assert_eq!(forms, ["portable", "unfused"]);
         for row in &report.rows {
             assert_eq!(row.seconds.len(), 3);
             assert!(row.seconds.iter().all(|seconds| *seconds > 0.0));
             assert_eq!([row.micro_batches, row.sequence_length], [2, 128]);
-            assert!(row.mfu(0.5) > 0.0);
+            assert!(row.mfu().unwrap() > 0.0);
             assert_eq!(row.peak_bytes.is_some(), cfg!(target_os = "linux"));
             assert_eq!(row.model["family"], "gpt2");
-            let line = row.line(report.peak_tflops);
+            let line = row_line(COLUMNS, row);
             assert!(line.contains("2 x 1 x 128"), "{line}");
         }
         // 6 per weight of a product and 6 layers x hidden x tokens, per token.
         let weights = 4 * 12 * 128 * 128 + 256 * 128;
         let expected = 6.0 * weights as f64 + (6 * 4 * 128 * 128) as f64;
         assert_eq!(report.rows[0].flops_per_token.round(), expected);
-        let text = serde_json::to_string(&report).unwrap();
-        assert_eq!(serde_json::from_str::<StepReport>(&text).unwrap(), report);
     }
 
     #[test]
@@ -307,7 +268,7 @@ mod tests {
         write(
             "[model]\nfamily = \"llama\"\ncontext = 16\nlayers = 1\n[train]\nmicro_batch_size = 2",
         );
-        let (report, _) = measured(&flags).unwrap();
+        let report = measured(&flags).unwrap();
         let row = &report.rows[0];
         assert_eq!(row.model["family"], "llama");
         assert_eq!(
@@ -325,15 +286,12 @@ mod tests {
     #[test]
     fn a_row_that_fails_says_why_and_the_rows_after_it_run() {
         let flags = "--attention mma,portable --micro-batch-size 1 --steps 1 --warm-up 1";
-        let (report, shown) = measured(flags).unwrap();
-        assert_eq!(shown, [0, 1, 2]);
+        let report = measured(flags).unwrap();
         assert_eq!(report.rows[0].attention, "portable");
         assert_eq!(
-            report.failed[0].line(),
-            "tiny mma 1 x 1 failed: kernels: attention cannot use mma: a CPU has no matrix units; use auto or portable"
+            report.failed[0]["reason"],
+            "kernels: attention cannot use mma: a CPU has no matrix units; use auto or portable"
         );
-        let text = serde_json::to_string(&report).unwrap();
-        assert_eq!(serde_json::from_str::<StepReport>(&text).unwrap(), report);
         for flags in ["--attention cuda", "--model 7b", "--steps 0", "--warm-up 0"] {
             assert!(parse_text::<StepBenchArgs>(flags).is_err(), "{flags}");
         }

@@ -1,17 +1,10 @@
-//! The results, as a table and as JSON.
+//! The rows of `step`.
 
-use std::path::Path;
-
-use burn_megatron::atomic_file::replace_file;
-use serde::{Deserialize, Serialize};
+use burn_megatron_cli::internal::{TimedSteps, count, median};
+use serde::Serialize;
 use serde_json::Value;
 
-use crate::kernels::table::unchecked;
-use burn_megatron_cli::internal::Error;
-use burn_megatron_cli::internal::TimedSteps;
-use burn_megatron_cli::internal::count;
-use burn_megatron_cli::internal::median;
-use burn_megatron_cli::internal::{Columns, wrapped};
+use crate::report::{Column, unchecked};
 
 /// Dense peaks in TFLOP/s in f16 and bf16, from NVIDIA's data sheets, by a part of the device's name. The first match
 /// counts.
@@ -32,52 +25,43 @@ pub fn known_peak_tflops(device: &str) -> Option<f64> {
     found.map(|(_, peak)| *peak)
 }
 
-/// All rows of a run.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct StepReport {
+/// The settings in the JSON file.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct StepSettings {
     /// The device, by its name where the driver gives one.
     pub device: String,
     pub precision: String,
     /// The engine that multiplies matrices.
-    #[serde(default)]
     pub gemm_engine: String,
     /// Whether results may be wrong, so that only the times of the host mean something.
-    #[serde(default)]
     pub unchecked: bool,
     /// `None` if unknown.
     pub peak_tflops: Option<f64>,
     pub warm_up: usize,
-    pub rows: Vec<StepRow>,
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub failed: Vec<FailedStepRow>,
 }
 
-/// One model with one form of attention whose steps could not be timed.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct FailedStepRow {
-    pub name: String,
-    pub attention: String,
-    pub micro_batch_size: usize,
-    pub micro_batches: usize,
-    pub reason: String,
-}
-
-impl FailedStepRow {
-    /// Returns the line of the table.
-    pub fn line(&self) -> String {
-        let Self {
-            name,
-            attention,
-            micro_batch_size,
-            micro_batches,
-            reason,
-        } = self;
-        format!("{name} {attention} {micro_batches} x {micro_batch_size} failed: {reason}")
+impl StepSettings {
+    /// Returns a description of the measurement.
+    pub fn about(&self) -> String {
+        let peak = match self.peak_tflops {
+            Some(peak) => format!("{peak} TFLOP/s"),
+            None => "unknown (--peak-tflops)".into(),
+        };
+        format!(
+            "{} in {}, peak {peak}; steps after {}: medians; batch: micro-batches x samples x tokens; GiB: the most memory \
+             that the device's pools held, on a CPU the process; driver: the GiB in use on the device by its driver\n\
+             matrices: {}{}",
+            self.device,
+            self.precision,
+            count(self.warm_up, "warm-up step"),
+            self.gemm_engine,
+            unchecked(self.unchecked),
+        )
     }
 }
 
 /// One model with one form of attention.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct StepRow {
     pub name: String,
     /// The model's family and settings.
@@ -90,17 +74,19 @@ pub struct StepRow {
     /// Of each measured step.
     pub seconds: Vec<f64>,
     pub flops_per_token: f64,
+    /// The peak of the device, if it is known.
+    #[serde(skip)]
+    pub peak_tflops: Option<f64>,
     pub peak_bytes: Option<u64>,
     /// The bytes of the device that its driver counts as in use after the steps.
-    #[serde(default)]
     pub driver_bytes: Option<u64>,
     /// The same steps in PyTorch.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub torch: Option<TorchSteps>,
 }
 
 /// The steps of a row in PyTorch, in turns with the row's own.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct TorchSteps {
     /// It and its version.
     pub name: String,
@@ -112,7 +98,13 @@ pub struct TorchSteps {
 
 impl StepRow {
     /// The row of some steps; times and memory are those of `timed`.
-    pub fn new(name: &str, model: Value, batch: [usize; 3], timed: TimedSteps) -> Self {
+    pub fn new(
+        name: &str,
+        model: Value,
+        batch: [usize; 3],
+        timed: TimedSteps,
+        peak_tflops: Option<f64>,
+    ) -> Self {
         let [micro_batch_size, micro_batches, sequence_length] = batch;
         Self {
             name: name.into(),
@@ -124,6 +116,7 @@ impl StepRow {
             sequence_length,
             seconds: timed.seconds,
             flops_per_token: timed.flops_per_token,
+            peak_tflops,
             peak_bytes: timed.peak_bytes,
             driver_bytes: timed.driver_bytes,
             torch: None,
@@ -154,8 +147,8 @@ impl StepRow {
 
     /// The share of the device's peak (model FLOPs utilisation, without recomputation: Chowdhery et al., "PaLM",
     /// 2022, appendix B).
-    pub fn mfu(&self, peak_tflops: f64) -> f64 {
-        self.tflops() / peak_tflops
+    pub fn mfu(&self) -> Option<f64> {
+        Some(self.tflops() / self.peak_tflops?)
     }
 
     /// The line of PyTorch below that of the table.
@@ -174,28 +167,36 @@ impl StepRow {
             median(&torch.ratios),
         ))
     }
-
-    /// The line of the table.
-    pub fn line(&self, peak_tflops: Option<f64>) -> String {
-        let (least, most) = range(&self.seconds);
-        let mfu = peak_tflops.map(|peak| format!("{:.1} %", 100.0 * self.mfu(peak)));
-        COLUMNS.line([
-            self.name.clone(),
-            self.attention.clone(),
-            format!(
-                "{} x {} x {}",
-                self.micro_batches, self.micro_batch_size, self.sequence_length
-            ),
-            format!("{:.1}", median(&self.seconds) * 1e3),
-            format!("{:.1} - {:.1}", least * 1e3, most * 1e3),
-            format!("{:.0}", self.tokens_per_second()),
-            format!("{:.3}", self.tflops()),
-            mfu.unwrap_or("unknown".into()),
-            self.peak_bytes.map_or("unknown".into(), gib),
-            self.driver_bytes.map_or("unknown".into(), gib),
-        ])
-    }
 }
+
+/// The range, then the TFLOP/s, then the driver's memory are left out where there is no room.
+pub const COLUMNS: &[Column<StepRow>] = &[
+    Column::new("model", -12, |row| row.name.clone()),
+    Column::new("attention", -10, |row| row.attention.clone()),
+    Column::new("batch", 16, |row| {
+        format!(
+            "{} x {} x {}",
+            row.micro_batches, row.micro_batch_size, row.sequence_length
+        )
+    }),
+    Column::new("ms", 9, |row| format!("{:.1}", median(&row.seconds) * 1e3)),
+    Column::optional(1, "from - to", 18, |row| {
+        let (least, most) = range(&row.seconds);
+        format!("{:.1} - {:.1}", least * 1e3, most * 1e3)
+    }),
+    Column::new("tokens/s", 10, |row| {
+        format!("{:.0}", row.tokens_per_second())
+    }),
+    Column::optional(2, "TFLOP/s", 8, |row| format!("{:.3}", row.tflops())),
+    Column::new("MFU", 8, |row| {
+        row.mfu()
+            .map_or("unknown".into(), |mfu| format!("{:.1} %", 100.0 * mfu))
+    }),
+    Column::new("GiB", 8, |row| row.peak_bytes.map_or("unknown".into(), gib)),
+    Column::optional(3, "driver", 8, |row| {
+        row.driver_bytes.map_or("unknown".into(), gib)
+    }),
+];
 
 fn gib(bytes: u64) -> String {
     format!("{:.2}", bytes as f64 / (1u64 << 30) as f64)
@@ -207,59 +208,14 @@ fn range(values: &[f64]) -> (f64, f64) {
     ordered(f64::min).zip(ordered(f64::max)).unwrap_or_default()
 }
 
-impl StepReport {
-    /// Writes the run as JSON.
-    pub fn write(&self, path: &Path) -> Result<(), Error> {
-        let text = serde_json::to_string_pretty(self)?;
-        replace_file(path, text.as_bytes())
-            .map_err(|error| format!("cannot write {}: {error}", path.display()).into())
-    }
-
-    /// The header of the table.
-    pub fn header(&self) -> String {
-        let peak = match self.peak_tflops {
-            Some(peak) => format!("{peak} TFLOP/s"),
-            None => "unknown (--peak-tflops)".into(),
-        };
-        let columns = [
-            "model",
-            "attention",
-            "batch",
-            "ms",
-            "from - to",
-            "tokens/s",
-            "TFLOP/s",
-            "MFU",
-            "GiB",
-            "driver",
-        ];
-        let about = format!(
-            "{} in {}, peak {peak}; steps after {}: medians; batch: micro-batches x samples x tokens; GiB: the most memory \
-             that the device's pools held, on a CPU the process; driver: the GiB in use on the device by its driver\n\
-             matrices: {}{}",
-            self.device,
-            self.precision,
-            count(self.warm_up, "warm-up step"),
-            self.gemm_engine,
-            unchecked(self.unchecked),
-        );
-        format!("{}\n\n{}", wrapped(&about), COLUMNS.line(columns))
-    }
-}
-
-/// The range, then the TFLOP/s, then the driver's memory are left out where there is no room.
-const COLUMNS: Columns<10> = Columns {
-    widths: [-12, -10, 16, 9, 18, 10, 8, 8, 8, 8],
-    optional: &[4, 6, 9],
-};
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::report::row_line;
 
     #[test]
     fn the_figures_of_a_row_are_those_of_its_median() {
-        let row = StepRow::new(
+        let mut row = StepRow::new(
             "of a test",
             Value::Null,
             [8, 4, 1000],
@@ -271,10 +227,11 @@ mod tests {
                 peak_bytes: Some(3 << 29),
                 driver_bytes: Some(7 << 28),
             },
+            Some(128.0),
         );
         assert_eq!(row.tokens_per_second(), 64_000.0);
-        assert_eq!(row.mfu(128.0), 0.5);
-        let line = row.line(Some(128.0));
+        assert_eq!(row.mfu(), Some(0.5));
+        let line = row_line(COLUMNS, &row);
         for expected in [
             "4 x 8 x 1000",
             "500.0",
@@ -286,7 +243,8 @@ mod tests {
         ] {
             assert!(line.contains(expected), "{line}");
         }
-        assert!(row.line(None).contains("unknown"));
+        row.peak_tflops = None;
+        assert!(row_line(COLUMNS, &row).contains("unknown"));
     }
 
     #[test]

@@ -5,11 +5,10 @@ use burn_megatron::kernels::activation::{Activation, ActivationOptions, activate
 use burn_megatron::kernels::apply;
 use burn_megatron::kernels::fp8::{Accumulation, Format, Fp8Matrix, accumulate_at, multiply};
 use burn_megatron::kernels::gemm;
-
-use super::products::{with_sums, zeros};
-use super::recipe::{BothLayouts, ScalingRecipe};
-use super::{TimedPair, draw};
 use burn_megatron_cli::internal::{Seed, Shape};
+
+use super::recipe::{BothLayouts, ScalingRecipe};
+use crate::kernels::pairs::{TimedPair, draw, with_sums, zeros};
 
 /// Inner width over outer width.
 const INSIDE: usize = 4;

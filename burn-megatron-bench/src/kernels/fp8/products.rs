@@ -3,11 +3,10 @@
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 use burn_megatron::kernels::fp8::{Accumulation, Format, accumulate_at, multiply};
 use burn_megatron::kernels::gemm;
+use burn_megatron_cli::internal::Shape;
 
 use super::recipe::{BothLayouts, ScalingRecipe};
-use super::{TimedPair, draw, repeated};
-use burn_megatron_cli::internal::Shape;
-use burn_megatron_cli::internal::Work;
+use crate::kernels::pairs::{TimedPair, draw, repeated, with_sums, zeros};
 
 /// `y = x w` as forward, `dx = dy w^T` and `dw += x^T dy` as backward; `x` and `dy` are
 /// `[rows, width]`, `w` `[width, width]`, `dw` is added up in f32.
@@ -65,21 +64,4 @@ pub fn pairs(
             })),
         },
     ]
-}
-
-/// Returns a function that creates a zeroed gradient buffer.
-pub fn zeros(len: usize, device: &Device) -> impl Fn() -> Tensor<1> + Clone + Send + 'static {
-    let device = device.clone();
-    move || Tensor::zeros([len], (&device, DType::F32))
-}
-
-/// Work on a gradient buffer that it owns, whose creation is not timed.
-pub fn with_sums<T: Send>(
-    zeros: impl Fn() -> Tensor<1> + 'static,
-    work: impl Fn(Tensor<1>) -> T + Clone + Send + 'static,
-) -> Work<'static> {
-    Box::new(move || {
-        let (sums, work) = (zeros(), work.clone());
-        Box::new(move || drop(work(sums)))
-    })
 }

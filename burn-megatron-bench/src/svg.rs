@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::trace::{EventKind, TimelineEvent};
+use crate::timeline::{EventKind, TimelineEvent};
 
 const WIDTH: f64 = 960.0;
 const LEFT: f64 = 78.0;

@@ -1,11 +1,13 @@
 //! The timeline of a rank and its link, and how much of the transfers is hidden.
 
 use std::path::Path;
+use std::time::{Duration, Instant};
 
-use burn_megatron::atomic_file::replace_file;
+use burn_megatron::comm::testing::Transfer;
+use burn_megatron_cli::internal::Error;
 use serde_json::{Value, json};
 
-use burn_megatron_cli::internal::Error;
+use crate::report::write;
 
 /// The kind of a [`TimelineEvent`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,14 +71,100 @@ pub fn hidden_share(events: &[TimelineEvent], step: usize) -> f64 {
     }
 }
 
+/// The activity of a rank and its link, over time.
+pub struct RankTimeline {
+    /// Phases, waits and transfers.
+    pub events: Vec<TimelineEvent>,
+    /// By step: its start and its end in seconds.
+    pub steps: Vec<(f64, f64)>,
+    /// By step: the transfers that were issued in it.
+    pub transfers: Vec<Vec<Transfer>>,
+}
+
+/// Records the phases of the steps of a rank.
+pub struct Recorder {
+    origin: Instant,
+    events: Vec<TimelineEvent>,
+    steps: Vec<(f64, f64)>,
+    /// The end of the last phase.
+    last: f64,
+}
+
+impl Recorder {
+    /// Times are relative to `origin`.
+    pub fn new(origin: Instant) -> Self {
+        Self {
+            origin,
+            events: vec![],
+            steps: vec![],
+            last: 0.0,
+        }
+    }
+
+    fn now(&self) -> f64 {
+        self.origin.elapsed().as_secs_f64()
+    }
+
+    /// Records a step.
+    pub fn step<T>(&mut self, work: impl FnOnce(&mut Self) -> T) -> T {
+        let start = self.now();
+        let done = work(self);
+        self.steps.push((start, self.now()));
+        done
+    }
+
+    /// Starts the first phase of a step.
+    pub fn start(&mut self) {
+        self.last = self.now();
+    }
+
+    /// Ends a phase, and starts the next one.
+    pub fn end(&mut self, kind: EventKind, name: &str) {
+        let (start, end) = (self.last, self.now());
+        self.push(kind, name.into(), self.steps.len(), (start, end));
+        self.last = end;
+    }
+
+    fn push(&mut self, kind: EventKind, name: String, step: usize, (start, end): (f64, f64)) {
+        self.events.push(TimelineEvent {
+            kind,
+            name,
+            step,
+            start,
+            end,
+        });
+    }
+
+    /// Sorts the transfers by step; their times are relative to `epoch`.
+    pub fn finish(mut self, all: Vec<Transfer>, epoch: Instant) -> RankTimeline {
+        let offset = epoch.saturating_duration_since(self.origin);
+        let seconds = |time: Duration| (offset + time).as_secs_f64();
+        let mut transfers = vec![vec![]; self.steps.len()];
+        for transfer in all {
+            let asked = seconds(transfer.asked);
+            let before = self.steps.partition_point(|(start, _)| *start <= asked);
+            let step = before.saturating_sub(1);
+            let name = format!("{} {:.2} MB", transfer.op, transfer.bytes as f64 / 1e6);
+            if let Some(begin) = transfer.begin_wait {
+                let wait = (seconds(begin), seconds(begin + transfer.waited));
+                self.push(EventKind::Wait, name.clone(), step, wait);
+            }
+            let busy = (seconds(transfer.started), seconds(transfer.done));
+            self.push(EventKind::Transfer, name, step, busy);
+            transfers[step].push(transfer);
+        }
+        RankTimeline {
+            events: self.events,
+            steps: self.steps,
+            transfers,
+        }
+    }
+}
+
 /// Writes the events of each rank in the Chrome trace format (JSON): a process for each rank, with a
 /// row for what it does and one for its link.
 pub fn write_chrome(path: &Path, ranks: &[&[TimelineEvent]]) -> Result<(), Error> {
-    let failed = |error: &dyn std::fmt::Display| -> Error {
-        format!("cannot write {}: {error}", path.display()).into()
-    };
-    let text = serde_json::to_vec(&chrome(ranks)).map_err(|error| failed(&error))?;
-    replace_file(path, &text).map_err(|error| failed(&error))
+    write(path, &serde_json::to_vec(&chrome(ranks))?)
 }
 
 fn chrome(ranks: &[&[TimelineEvent]]) -> Value {
