@@ -1,15 +1,5 @@
 //! The command line: its commands and the global flags.
 
-use crate::bench::args::{
-    BenchArgs, ContextArgs, DispatchArgs, OverlapArgs, PipelineBenchArgs, PlanBenchArgs,
-};
-use crate::bench::checkpoint::CheckpointBenchArgs;
-use crate::bench::gemm::GemmBenchArgs;
-use crate::bench::generate::GenerateBenchArgs;
-use crate::bench::host::HostBenchArgs;
-#[cfg(feature = "tokenizers")]
-use crate::bench::preprocess::PreprocessBenchArgs;
-use crate::bench::step::args::StepBenchArgs;
 use crate::check_gpu::CheckGpuArgs;
 use crate::checkpoint::args::CheckpointCommand;
 use crate::compare::CompareArgs;
@@ -127,46 +117,6 @@ pub enum Command {
     /// Inspect, compare, reshard, verify and upcycle checkpoints.
     #[command(subcommand)]
     Checkpoint(CheckpointCommand),
-    /// Benchmark parts of the library on a device.
-    #[command(subcommand)]
-    Bench(BenchCommand),
-}
-
-/// The benchmarks.
-#[derive(Subcommand)]
-pub enum BenchCommand {
-    /// Each kernel, compared with the composition of Burn's operations and with a copy of as many bytes.
-    Kernels(BenchArgs),
-    /// Matrix products on the CPU by the gemm crate and by each BLAS library that can be opened: which `kernels.gemm` is the
-    /// fastest here.
-    Gemm(GemmBenchArgs),
-    /// Training steps of a model on one device, by the trainer: tokens per second, model FLOPs utilisation (MFU) and
-    /// memory, for each form of attention.
-    Step(StepBenchArgs),
-    /// Time of the host for a micro-batch and for a collective. The device must have less work than the host, as on the
-    /// stub in tools/stub-cuda.
-    Host(HostBenchArgs),
-    /// Tokens per second of greedy generation on the CPU, in turns with transformers.
-    Generate(GenerateBenchArgs),
-    /// The share of the data-parallel communication that is hidden behind computation, in a GPT that is trained over a
-    /// simulated slow link, for each ZeRO stage with and without overlap.
-    Overlap(OverlapArgs),
-    /// The time of pipeline schedules over a simulated link, against the simulator: how many receives are posted ahead, and
-    /// how long the warm-up is, decide how much of the transfers is hidden.
-    Pipeline(PipelineBenchArgs),
-    /// A layer of attention whose sequence is shared by several ranks, against one rank.
-    Context(ContextArgs),
-    /// A layer of experts on several ranks and nodes by each dispatcher: what it sends, and how much of that is hidden.
-    Dispatch(DispatchArgs),
-    /// Planned times of layouts against measured ones, on the CPU of this machine.
-    Plan(PlanBenchArgs),
-    /// Megabytes of text per second that `preprocess` tokenizes, compared with the tokenizers library alone
-    /// with as many threads and the text in memory.
-    #[cfg(feature = "tokenizers")]
-    Preprocess(PreprocessBenchArgs),
-    /// The speed of saving and loading checkpoints, compared with a copy and a read of the same bytes, and how
-    /// much asynchronous saving slows training down.
-    Checkpoint(CheckpointBenchArgs),
 }
 
 /// Log level of standard error.

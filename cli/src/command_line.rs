@@ -11,12 +11,12 @@ use burn_megatron_models::hf::HfFamily;
 use burn_megatron_train::{ReplayError, TrainError, Verdict};
 use clap::FromArgMatches;
 
-use crate::cli::{BenchCommand, Cli, Command};
+use crate::cli::{Cli, Command, LogLevel};
 use crate::error::Error;
 use crate::family::Families;
 use crate::recipe::{DEFAULT_RECIPE, Recipe};
 use crate::{
-    allocator, bench, check_gpu, checkpoint, compare, conformance, convert, env, file_size_limit,
+    allocator, check_gpu, checkpoint, compare, conformance, convert, env, file_size_limit,
     generate, help, launch, plan, preprocess, pretrain, retired, schedule, stdio, verify,
 };
 
@@ -104,7 +104,7 @@ impl CommandLine {
         let matches = self.clap(&args).try_get_matches_from(&args);
         let cli = match matches.and_then(|matches| Cli::from_arg_matches(&matches)) {
             Ok(cli) => cli,
-            Err(error) => match retired::explain_flag(&error) {
+            Err(error) => match retired::explain(&error) {
                 Some(renamed) => {
                     eprintln!("error: {renamed}");
                     return ExitCode::from(USAGE);
@@ -112,27 +112,7 @@ impl CommandLine {
                 None => error.exit(),
             },
         };
-        allocator::keep_freed_memory();
-        file_size_limit::make_it_an_error();
-        tracing_subscriber::fmt()
-            .with_env_filter(tracing_subscriber::EnvFilter::new(cli.log_level.filter()))
-            .with_writer(std::io::stderr)
-            .with_ansi(std::io::stderr().is_terminal())
-            // The names of a rank's threads contain the rank.
-            .with_thread_names(true)
-            .with_span_events(cli.log_level.span_events())
-            .init();
-        let result = self.command(&cli.command);
-        // Whatever a command computed after the first failure is wrong.
-        let result = result.and_then(|code| failure().map(|()| code).map_err(Error::from));
-        let code = match result {
-            Ok(code) => code,
-            Err(error) => fail(&*error),
-        };
-        if code == ExitCode::SUCCESS && !stdio::finish() {
-            return ExitCode::FAILURE;
-        }
-        code
+        run_program(cli.log_level, || self.command(&cli.command))
     }
 
     /// The command of clap; where help is asked for, with the defaults of the recipe.
@@ -164,25 +144,35 @@ impl CommandLine {
             Command::Env(args) => env::run(args),
             Command::CheckGpu(args) => check_gpu::run(args),
             Command::Checkpoint(command) => checkpoint::run(command, &self.families),
-            Command::Bench(BenchCommand::Kernels(args)) => bench::run(args),
-            Command::Bench(BenchCommand::Step(args)) => {
-                bench::step::run(args, &self.families, &self.recipe)
-            }
-            Command::Bench(BenchCommand::Host(args)) => bench::host::run(args),
-            Command::Bench(BenchCommand::Gemm(args)) => bench::gemm::run(args),
-            Command::Bench(BenchCommand::Generate(args)) => bench::generate::run(args),
-            Command::Bench(BenchCommand::Overlap(args)) => bench::overlap::run(args),
-            Command::Bench(BenchCommand::Pipeline(args)) => bench::pipeline::run(args),
-            Command::Bench(BenchCommand::Context(args)) => bench::context::run(args),
-            Command::Bench(BenchCommand::Dispatch(args)) => bench::dispatch::run(args),
-            Command::Bench(BenchCommand::Plan(args)) => {
-                bench::plan::run(args, &self.families, &self.recipe)
-            }
-            #[cfg(feature = "tokenizers")]
-            Command::Bench(BenchCommand::Preprocess(args)) => bench::preprocess::run(args),
-            Command::Bench(BenchCommand::Checkpoint(args)) => bench::checkpoint::run(args),
         }
     }
+}
+
+/// Runs the work of a program with its log on standard error, and returns the exit code. Prints an error.
+pub fn run_program(
+    log_level: LogLevel,
+    work: impl FnOnce() -> Result<ExitCode, Error>,
+) -> ExitCode {
+    allocator::keep_freed_memory();
+    file_size_limit::make_it_an_error();
+    tracing_subscriber::fmt()
+        .with_env_filter(tracing_subscriber::EnvFilter::new(log_level.filter()))
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        // The names of a rank's threads contain the rank.
+        .with_thread_names(true)
+        .with_span_events(log_level.span_events())
+        .init();
+    // Whatever a command computed after the first failure is wrong.
+    let result = work().and_then(|code| failure().map(|()| code).map_err(Error::from));
+    let code = match result {
+        Ok(code) => code,
+        Err(error) => fail(&*error),
+    };
+    if code == ExitCode::SUCCESS && !stdio::finish() {
+        return ExitCode::FAILURE;
+    }
+    code
 }
 
 /// Returns the verdict of the check of a step which ended the run, if one did.

@@ -13,12 +13,12 @@ use burn_megatron::kernels::gemm::gelu::{check_gelu_epilogues, gelu_gradient, li
 use burn_megatron::kernels::gemm::linear;
 use serde::{Deserialize, Serialize};
 
-use crate::bench::timing::{TimingConfig, Work, median, time_interleaved};
 use crate::error::Error;
 use crate::estimate;
 use crate::numbers::count;
 use crate::parallel_plan::ParallelPlan;
 use crate::recipe::Recipe;
+use crate::timing::{TimingConfig, Work, median, time_interleaved};
 
 /// The warm-up compiles the kernels and raises the clocks of the GPU.
 const TIMING: TimingConfig = TimingConfig {

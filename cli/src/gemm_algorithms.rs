@@ -1,4 +1,4 @@
-//! The algorithms of cuBLASLt that `bench gemm --tune` has written to a file: rank 0 reads it for all ranks.
+//! The algorithms of cuBLASLt that `burn-megatron-bench gemm --tune` has written to a file: rank 0 reads it for all ranks.
 
 use std::path::Path;
 
@@ -97,7 +97,7 @@ const MAX_BYTES: u64 = 64 << 20;
 fn read(path: &Path) -> Result<GemmAlgorithms, String> {
     let failed = |error: String| {
         format!(
-            "kernels.gemm_algorithms: {}: {error}; expected a file that bench gemm --tune has written",
+            "kernels.gemm_algorithms: {}: {error}; expected a file that burn-megatron-bench gemm --tune has written",
             path.display()
         )
     };
@@ -120,7 +120,7 @@ fn fitting(
     if deterministic {
         return Decision::Fail(format!(
             "deterministic needs algorithms that are fixed, and kernels.gemm_algorithms = {path} is for {theirs}, which \
-             is not this {own}: write one here with bench gemm --tune, or remove gemm_algorithms"
+             is not this {own}: write one here with burn-megatron-bench gemm --tune, or remove gemm_algorithms"
         ));
     }
     Decision::Ignore(format!(
@@ -163,7 +163,10 @@ mod tests {
         let Decision::Fail(reason) = decide(true) else {
             panic!("a deterministic run does not ignore it")
         };
-        assert!(reason.contains("bench gemm --tune"), "{reason}");
+        assert!(
+            reason.contains("burn-megatron-bench gemm --tune"),
+            "{reason}"
+        );
         let own = fitting(of("H100"), &library("H100"), path, true);
         assert_eq!(own, Decision::Use(of("H100")));
     }

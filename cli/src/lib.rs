@@ -5,7 +5,6 @@
 mod stdio;
 
 mod allocator;
-mod bench;
 mod byte_size;
 mod check_gpu;
 mod checkpoint;
@@ -32,10 +31,14 @@ mod file_size_limit;
 mod flags;
 mod fp8;
 mod gemm_algorithms;
+mod gemm_tuning;
 mod generate;
 mod header;
 mod help;
+#[doc(hidden)]
+pub mod internal;
 mod interrupt;
+mod kernel_cases;
 mod launch;
 mod layers;
 mod lora;
@@ -67,6 +70,8 @@ mod settings;
 mod start;
 mod steps;
 mod terminal;
+mod timed_steps;
+mod timing;
 mod trace;
 mod verify;
 mod verify_progress;

@@ -1,4 +1,4 @@
-//! Numbers in text: separators of thousands, and nouns in the plural.
+//! Numbers in text: separators of thousands, nouns in the plural, and the numbers of flags.
 
 use indicatif::HumanCount;
 
@@ -11,6 +11,15 @@ pub fn grouped(number: usize) -> String {
 pub fn count(number: usize, noun: &str) -> String {
     let plural = if number == 1 { "" } else { "s" };
     format!("{} {noun}{plural}", grouped(number))
+}
+
+/// A number of at least 1.
+pub fn at_least_one(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(0) => Err("expected at least 1".into()),
+        Ok(samples) => Ok(samples),
+        Err(error) => Err(format!("{error}")),
+    }
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Retired flags and recipe keys, each with its successor.
+//! Retired commands, flags and recipe keys, each with its successor.
 //!
 //! A recipe or a command line with one of them is refused. What an earlier version wrote, the configuration of a
 //! checkpoint and the recipe of a run folder, is translated.
@@ -38,6 +38,10 @@ const MULTI_NODE_MPI: &str = "launch starts ranks on one machine; on several, us
   mpirun --host HOST:RANKS,HOST:RANKS --bind-to none burn-megatron COMMAND
   srun --mpi=pmix --nodes MACHINES --ntasks-per-node RANKS burn-megatron COMMAND";
 
+/// The message for the command `bench`.
+const BENCH: &str = "bench was moved to another program: use burn-megatron-bench COMMAND, or in a checkout \
+                     cargo run --release -p burn-megatron-bench -- COMMAND";
+
 /// Checks that a recipe has no retired key.
 ///
 /// # Errors
@@ -65,8 +69,15 @@ pub fn check_key(key: &str) -> Result<(), Error> {
     }
 }
 
-/// The error for an unknown flag, if it is a retired one.
-pub fn explain_flag(error: &clap::Error) -> Option<String> {
+/// The error for an unknown command or flag, if it is a retired one.
+pub fn explain(error: &clap::Error) -> Option<String> {
+    match error.get(ContextKind::InvalidSubcommand) {
+        Some(ContextValue::String(command)) if command == "bench" => Some(BENCH.into()),
+        _ => explain_flag(error),
+    }
+}
+
+fn explain_flag(error: &clap::Error) -> Option<String> {
     let Some(ContextValue::String(flag)) = error.get(ContextKind::InvalidArg) else {
         return None;
     };

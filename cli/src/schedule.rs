@@ -9,8 +9,8 @@ use burn_megatron::pipeline::schedule::{ScheduleKind, StageTimes, simulate, vali
 use burn_megatron::pipeline::schedule_of;
 use clap::Args;
 
-use crate::bench::args::at_least_one;
 use crate::error::Error;
+use crate::numbers::at_least_one;
 use crate::terminal;
 
 /// Flags of `schedule`.

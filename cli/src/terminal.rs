@@ -85,43 +85,6 @@ fn text_column(line: &str) -> usize {
     }
 }
 
-/// The columns of a table whose rows are printed one by one.
-pub struct Columns<const N: usize> {
-    /// The width of each column, negative where it is left-aligned.
-    pub widths: [i32; N],
-    /// The columns that are left out where there is no room, the first one first.
-    pub optional: &'static [usize],
-}
-
-impl<const N: usize> Columns<N> {
-    /// A row, or the header.
-    pub fn line(&self, cells: [impl AsRef<str>; N]) -> String {
-        self.fit(cells, width())
-    }
-
-    fn fit(&self, cells: [impl AsRef<str>; N], most: Option<usize>) -> String {
-        let mut shown = [true; N];
-        for column in self.optional {
-            let widths = self.widths.iter().zip(shown).filter(|(_, shown)| *shown);
-            let total: usize = widths
-                .map(|(width, _)| width.unsigned_abs() as usize + 1)
-                .sum();
-            shown[*column] = most.is_none_or(|most| total <= most + 1);
-        }
-        let cells = cells.iter().map(AsRef::as_ref).zip(self.widths).zip(shown);
-        let cells = cells.filter(|(_, shown)| *shown).map(|((cell, width), _)| {
-            let size = width.unsigned_abs() as usize;
-            if width < 0 {
-                format!("{cell:<size$}")
-            } else {
-                format!("{cell:>size$}")
-            }
-        });
-        let cells: Vec<_> = cells.collect();
-        cells.join(" ").trim_end().to_string()
-    }
-}
-
 fn wrap_after(label: &str, text: &str, width: Option<usize>) -> String {
     let Some(width) = width else {
         return format!("{label}{text}");
@@ -134,19 +97,6 @@ fn wrap_after(label: &str, text: &str, width: Option<usize>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn columns_for_which_there_is_no_room_are_left_out() {
-        let columns = Columns {
-            widths: [-4, 3, 5],
-            optional: &[1, 2],
-        };
-        let fit = |most| columns.fit(["a", "1", "23"], most);
-        assert_eq!(fit(None), "a      1    23");
-        assert_eq!(fit(Some(14)), "a      1    23");
-        assert_eq!(fit(Some(13)), "a       23");
-        assert_eq!(fit(Some(9)), "a");
-    }
 
     #[test]
     fn only_lines_that_are_too_long_are_broken() {

@@ -1,7 +1,7 @@
 // Times every kernel, copy and fill of a program by CUPTI's injection. The program needs no change.
 //
 //   cc -O2 -shared -fPIC cupti_trace.c -o libtrace.so -I/usr/local/cuda/include -I$CUPTI/include $CUPTI/lib64/libcupti.so
-//   CUDA_INJECTION64_PATH=$PWD/libtrace.so TRACE_OUT=trace.tsv burn-megatron bench step --device cuda ..
+//   CUDA_INJECTION64_PATH=$PWD/libtrace.so TRACE_OUT=trace.tsv burn-megatron-bench step --device cuda ..
 //
 // Each line of TRACE_OUT is one kernel with one grid: ms, launches, mean us, grid, block, registers, shared memory, local
 // memory per thread (spilled registers), name. The last line has the time from the first launch to the last one, the busy

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Compares the host times of two programs on the stub, in turns.
 
-    python3 tools/stub-cuda/compare.py OLD NEW [--rounds N] [-- FLAGS OF BENCH HOST]
+    python3 tools/stub-cuda/compare.py OLD NEW [--rounds N] [-- FLAGS OF HOST]
 
-Both programs are burn-megatron, built in release mode with the feature `cuda`. The ratio of a subject is the median over the
+Both programs are burn-megatron-bench, built in release mode with the feature `cuda`. The ratio of a subject is the median over the
 rounds of NEW's best tenth divided by OLD's.
 """
 
@@ -29,7 +29,7 @@ def settings(folder):
 def best_tenths(program, flags, environment, folder):
     """Runs the benchmark, and returns the best tenth of each subject in seconds."""
     out = pathlib.Path(folder, "host.json")
-    command = [program, "--log-level", "warn", "bench", "host", "--json", out, *flags]
+    command = [program, "--log-level", "warn", "host", "--json", out, *flags]
     subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
     rows = json.loads(out.read_text())["rows"]
     return {row["name"]: row["best_tenth_seconds"] for row in rows}

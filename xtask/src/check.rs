@@ -127,6 +127,8 @@ fn cuda(root: &Path, features: &str, targets: &[&str]) -> Result<(), String> {
         "-p",
         "burn-megatron-cli",
         "-p",
+        "burn-megatron-bench",
+        "-p",
         "burn-megatron-kernels",
         "-p",
         "burn-megatron-comm",

@@ -17,7 +17,8 @@ pub struct Options {
     /// The archive to write.
     #[arg(long, value_name = "FILE", default_value = "gpu-kit.tar.xz")]
     out: PathBuf,
-    /// A burn-megatron that was built for CUDA in the release profile, instead of building one.
+    /// A burn-megatron that was built for CUDA in the release profile, with burn-megatron-bench next to it, instead of
+    /// building them.
     #[arg(long, value_name = "FILE")]
     program: Option<PathBuf>,
     /// Test binaries that run without the source tree, such as those of burn-megatron-kernels. Call 3 runs them.
@@ -27,10 +28,11 @@ pub struct Options {
 
 /// The folder of the scripts, and the name of the folder in the archive.
 const FOLDER: &str = "gpu-kit";
-const PROGRAM: &str = "burn-megatron";
+/// The command, and the benchmarks next to it.
+const PROGRAMS: [&str; 2] = ["burn-megatron", "burn-megatron-bench"];
 const MAX_BYTES: u64 = 50 << 20;
 
-/// Builds the program unless it is given, then packs the kit.
+/// Builds the programs unless they are given, then packs the kit.
 pub fn run(options: &Options, root: &Path, report: &mut Report) {
     let mut staged = Err("the program is missing".to_owned());
     report.step("gpu kit", || {
@@ -61,11 +63,13 @@ fn stage_in(folder: &Path, root: &Path, program: &Path, tests: &[PathBuf]) -> Re
     }
     copy_folder(&root.join("tools").join(FOLDER), folder)?;
     copy(
-        &root.join("cli/bench/torch_step.py"),
+        &root.join("burn-megatron-bench/python/torch_step.py"),
         &folder.join("torch_step.py"),
     )?;
-    strip(program, &folder.join(PROGRAM))?;
-    report_paths(&folder.join(PROGRAM), root)?;
+    for name in PROGRAMS {
+        strip(&program.with_file_name(name), &folder.join(name))?;
+        report_paths(&folder.join(name), root)?;
+    }
     for test in tests {
         let name = test
             .file_name()
@@ -116,7 +120,11 @@ fn report_paths(program: &Path, root: &Path) -> Result<(), String> {
         let found = bytes
             .windows(path.len())
             .filter(|part| *part == path.as_bytes());
-        println!("paths of {what} in {PROGRAM}: {}", found.count());
+        println!(
+            "paths of {what} in {}: {}",
+            program.display(),
+            found.count()
+        );
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! The scripts of the kit, with a stand-in for the program.
+//! The scripts of the kit, with a stand-in for the programs.
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
@@ -9,16 +9,16 @@ use std::time::{Duration, Instant};
 use super::*;
 use crate::temp::TempDir;
 
-/// Answers as burn-megatron does. $OK and $VERDICT are the result of check-gpu. The step `step-124m` hangs.
+/// Answers as burn-megatron and burn-megatron-bench do. $OK and $VERDICT are the result of check-gpu. The step `step-124m` hangs.
 const STAND_IN: &str = r#"#!/usr/bin/env bash
 args=("$@")
 for i in "${!args[@]}"; do [ "${args[i]}" = --json ] && json=${args[i+1]}; done
-case "$*" in
+case "$0 $*" in
   *check-gpu*)
     echo "{\"ok\": $OK, \"checks\": [{\"name\": \"kernel\", \"verdict\": \"$VERDICT\", \"reason\": \"wrong: 1\", \"seconds\": 0.1}]}" > "$json"
     [ "$OK" = true ];;
   *64,4,32,96*) echo "$$" > "$GPU_KIT_WORK/hanging"; exec sleep 600;;
-  *"bench step"*)
+  *"burn-megatron-bench --log-level warn step"*)
     echo '{"device": "a", "precision": "bf16", "peak_tflops": 989.0, "warm_up": 1, "rows": [{"name": "124m", "attention": "mma",
       "micro_batch_size": 16, "micro_batches": 1, "sequence_length": 1024, "seconds": [0.5], "flops_per_token": 1e9,
       "peak_bytes": 1073741824}]}' > "$json";;
@@ -26,15 +26,16 @@ case "$*" in
 esac
 "#;
 
-/// A folder with the kit, and a stand-in for its program.
+/// A folder with the kit, and a stand-in for its programs.
 fn kit(purpose: &str) -> (TempDir, PathBuf) {
     let folder = TempDir::new(purpose).unwrap();
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
     let kit = folder.path().join("kit");
     copy_folder(&root.join("tools").join(FOLDER), &kit).unwrap();
-    let program = kit.join(PROGRAM);
-    fs::write(&program, STAND_IN).unwrap();
-    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    for program in PROGRAMS.map(|name| kit.join(name)) {
+        fs::write(&program, STAND_IN).unwrap();
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    }
     (folder, kit)
 }
 

@@ -11,9 +11,8 @@ use burn_megatron::kernels::gemm::{engine_of, slow_reason};
 use burn_megatron_verify::devices::relative_difference;
 
 use super::outcome::Findings;
-use crate::bench::case::{Direction, Inputs, KernelBenchmark, Shape};
-use crate::bench::subjects::subjects;
 use crate::error::Error;
+use crate::kernel_cases::{Direction, Inputs, KernelBenchmark, Shape, subjects};
 
 /// Rows and features: neither is a multiple of what a block of threads takes.
 const SHAPE: Shape = Shape {

@@ -9,13 +9,12 @@ use burn_megatron_train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
 use burn_megatron_train::{Observer, ObserverError};
 
 use super::outcome::Findings;
-use crate::bench::step::NamedModel;
-use crate::bench::step::case::{self, RandomTokens};
-use crate::bench::timing::median;
 use crate::error::Error;
 use crate::estimate;
 use crate::family::Model;
 use crate::recipe::Recipe;
+use crate::timed_steps::{self, NamedModel, RandomTokens};
+use crate::timing::median;
 use crate::verify::models::VerifyModel;
 
 const STEPS: usize = 5;
@@ -73,7 +72,7 @@ pub fn memory(device: &Device, kind: DeviceKind) -> Result<Findings, Error> {
     };
     recipe.data_parallel.precision = precision;
     set_steps(&mut recipe, 4, 10);
-    let timed = case::run(&recipe, device, 5)?;
+    let timed = timed_steps::run(&recipe, device, 5)?;
     let mut found = Findings::default();
     let tokens = (4 * recipe.model.context()) as f64 / median(&timed.seconds);
     found.note(

@@ -151,7 +151,7 @@ impl Model {
     }
 
     /// A model of a family of Hugging Face.
-    pub(crate) fn of_hf<F: HfFamily>(family: F, config: F::Model) -> Self {
+    pub fn of_hf<F: HfFamily>(family: F, config: F::Model) -> Self {
         Self::new(family.name(), config, Some(Arc::new(family)))
     }
 

@@ -62,7 +62,7 @@ pub struct PretrainArgs {
     /// loss, linear, optimizer. For attention also an engine: mma (matrix units of NVIDIA, f16
     /// and bf16) or portable. For matrix products on the CPU `gemm=` and an installed library: mkl, openblas, blis. On CUDA
     /// `epilogue_fusion=true` for GELU as an epilogue of products, or `measured` for the form that is faster at the first
-    /// start, and `gemm_algorithms=FILE` for algorithms of cuBLASLt that bench gemm --tune has chosen.
+    /// start, and `gemm_algorithms=FILE` for algorithms of cuBLASLt that burn-megatron-bench gemm --tune has chosen.
     #[arg(
         long,
         value_name = "CHOICE|OPERATION=CHOICE,..",

@@ -10,7 +10,8 @@ to gpu-kit-results in the current folder.
 Variables:
     OUT                                folder for the report and the archive
     PYTHON                             Python with torch and NVIDIA's libraries
-    GPU_KIT_PROGRAM                    burn-megatron built for CUDA; by default the program of the kit
+    GPU_KIT_PROGRAM                    burn-megatron built for CUDA, with burn-megatron-bench next to it; by default
+                                       the programs of the kit
     GPU_KIT_WORK                       folder that keeps the steps between calls
     GPU_KIT_LIMITS                     other limits of steps, as in step-124m=300,kernels=600
     BURN_MEGATRON_UNCHECKED_DEVICE=1   run all steps although check-gpu failed, and mark the tables

@@ -88,7 +88,7 @@ def obstacle(report):
 
 @step("step-124m-16", 1, 90, "the first tokens per second; which attention")
 def first(run):
-    run.bench(*SMALL, "--micro-batch-size", "16")
+    run.steps(*SMALL, "--micro-batch-size", "16")
 
 
 @step("trace-124m-64", 1, 110, "the time of each kernel, and gaps between kernels")
@@ -96,7 +96,7 @@ def trace(run):
     library = tracer(run)
     env = {"CUDA_INJECTION64_PATH": str(library), "TRACE_OUT": str(run.file("tsv"))}
     run.file("tsv").unlink(missing_ok=True)
-    run.bench(*SMALL, "--micro-batch-size", "64", "--steps", "3", "--warm-up", "2", env=env)
+    run.steps(*SMALL, "--micro-batch-size", "64", "--steps", "3", "--warm-up", "2", env=env)
     if not run.file("tsv").is_file():
         raise Failed("the driver did not load the tracer")
 
@@ -124,7 +124,7 @@ def tracer(run):
 
 @step("step-124m", 1, 120, "how the speed grows with the batch; memory")
 def sizes(run):
-    run.bench(*SMALL, "--micro-batch-size", "64,4,32,96")
+    run.steps(*SMALL, "--micro-batch-size", "64,4,32,96")
 
 
 @step("gemm-tune", 1, 90, "the heuristic of cuBLASLt against the fastest algorithm")
@@ -132,14 +132,14 @@ def tune(run):
     small = ["16384x768x2304", "16384x768x768", "16384x768x3072", "16384x3072x768", "16384x768x50304"]
     large = ["8192x1600x4800", "8192x1600x1600", "8192x1600x6400", "8192x6400x1600", "8192x1600x50304"]
     sizes = ["--sizes", ",".join(small + large), "--repeats", "5"]
-    run.program("bench", "gemm", "--tune", run.file("json"), "--device", "cuda", *sizes)
+    run.bench("gemm", "--tune", run.file("json"), "--device", "cuda", *sizes)
 
 
 def fp8(recipe):
     @step(f"fp8-{recipe}", 1, 75, f"the speed in FP8, recipe {recipe}")
     def work(run):
         env = {"CUBLASLT_LOG_LEVEL": "2"}
-        run.bench(*RECIPE, "--set", f'fp8.recipe="{recipe}"', env=env)
+        run.steps(*RECIPE, "--set", f'fp8.recipe="{recipe}"', env=env)
 
 
 for name in ("delayed", "current", "blockwise"):
@@ -148,7 +148,7 @@ for name in ("delayed", "current", "blockwise"):
 
 @step("cuda-graph", 1, 60, "the share of the host at 4 samples")
 def graph(run):
-    run.bench(*RECIPE, "--set", "train.cuda_graph=true", "--micro-batch-size", "4")
+    run.steps(*RECIPE, "--set", "train.cuda_graph=true", "--micro-batch-size", "4")
 
 
 @step("torch-124m", 2, 210, "PyTorch on the same steps, eager and compiled")
@@ -192,14 +192,14 @@ def losses(run):
 
 @step("step-1.5b", 2, 180, "a large model: memory and share of the peak")
 def large(run):
-    run.bench("--model", "1.5b", "--micro-batch-size", "8,16", "--steps", "4", "--warm-up", "2")
+    run.steps("--model", "1.5b", "--micro-batch-size", "8,16", "--steps", "4", "--warm-up", "2")
 
 
 def sanitizer(tool):
     @step(tool, 2, 100, f"compute-sanitizer {tool} on one step of a small model")
     def work(run):
         program = found("compute-sanitizer")
-        run.bench(*TINY, prefix=[program, "--tool", tool, "--error-exitcode", "9"])
+        run.steps(*TINY, prefix=[program, "--tool", tool, "--error-exitcode", "9"])
 
 
 sanitizer("memcheck")
@@ -208,9 +208,9 @@ sanitizer("racecheck")
 
 @step("host", 2, 60, "the time of the host for a micro-batch")
 def host(run):
-    needs(run, "bench", "host")
+    needs(run, "host")
     arguments = ["--device", "cuda", "--only", "model,fp8", "--repeats", "20", "--warm-up", "5"]
-    run.program("bench", "host", *arguments, "--json", run.file("json"))
+    run.bench("host", *arguments, "--json", run.file("json"))
 
 
 @step("ncu", 3, 150, "what limits attention and the norms")
@@ -220,7 +220,7 @@ def ncu(run):
     some = ["--launch-skip", "14", "--launch-count", "10"]
     options = ["--set", "full", "--kernel-name", kernels, *some, "--csv", "--page", "details"]
     small = ["--model", "124m", "--micro-batch-size", "16", "--steps", "1", "--warm-up", "1"]
-    run.bench(*small, prefix=[found("ncu"), *options])
+    run.steps(*small, prefix=[found("ncu"), *options])
 
 
 @step("kernels", 3, 200, "each kernel against a copy of the same bytes; attention by engine")
@@ -228,7 +228,7 @@ def kernels(run):
     names = "layer-norm,rms-norm,bias-gelu-tanh,cross-entropy,causal-attention,rope,adamw,linear,weight-gradient"
     options = ["--dtype", "bf16", "--only", names, "--attention", "auto,portable"]
     sizes = ["--sizes", "4096x1024,8192x4096,65536x768", "--warm-up-ms", "50", "--repeats", "10"]
-    run.program("bench", "kernels", "--device", "cuda", *options, *sizes, "--json", run.file("json"))
+    run.bench("kernels", "--device", "cuda", *options, *sizes, "--json", run.file("json"))
 
 
 @step("nccl", 3, 60, "collectives over NCCL on one rank")
@@ -239,7 +239,7 @@ def nccl(run):
 
 @step("fusion", 3, 60, "GELU as an epilogue of products")
 def fusion(run):
-    run.bench(*RECIPE, "--kernels", "epilogue_fusion=true", "--micro-batch-size", "64")
+    run.steps(*RECIPE, "--kernels", "epilogue_fusion=true", "--micro-batch-size", "64")
 
 
 @step("tuned", 3, 60, "the algorithms of gemm-tune in training")
@@ -247,7 +247,7 @@ def tuned(run):
     algorithms = run.kit.results / "gemm-tune.json"
     if not algorithms.is_file():
         raise NotRun("gemm-tune wrote no algorithms")
-    run.bench(*SMALL, "--kernels", f"gemm_algorithms={algorithms}", "--micro-batch-size", "64")
+    run.steps(*SMALL, "--kernels", f"gemm_algorithms={algorithms}", "--micro-batch-size", "64")
 
 
 @step("tests", 3, 240, "the test binaries of the kit")
@@ -275,11 +275,11 @@ def found(tool):
 
 
 def needs(run, *command):
-    """Checks that the program has a command."""
-    asked = [run.kit.program, *command, "--help"]
+    """Checks that the benchmarks have a command."""
+    asked = [run.kit.bench, *command, "--help"]
     try:
         done = subprocess.run(asked, stdin=subprocess.DEVNULL, capture_output=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired):
-        raise NotRun(f"{run.kit.program} could not start") from None
+        raise NotRun(f"{run.kit.bench} could not start") from None
     if done.returncode != 0:
         raise NotRun(f"this program has no `{' '.join(command)}`")

@@ -85,16 +85,23 @@ class Runner:
         """A file of this step among the results."""
         return self.kit.results / f"{self.name}.{ending}"
 
-    def program(self, *arguments, env=None, prefix=()):
+    def program(self, *arguments, **options):
         """Runs burn-megatron with the chosen libraries."""
-        env = {**self.kit.libraries.environment(), **(env or {})}
-        self.command([*prefix, self.kit.program, "--log-level", "warn", *arguments], env)
+        self.chosen(self.kit.program, arguments, **options)
 
-    def bench(self, *arguments, env=None, prefix=()):
-        """Runs `bench step` on the GPU, with its JSON among the results."""
+    def bench(self, *arguments, **options):
+        """Runs burn-megatron-bench with the chosen libraries."""
+        self.chosen(self.kit.bench, arguments, **options)
+
+    def chosen(self, program, arguments, env=None, prefix=()):
+        env = {**self.kit.libraries.environment(), **(env or {})}
+        self.command([*prefix, program, "--log-level", "warn", *arguments], env)
+
+    def steps(self, *arguments, **options):
+        """Runs `burn-megatron-bench step` on the GPU, with its JSON among the results."""
         arguments = ["--device", "cuda", "--json", self.file("json"), *arguments]
         try:
-            self.program("bench", "step", *arguments, env=env, prefix=prefix)
+            self.bench("step", *arguments, **options)
         except Failed as failed:
             report = self.kit.read_json(self.file("json")) or {}
             reasons = [row["reason"] for row in report.get("failed", [])]

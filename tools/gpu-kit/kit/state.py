@@ -16,7 +16,8 @@ class Kit:
     """The folders of a run, and the result of each step."""
 
     def __init__(self, program, work, out):
-        self.program, self.work, self.out = program, work, out
+        self.program, self.bench = program, program.with_name("burn-megatron-bench")
+        self.work, self.out = work, out
         self.results = work / "results"
         self.steps, self.device, self.stopped = {}, None, None
         self.opened, self.libraries = {}, None

@@ -2,9 +2,9 @@
 # `cargo run` starts the program that is built already, and `cargo build` finds it built: cargo would build other features or another profile.
 # Everything else is cargo, in the repository itself, whose builds are warm.
 all=("$@")
-if [ "$*" = "build --release --features mpi" ] && [ -x "$PROGRAMS/burn-megatron" ]; then
-    exit 0
-fi
+case "$*" in
+"build --release "*"--features mpi") [ -x "$PROGRAMS/burn-megatron" ] && exit 0 ;;
+esac
 if [ "$1" = run ]; then
     program=burn-megatron
     shift
@@ -12,7 +12,7 @@ if [ "$1" = run ]; then
         case "$1" in
         --release) shift ;;
         --features) [ "$2" = mpi ] || break; shift 2 ;;
-        -p) shift 2 ;;
+        -p) [ "$2" = burn-megatron-bench ] && program=$2; shift 2 ;;
         --bin) program=$2; shift 2 ;;
         --example) program=examples/$2; shift 2 ;;
         --) shift; [ -x "$PROGRAMS/$program" ] && exec "$PROGRAMS/$program" "$@"; break ;;

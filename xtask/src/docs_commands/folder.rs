@@ -125,10 +125,12 @@ mod tests {
         root.write("docs/src/page.md", "text");
         root.write("cli/tiny.toml", "recipe");
         root.write("target/old", "");
-        root.write("programs/burn-megatron", "#!/bin/sh\necho \"ran $*\"\n");
         let programs = root.path().join("programs");
-        let program = programs.join("burn-megatron");
-        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+        for name in ["burn-megatron", "burn-megatron-bench"] {
+            root.write(&format!("programs/{name}"), "#!/bin/sh\necho \"ran $*\"\n");
+            let program = programs.join(name);
+            fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+        }
         let folder =
             PageFolder::new(TempDir::new("docs").unwrap(), root.path(), &programs).unwrap();
         let run = |script: &str| {
@@ -138,6 +140,7 @@ mod tests {
         for command in [
             "cargo run --release --features mpi -- verify 'a b'",
             "burn-megatron verify 'a b'",
+            "cargo run --release -p burn-megatron-bench -- verify 'a b'",
         ] {
             assert_eq!(run(command), (Ended::Code(0), "ran verify a b".into()));
         }

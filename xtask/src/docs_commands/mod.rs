@@ -156,7 +156,8 @@ fn build(options: &Options, root: &Path) -> Result<std::path::PathBuf, String> {
         test::build_programs(root)?;
         return Ok(folder.join("debug"));
     }
-    let words = "build --release -p burn-megatron-cli -p burn-megatron-examples -p burn-megatron-learner --bins --examples";
+    let words = "build --release -p burn-megatron-cli -p burn-megatron-bench -p burn-megatron-examples \
+                 -p burn-megatron-learner --bins --examples";
     let words: Vec<_> = words.split(' ').collect();
     let mut command = cargo(root, &words);
     if mpi::missing().is_empty() {

@@ -65,10 +65,20 @@ pub fn folder(target: &Path) -> PathBuf {
     target.join("emulator")
 }
 
-/// Builds the command, optimised, without LLVM.
+/// Builds the command, and the benchmarks next to it, optimised, without LLVM.
 pub fn command(root: &Path, target: &Path) -> Result<PathBuf, String> {
-    let build = ["build", "--release", "-p", "burn-megatron-cli"];
-    let features = ["--features", "burn-megatron-cli/cuda"];
+    let build = [
+        "build",
+        "--release",
+        "-p",
+        "burn-megatron-cli",
+        "-p",
+        "burn-megatron-bench",
+    ];
+    let features = [
+        "--features",
+        "burn-megatron-cli/cuda,burn-megatron-bench/cuda",
+    ];
     let mut build = cargo(root, &[&build[..], &features].concat());
     without_llvm(&mut build, &folder(target))?;
     run_command(&mut build)?;

@@ -77,7 +77,7 @@ pub fn run_on_gpu(root: &Path, report: &mut Report) {
     run_suites(&suites, &[], &tools, root, report);
 }
 
-/// Builds the command `burn-megatron` for CUDA, optimised, without LLVM.
+/// Builds `burn-megatron` for CUDA, with `burn-megatron-bench` next to it, optimised, without LLVM.
 pub fn build_command_for_cuda(root: &Path) -> Result<PathBuf, String> {
     build::command(root, &target_folder(root)?)
 }

@@ -18,7 +18,7 @@ pub enum Suite {
     Steps,
     /// The engine NCCL, with ranks that are threads and share the device.
     Nccl,
-    /// The memory traffic of each kernel of `bench kernels`, compared with the least possible.
+    /// The memory traffic of each kernel of `burn-megatron-bench kernels`, compared with the least possible.
     Traffic,
     /// Short runs of the command `pretrain`, saved and resumed, with the losses of the CPU.
     Pretrain,
@@ -130,7 +130,7 @@ impl Suite {
                 let folder = counts_folder()?;
                 let mut tests = runner.tests("burn_megatron_cli")?;
                 let tests = tests.env(COUNTS, folder.path().join("counts.jsonl"));
-                let tests = tests.args(or_own(arguments, "bench::traffic"));
+                let tests = tests.args(or_own(arguments, "kernel_cases::traffic"));
                 run_tests(tests.arg("--nocapture"), totals)
             }
             Self::Pretrain => {

@@ -143,6 +143,7 @@ mod tests {
         for (path, purpose) in [
             ("cli/src/main.rs", Purpose::Product),
             ("cli/build.rs", Purpose::Product),
+            ("burn-megatron-bench/src/gemm.rs", Purpose::Product),
             ("models/src/tests.rs", Purpose::Tests),
             ("models/src/hf/tests/llama.rs", Purpose::Tests),
             ("models/src/moe_tests.rs", Purpose::Tests),

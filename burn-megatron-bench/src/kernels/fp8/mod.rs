@@ -1,0 +1,122 @@
+//! Benchmarks of 8-bit floats: quantisation compared with a copy of as many bytes, products and an MLP compared with the
+//! same in the type of the run.
+
+mod mlp;
+mod products;
+mod recipe;
+
+use burn::tensor::{DType, Device, Tensor};
+use burn_megatron::kernels::fp8::Format;
+use burn_megatron_cli::internal::Shape;
+
+use super::pairs::{PairBenchmark, TimedPair, draw, repeated, shape};
+use recipe::{BothLayouts, ScalingRecipe};
+
+/// The name of all of these benchmarks together.
+pub const GROUP: &str = "fp8";
+
+const PRODUCTS: [&[Shape]; 2] = [
+    &[shape(256, 256), shape(512, 512), shape(1024, 1024)],
+    &[shape(4096, 4096), shape(8192, 8192), shape(16384, 16384)],
+];
+const MLPS: [&[Shape]; 2] = [&[shape(1024, 384)], &[shape(16384, 4096)]];
+
+/// All of them.
+pub fn subjects() -> Vec<PairBenchmark> {
+    use ScalingRecipe::{Blocks, Current, Delayed, Mx};
+    let subject = |name, sizes, pairs| PairBenchmark {
+        name,
+        group: GROUP,
+        sizes,
+        pairs,
+    };
+    let quantize = |name, recipe: ScalingRecipe, square| {
+        let pairs = move |shape: &Shape, device: &Device, dtype| {
+            vec![quantizer(recipe, square, shape, device, dtype)]
+        };
+        subject(name, [&[], &[]], Box::new(pairs))
+    };
+    let product = |name, recipe: ScalingRecipe| {
+        let pairs = move |shape: &Shape, device: &Device, dtype| {
+            products::pairs(recipe, shape, device, dtype)
+        };
+        subject(name, PRODUCTS, Box::new(pairs))
+    };
+    let mlp = |name, recipe: ScalingRecipe| {
+        let pairs = move |shape: &Shape, device: &Device, dtype| {
+            vec![mlp::pair(recipe, shape, device, dtype)]
+        };
+        subject(name, MLPS, Box::new(pairs))
+    };
+    vec![
+        quantize("quantize-delayed", Delayed, false),
+        quantize("quantize-current", Current, false),
+        quantize("quantize-blocks", Blocks, false),
+        quantize("quantize-squares", Blocks, true),
+        quantize("quantize-mx", Mx, false),
+        product("product-delayed", Delayed),
+        product("product-blocks", Blocks),
+        product("product-mx", Mx),
+        mlp("mlp-delayed", Delayed),
+        mlp("mlp-current", Current),
+        mlp("mlp-blocks", Blocks),
+        mlp("mlp-mx", Mx),
+    ]
+}
+
+/// Quantisation of a matrix, row-wise and column-wise.
+fn quantizer(
+    recipe: ScalingRecipe,
+    square: bool,
+    shape: &Shape,
+    device: &Device,
+    dtype: DType,
+) -> TimedPair {
+    let x = draw([shape.rows, shape.width], device, dtype);
+    let scale = Tensor::<1>::ones([1], device);
+    let run = move || recipe.quantize(x.clone(), Format::E4M3, square, &scale);
+    // The scale of the whole matrix needs a first pass over it.
+    let reads = if recipe == ScalingRecipe::Current {
+        2
+    } else {
+        1
+    };
+    let written = BothLayouts::of(run()).bytes();
+    TimedPair {
+        direction: "both usage",
+        bytes: reads * shape.elements() * dtype.size() + written,
+        fused: repeated(run),
+        plain: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_subject_runs_in_both_forms() {
+        let device = Device::flex();
+        for subject in subjects() {
+            let pairs = (subject.pairs)(&shape(32, 48), &device, DType::F32);
+            assert!(!pairs.is_empty());
+            for pair in pairs {
+                assert!(pair.bytes > 32 * 48, "{}", subject.name);
+                (pair.fused)()();
+                let quantiser = subject.name.starts_with("quantize");
+                assert_eq!(pair.plain.is_none(), quantiser, "{}", subject.name);
+                if let Some(plain) = pair.plain {
+                    plain()();
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn names_are_unique() {
+        let mut names: Vec<_> = subjects().iter().map(|subject| subject.name).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), subjects().len());
+    }
+}

@@ -1,0 +1,175 @@
+//! Benchmarks of mixture-of-experts: products of experts compared with a loop over them, and with one product of as many
+//! rows.
+
+use burn::tensor::{DType, Device, Distribution, Tensor};
+use burn_megatron::kernels::gemm;
+use burn_megatron::kernels::moe::grouped::{
+    self, accumulate_grouped_weight_gradient_at, grouped_matmul,
+};
+use burn_megatron_cli::internal::Shape;
+
+use super::pairs::{PairBenchmark, TimedPair, draw, repeated, shape, with_sums, zeros};
+
+/// The name of all of these benchmarks together.
+pub const GROUP: &str = "moe";
+
+/// Features of an expert's hidden layer, as of DeepSeek-V2-Lite.
+const EXPERT_WIDTH: usize = 1408;
+
+/// Rows of all experts and features, on a CPU and elsewhere.
+const SIZES: [&[Shape]; 2] = [&[shape(4096, 512)], &[shape(65_536, 2048)]];
+
+/// The distribution of the rows over the experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Load {
+    /// Eight experts have as many rows each.
+    Even,
+    /// Of eight experts each has half the rows of the one before it.
+    Skewed,
+}
+
+impl Load {
+    fn group_sizes(self, rows: usize) -> Vec<usize> {
+        let mut rest = rows;
+        let size = |expert: usize| {
+            let size = match self {
+                Self::Even => rest / (8 - expert),
+                Self::Skewed if expert < 7 => rest.div_ceil(2),
+                Self::Skewed => rest,
+            };
+            rest -= size;
+            size
+        };
+        (0..8).map(size).collect()
+    }
+}
+
+/// All of them.
+pub fn subjects() -> Vec<PairBenchmark> {
+    let subject = |name, load, single| PairBenchmark {
+        name,
+        group: GROUP,
+        sizes: SIZES,
+        pairs: Box::new(move |shape, device, dtype| pairs(load, single, shape, (device, dtype))),
+    };
+    vec![
+        subject("experts-even", Load::Even, false),
+        subject("experts-skewed", Load::Skewed, false),
+        subject("experts-one-gemm", Load::Even, true),
+    ]
+}
+
+/// `y = x w` as forward, `dx = dy w^T` and `dw += x^T dy` as backward, on random values. They are compared with a loop over
+/// the experts, or with a single product of all rows.
+fn pairs(
+    load: Load,
+    single: bool,
+    shape: &Shape,
+    (device, dtype): (&Device, DType),
+) -> Vec<TimedPair> {
+    let Shape { rows, width } = *shape;
+    let sizes = load.group_sizes(rows);
+    let experts = sizes.len();
+    let x = draw([rows, width], device, dtype);
+    let dy = draw([rows, EXPERT_WIDTH], device, dtype);
+    let normal = Distribution::Normal(0.0, 1.0);
+    let of_weights = [experts, width, EXPERT_WIDTH];
+    let weights = Tensor::<3>::random(of_weights, normal, device).cast(dtype);
+    let weight = weights
+        .clone()
+        .narrow(0, 0, 1)
+        .reshape([width, EXPERT_WIDTH]);
+    let length = experts * width * EXPERT_WIDTH;
+    let bytes = |weights: usize| (rows * (width + EXPERT_WIDTH) + weights) * dtype.size();
+    let forward = {
+        let (x, weights, sizes) = (x.clone(), weights.clone(), sizes.clone());
+        repeated(move || grouped_matmul(x.clone(), weights.clone(), &sizes))
+    };
+    let plain_forward = {
+        let (x, weights, sizes) = (x.clone(), weights.clone(), sizes.clone());
+        let weight = weight.clone();
+        match single {
+            true => repeated(move || gemm::linear(x.clone(), weight.clone(), None)),
+            false => repeated(move || {
+                grouped::composed::grouped_matmul(x.clone(), weights.clone(), &sizes)
+            }),
+        }
+    };
+    let backward = {
+        let (x, dy, sizes) = (x.clone(), dy.clone(), sizes.clone());
+        let weights = weights.clone();
+        with_sums(zeros(length, device), move |sums| {
+            let transposed = weights.clone().swap_dims(1, 2);
+            let dx = grouped_matmul(dy.clone(), transposed, &sizes);
+            let (x, dy) = (x.clone(), dy.clone());
+            let dw = accumulate_grouped_weight_gradient_at(x, dy, &sizes, sums, 0, true);
+            (dx, dw)
+        })
+    };
+    let plain_backward = match single {
+        true => with_sums(zeros(width * EXPERT_WIDTH, device), move |sums| {
+            let dx = gemm::linear(dy.clone(), weight.clone().transpose(), None);
+            let (x, dy) = (x.clone(), dy.clone());
+            (
+                dx,
+                gemm::accumulate_weight_gradient_at(x, dy, sums, 0, true),
+            )
+        }),
+        false => with_sums(zeros(length, device), move |sums| {
+            let transposed = weights.clone().swap_dims(1, 2);
+            let dx = grouped::composed::grouped_matmul(dy.clone(), transposed, &sizes);
+            let dw = loop_over_experts(&x, &dy, &sizes).cast(sums.dtype());
+            (dx, sums + dw)
+        }),
+    };
+    vec![
+        TimedPair {
+            direction: "forward",
+            bytes: bytes(length),
+            fused: forward,
+            plain: Some(plain_forward),
+        },
+        TimedPair {
+            direction: "backward",
+            // dy is read by both; sums are read and written.
+            bytes: bytes(length) + rows * (width + EXPERT_WIDTH) * dtype.size() + 8 * length,
+            fused: backward,
+            plain: Some(plain_backward),
+        },
+    ]
+}
+
+/// The gradient of all weights by Burn's operations, flat.
+fn loop_over_experts(x: &Tensor<2>, dy: &Tensor<2>, sizes: &[usize]) -> Tensor<1> {
+    let mut first = 0;
+    let gradient = |size: &usize| {
+        let [x, dy] = [x, dy].map(|rows| rows.clone().narrow(0, first, *size));
+        first += size;
+        let gradient = x.transpose().matmul(dy);
+        let length = gradient.shape().num_elements();
+        gradient.reshape([length])
+    };
+    Tensor::cat(sizes.iter().map(gradient).collect(), 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_subject_runs_in_both_forms() {
+        let shape = shape(256, 16);
+        for subject in subjects() {
+            for pair in (subject.pairs)(&shape, &Device::flex(), DType::F32) {
+                (pair.fused)()();
+                (pair.plain.expect("both forms"))()();
+            }
+        }
+    }
+
+    #[test]
+    fn a_load_has_all_rows() {
+        assert_eq!(Load::Even.group_sizes(4096), [512; 8]);
+        assert_eq!(Load::Skewed.group_sizes(256), [128, 64, 32, 16, 8, 4, 2, 2]);
+    }
+}

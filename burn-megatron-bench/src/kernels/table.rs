@@ -1,0 +1,172 @@
+//! The rows of `kernels`.
+
+use burn::tensor::Device;
+use burn_megatron::device::{DeviceKind, is_unchecked};
+use burn_megatron::kernels::fp8::engine_of_fp8;
+use burn_megatron::kernels::gemm::engine_of;
+use burn_megatron_cli::internal::count;
+use serde::Serialize;
+
+use crate::report::{Column, unchecked};
+
+/// One operation at one size in one direction. Seconds are medians.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct KernelRow {
+    pub operation: String,
+    /// The engine of fused attention.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub engine: Option<String>,
+    pub direction: String,
+    pub rows: usize,
+    pub width: usize,
+    /// The least bytes that must be read and written.
+    pub bytes: usize,
+    pub fused_seconds: f64,
+    /// The composition of Burn's operations; for 8-bit products, the same in the type of the run; for
+    /// experts-one-gemm, one product of all rows.
+    pub composed_seconds: Option<f64>,
+    /// A copy that moves as many bytes.
+    pub copy_seconds: f64,
+}
+
+/// The settings in the JSON file.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct KernelSettings {
+    device: String,
+    dtype: String,
+    samples: usize,
+    /// Whether results may be wrong, so that only the times of the host mean something.
+    unchecked: bool,
+    /// Whether Burn fused the operations of the composition.
+    fusion: bool,
+    /// The engine that multiplies matrices.
+    gemm_engine: String,
+    /// The engine that multiplies 8-bit matrices.
+    fp8_engine: String,
+}
+
+impl KernelSettings {
+    pub fn new(device: &Device, kind: DeviceKind, dtype: String, samples: usize) -> Self {
+        Self {
+            device: kind.to_string(),
+            dtype,
+            samples,
+            unchecked: is_unchecked(),
+            fusion: cfg!(feature = "fusion"),
+            gemm_engine: engine_of(device),
+            fp8_engine: engine_of_fp8(device),
+        }
+    }
+
+    /// Returns a description of the measurement.
+    pub fn about(&self) -> String {
+        let fusion = if self.fusion { "with" } else { "without" };
+        let Self { device, dtype, .. } = self;
+        format!(
+            "{device} in {dtype}; medians of {}, interleaved; `composed`: the same with Burn's operations, {fusion} its \
+             fusion, for 8-bit products the same in {dtype}, for experts-one-gemm one product of all rows; `of copy`: \
+             the time of a copy of as many bytes over that of the kernel\nmatrices: {}\n8-bit matrices: {}{}",
+            count(self.samples, "run"),
+            self.gemm_engine,
+            self.fp8_engine,
+            unchecked(self.unchecked),
+        )
+    }
+}
+
+pub const COLUMNS: &[Column<KernelRow>] = &[
+    Column::new("operation", -18, |row| match &row.engine {
+        Some(engine) => format!("attention-{engine}"),
+        None => row.operation.clone(),
+    }),
+    Column::new("direction", -9, |row| row.direction.clone()),
+    Column::new("rows x width", 13, |row| {
+        format!("{} x {}", row.rows, row.width)
+    }),
+    Column::new("ms", 9, |row| format!("{:.4}", row.fused_seconds * 1e3)),
+    Column::optional(2, "GB/s", 7, |row| {
+        format!("{:.1}", row.bytes as f64 / row.fused_seconds / 1e9)
+    }),
+    Column::new("of copy", 7, |row| {
+        format!("{:.2}", row.copy_seconds / row.fused_seconds)
+    }),
+    Column::optional(1, "composed ms", 11, |row| match row.composed_seconds {
+        Some(seconds) => format!("{:.4}", seconds * 1e3),
+        None => "-".into(),
+    }),
+    Column::new("speedup", 7, |row| match row.speedup() {
+        Some(speedup) => format!("{speedup:.2}"),
+        None => "-".into(),
+    }),
+];
+
+impl KernelRow {
+    /// The time of the composition over that of the kernel.
+    fn speedup(&self) -> Option<f64> {
+        self.composed_seconds
+            .map(|seconds| seconds / self.fused_seconds)
+    }
+}
+
+/// The geometric mean of the speedups, over the rows that have one; empty without such rows.
+pub fn summary(rows: &[KernelRow]) -> String {
+    let speedups: Vec<_> = rows.iter().filter_map(KernelRow::speedup).collect();
+    if speedups.is_empty() {
+        return String::new();
+    }
+    let mean = speedups.iter().map(|speedup| speedup.ln()).sum::<f64>() / speedups.len() as f64;
+    format!(
+        "geometric mean of the speedups of {}: {:.2}",
+        count(speedups.len(), "row"),
+        mean.exp()
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::row_line;
+
+    #[test]
+    fn a_row_shows_its_rates() {
+        let row = KernelRow {
+            operation: "rms-norm".into(),
+            engine: None,
+            direction: "forward".into(),
+            rows: 1000,
+            width: 500,
+            bytes: 4_000_000,
+            fused_seconds: 1e-3,
+            composed_seconds: Some(3e-3),
+            copy_seconds: 9e-4,
+        };
+        let cells = |row: &KernelRow| {
+            let line = row_line(COLUMNS, row);
+            line.split_whitespace().collect::<Vec<_>>().join(" ")
+        };
+        let expected = "rms-norm forward 1000 x 500 1.0000 4.0 0.90 3.0000 3.00";
+        assert_eq!(cells(&row), expected);
+        let slower = KernelRow {
+            composed_seconds: Some(0.75e-3),
+            ..row.clone()
+        };
+        let alone = KernelRow {
+            composed_seconds: None,
+            ..row.clone()
+        };
+        let expected = "rms-norm forward 1000 x 500 1.0000 4.0 0.90 - -";
+        assert_eq!(cells(&alone), expected);
+        let attention = KernelRow {
+            operation: "causal-attention".into(),
+            engine: Some("mma".into()),
+            ..alone.clone()
+        };
+        assert!(cells(&attention).starts_with("attention-mma forward "));
+        assert_eq!(summary(std::slice::from_ref(&alone)), "");
+        let rows = [alone, row, slower];
+        assert_eq!(
+            summary(&rows),
+            "geometric mean of the speedups of 2 rows: 1.50"
+        );
+    }
+}

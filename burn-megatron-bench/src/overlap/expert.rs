@@ -1,0 +1,238 @@
+//! Blocks with experts over a slow link: how much of their exchanges travels while another micro-batch is computed.
+
+use std::fmt;
+use std::thread::available_parallelism;
+
+use burn::tensor::{DType, Device};
+use burn_megatron::comm::testing::SimulatedNetwork;
+use burn_megatron::comm::{ParallelContext, Rank};
+use burn_megatron::mesh::{Axis, AxisSet, Grid, ParallelConfig};
+use burn_megatron::model::ModelConfig;
+use burn_megatron::nn::ModelBuilder;
+use burn_megatron_cli::internal::{Error, RandomTokens};
+use burn_megatron_models::{MoeConfig, TransformerConfig};
+use burn_megatron_train::{NoopObserver, TrainConfig, Trainer};
+
+use super::args::OverlapArgs;
+use super::layers::{COLUMNS, LayersRow, LayersRun};
+use crate::links::{LinkSpeed, LinkStep, on_threads};
+use crate::report::Report;
+
+const SEED: u64 = 1;
+
+/// Trains with and without overlap on each number of expert ranks, and prints a table.
+pub fn run(args: &OverlapArgs) -> Result<(), Error> {
+    let about = format!(
+        "{} blocks of {} features with experts that take as long as the products of attention, {} micro-batches of {} samples \
+         of {} tokens on each rank, f32: {} steps after {}; 1 compute thread per rank; a link on which the exchanges of a step \
+         take {} of its time without a link",
+        args.layers,
+        args.hidden,
+        args.micro_batches,
+        args.micro_batch_size,
+        args.context,
+        args.steps.steps,
+        args.steps.warm_up,
+        args.share
+    );
+    let mut report = Report::begin(&about, COLUMNS, (), &args.steps.json);
+    for expert in &args.expert_parallel {
+        for row in ExpertBenchmark::new(args, *expert)?.run()? {
+            report.add(row)?;
+        }
+    }
+    report.finish(
+        "step, link: seconds of a step, and of its exchanges; blocked: in which a rank waited for its own link; late: and for \
+         other ranks; hidden: 1 - blocked / link, of M micro-batches at most 1 - 1 / 2M, as the first forward has nothing \
+         to hide it. A counted clock advances by products and transfers only",
+    )
+}
+
+/// The training on a number of ranks.
+struct ExpertBenchmark<'a> {
+    args: &'a OverlapArgs,
+    expert: usize,
+}
+
+/// With or without overlap.
+#[derive(Clone, Copy)]
+struct Overlap(bool);
+
+impl fmt::Display for Overlap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.0 { "on" } else { "off" })
+    }
+}
+
+/// The seconds in which a rank waited for its own link; in addition it waits for the others.
+fn blocked(step: &LinkStep) -> f64 {
+    step.sum(|transfer| {
+        let begin = transfer.begin_wait.unwrap_or(transfer.done);
+        transfer.done.saturating_sub(begin).min(transfer.waited)
+    })
+}
+
+impl<'a> ExpertBenchmark<'a> {
+    /// Checks the sizes.
+    fn new(args: &'a OverlapArgs, expert: usize) -> Result<Self, Error> {
+        if expert < 2 {
+            return Err(format!("invalid --expert-parallel {expert}: expected at least 2").into());
+        }
+        let bench = Self { args, expert };
+        let layout = bench.layout(true);
+        bench.model().check_layout(&layout)?;
+        bench.train_config().check(&layout, args.context)?;
+        Ok(bench)
+    }
+
+    /// Attention multiplies a token by `4 hidden^2` weights, two experts by `6 hidden width`.
+    fn model(&self) -> TransformerConfig {
+        let hidden = self.args.hidden;
+        TransformerConfig {
+            layers: self.args.layers,
+            hidden,
+            context: self.args.context,
+            heads: if hidden.is_multiple_of(128) {
+                hidden / 64
+            } else {
+                2
+            },
+            groups: None,
+            vocabulary: 64,
+            dropout: 0.0,
+            tied: true,
+            moe: Some(MoeConfig {
+                experts: 2 * self.expert,
+                experts_per_token: 2,
+                expert_width: Some(2 * hidden / 3),
+                ..MoeConfig::default()
+            }),
+            ..TransformerConfig::mixtral()
+        }
+    }
+
+    fn layout(&self, overlap: bool) -> ParallelConfig {
+        ParallelConfig::new()
+            .with_data(self.expert)
+            .with_expert(self.expert)
+            .with_overlap_moe_expert_parallel_comm(overlap)
+    }
+
+    fn train_config(&self) -> TrainConfig {
+        let samples = self.args.micro_batch_size * self.args.micro_batches;
+        TrainConfig {
+            steps: self.args.steps.warm_up + self.args.steps.steps,
+            warmup_steps: 0,
+            // The choices stay as even as they are at the start.
+            learning_rate: 1e-9,
+            min_learning_rate: 0.0,
+            micro_batch_size: self.args.micro_batch_size,
+            global_batch_size: samples * self.expert,
+            ..TrainConfig::default()
+        }
+    }
+
+    /// The rows without and with overlap.
+    fn run(&self) -> Result<Vec<LayersRow>, Error> {
+        let cores = available_parallelism().map_or(1, usize::from);
+        let run = LayersRun {
+            args: self.args,
+            ranks: self.expert,
+            counted: self.args.counted || self.expert > cores,
+            blocked,
+        };
+        let (off, on) = (Overlap(false), Overlap(true));
+        let mut by_rank = on_threads(self.expert, |rank| {
+            run.rows(rank, off, &[off, on], |overlap, speed| {
+                self.steps(rank, overlap.0, run.counted, speed)
+            })
+        })?;
+        Ok(by_rank.swap_remove(0))
+    }
+
+    fn steps(
+        &self,
+        rank: &Rank,
+        overlap: bool,
+        counted: bool,
+        speed: LinkSpeed,
+    ) -> Result<Vec<LinkStep>, Error> {
+        let rounds = self.args.rounds(counted);
+        let link = rounds.link(speed)?;
+        let groups = ParallelContext::new(&self.layout(overlap), rank)?;
+        let axes = AxisSet::from([Axis::Expert, Axis::ExpertTensor]);
+        // Of the layers alone: gradients are reduced without a link.
+        let experts = SimulatedNetwork::over(groups.group(Grid::Expert, axes)?, &link);
+        let of_layers = groups.clone().with_group(Grid::Expert, axes, experts);
+        let device = Device::flex();
+        let builder = ModelBuilder::with(&of_layers, &device, SEED, DType::F32);
+        let model = self.model().init_with(builder)?;
+        let mut trainer = Trainer::new(model, &groups, &device, &self.train_config())?;
+        let samples = RandomTokens {
+            vocabulary: self.model().vocabulary,
+            length: self.args.context,
+            seed: SEED,
+        };
+        rounds.run(&groups, &link, || {
+            trainer.step(&samples, &mut NoopObserver)?;
+            Ok(())
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::test_flags::parse_text;
+
+    #[test]
+    fn flags_that_do_not_fit_are_refused() {
+        for flags in [
+            "--expert-parallel 2 --tensor-parallel 2",
+            "--expert-parallel 2 --zero-stages 1",
+            "--micro-batches 4",
+        ] {
+            assert!(parse_text::<OverlapArgs>(flags).is_err(), "{flags}");
+        }
+        let refused = |flags| {
+            let args = parse_text::<OverlapArgs>(flags).unwrap();
+            let error = ExpertBenchmark::new(&args, args.expert_parallel[0]).err();
+            error.unwrap().to_string()
+        };
+        assert!(refused("--expert-parallel 1").contains("expected at least 2"));
+    }
+
+    /// On the counted clock no machine is too busy. Only the first of eight forwards has nothing beside it; the last backward
+    /// has its own weight gradients. Exchanges that take as long as all products are hidden only if weight gradients are
+    /// computed under them. A latency of counts is hidden too.
+    #[test]
+    fn another_micro_batch_hides_most_of_the_exchanges() {
+        for (expert, share, latency, least) in [
+            (2, 0.5, 0, 0.9),
+            (4, 0.5, 0, 0.9),
+            (4, 0.5, 150, 0.91),
+            (2, 1.0, 0, 0.75),
+        ] {
+            let flags = "--layers 3 --hidden 48 --context 32 --micro-batch-size 1 --steps 1 --warm-up 0 --counted";
+            let flags = format!(
+                "{flags} --expert-parallel {expert} --share {share} --latency-us {latency}"
+            );
+            let args = parse_text::<OverlapArgs>(&flags).unwrap();
+            let rows = ExpertBenchmark::new(&args, expert).unwrap().run().unwrap();
+            let [plain, overlapped] = &rows[..] else {
+                panic!("{rows:?}")
+            };
+            assert!(plain.hidden < 0.05, "{plain:?}");
+            assert!(overlapped.hidden >= least, "{overlapped:?}");
+            assert!(overlapped.hidden <= 1.0 - 1.0 / 16.0, "{overlapped:?}");
+            assert!(
+                overlapped.step_seconds < plain.step_seconds,
+                "{overlapped:?}"
+            );
+            assert_eq!(
+                (overlapped.bytes, overlapped.calls),
+                (plain.bytes, plain.calls)
+            );
+        }
+    }
+}

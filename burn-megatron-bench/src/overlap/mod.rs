@@ -1,0 +1,27 @@
+//! `burn-megatron-bench overlap`: how much of the communication is hidden behind computation.
+
+pub mod args;
+mod case;
+mod data;
+mod expert;
+mod figures;
+mod layers;
+mod tensor;
+
+use burn_megatron_cli::internal::Error;
+
+use args::OverlapArgs;
+
+/// Trains over a slow link, and prints how much of the communication is hidden.
+pub fn run(args: &OverlapArgs) -> Result<(), Error> {
+    if !args.tensor_parallel.is_empty() {
+        return tensor::run(args);
+    }
+    if !args.expert_parallel.is_empty() {
+        return expert::run(args);
+    }
+    if args.world.engine.is_some() {
+        return Err("--engine applies to --tensor-parallel; give that too, or remove it".into());
+    }
+    data::run(args)
+}

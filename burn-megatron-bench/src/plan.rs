@@ -1,0 +1,118 @@
+//! `burn-megatron-bench plan`: planned times of layouts against measured ones.
+
+use std::path::PathBuf;
+
+use burn::tensor::Device;
+use burn_megatron::comm::ParallelContext;
+use burn_megatron_cli::internal::{
+    DEFAULT_RECIPE, Error, Families, Recipe, RecipeLayers, RecipeModel, SetArgs, at_least_one,
+    median, run_in,
+};
+use burn_megatron_plan::accuracy::{self, TimedPlan};
+use burn_megatron_plan::hardware::measure;
+use burn_megatron_plan::search::{Plan, search};
+use clap::Args;
+
+use crate::links::on_threads;
+use crate::report::write;
+
+/// Rounds, each of which runs all layouts.
+const ROUNDS: usize = 3;
+/// Measured steps of each layout in a round; the median of all is reported.
+const STEPS: usize = 9;
+const WARM_UP: usize = 2;
+
+/// Flags of `plan`.
+#[derive(Args)]
+pub struct PlanBenchArgs {
+    /// The recipe whose model and batch are used; that of `pretrain` without flags by default. Its layout is not used.
+    #[arg(long, visible_alias = "config", value_name = "FILE.toml")]
+    pub recipe: Option<PathBuf>,
+    /// Keys of the recipe.
+    #[command(flatten)]
+    pub set: SetArgs,
+    /// Thread-ranks, each with one compute thread.
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = at_least_one)]
+    pub ranks: usize,
+    /// Layouts, evenly spaced from the best to the worst by the plan.
+    #[arg(long, value_name = "N", default_value_t = 12, value_parser = at_least_one)]
+    pub layouts: usize,
+    /// Write a scatter plot to this file.
+    #[arg(long, value_name = "FILE.svg")]
+    pub svg: Option<PathBuf>,
+}
+
+/// Probes the machine, plans the layouts, runs them, and prints both times.
+pub fn run(args: &PlanBenchArgs) -> Result<(), Error> {
+    let families = Families::transformers();
+    let layers = RecipeLayers::new(&families, DEFAULT_RECIPE, &args.set);
+    let recipe = layers.with_file(args.recipe.as_deref()).read()?.recipe;
+    let model = RecipeModel::new(recipe)?;
+    let hardware = measure(args.ranks)?;
+    let report = search(&model, &model.search_config(args.ranks, &hardware))?;
+    let plans = evenly_spaced(&report.best, args.layouts);
+    if plans.is_empty() {
+        return Err("no layout of this recipe is valid".into());
+    }
+    // In rounds, so that other load of the machine falls on all layouts.
+    let mut measured = vec![vec![]; plans.len()];
+    for _ in 0..ROUNDS {
+        for (plan, measured) in plans.iter().zip(&mut measured) {
+            measured.extend(seconds(model.with(&plan.candidate), args.ranks)?);
+        }
+    }
+    let timed = plans.iter().zip(&measured);
+    let timed = timed.map(|(plan, measured)| TimedPlan {
+        name: plan.candidate.to_string(),
+        planned: plan.step.seconds,
+        measured: median(measured),
+    });
+    let timed: Vec<_> = timed.collect();
+    println!("{:>3}  {:>9} {:>9}  layout", "", "planned s", "measured s");
+    for (number, plan) in (1..).zip(&timed) {
+        let TimedPlan {
+            name,
+            planned,
+            measured,
+        } = plan;
+        println!("{number:>3}  {planned:>9.3} {measured:>10.3}  {name}");
+    }
+    let measured = || timed.iter().map(|plan| plan.measured);
+    let slowest = measured().fold(0.0, f64::max);
+    let fastest = measured().fold(f64::INFINITY, f64::min);
+    let correlation = match accuracy::spearman(&timed) {
+        Some(correlation) => format!("{correlation:.2}"),
+        None => "none, of fewer than two different times".into(),
+    };
+    let found = format!(
+        "rank correlation (Spearman) {correlation}; slowest / fastest {:.2}",
+        slowest / fastest
+    );
+    println!("\n{found}");
+    if let Some(path) = &args.svg {
+        write(path, accuracy::svg(&found, &timed)?.as_bytes())?;
+        println!("written to {}", path.display());
+    }
+    Ok(())
+}
+
+/// Returns `count` of the plans at equal distances, from the first to the last.
+fn evenly_spaced(plans: &[Plan], count: usize) -> Vec<&Plan> {
+    let count = count.min(plans.len());
+    let steps = count.saturating_sub(1).max(1);
+    let place = |i: usize| i * (plans.len() - 1) / steps;
+    (0..count).map(|i| &plans[place(i)]).collect()
+}
+
+/// The measured steps of rank 0.
+fn seconds(mut recipe: Recipe, ranks: usize) -> Result<Vec<f64>, Error> {
+    recipe.train.steps = WARM_UP + STEPS;
+    recipe.train.warmup_steps = 0;
+    recipe.train.evaluate_every = None;
+    let plan = recipe.plan()?;
+    let mut by_rank = on_threads(ranks, |rank| {
+        let groups = ParallelContext::new(&plan.layout, rank)?;
+        Ok(run_in(&recipe, &groups, &Device::flex(), WARM_UP)?.seconds)
+    })?;
+    Ok(by_rank.swap_remove(0))
+}

@@ -1,0 +1,210 @@
+//! Training steps on random tokens, timed: for `check-gpu` and the benchmarks.
+
+mod models;
+mod resident;
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use burn::tensor::Device;
+use burn_megatron::comm::ParallelContext;
+use burn_megatron::kernels::device_memory::driver_memory;
+use burn_megatron::kernels::philox::Stream;
+use burn_megatron_data::{DataError, Dataset, Sample, Samples, Sampling};
+use burn_megatron_train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
+use burn_megatron_train::{Observer, ObserverError};
+
+use crate::error::Error;
+use crate::estimate;
+use crate::recipe::Recipe;
+
+pub use models::NamedModel;
+
+/// The measurements of one model with one form of attention.
+pub struct TimedSteps {
+    /// Wall-clock seconds of each measured step; the device is idle before the first and after the last.
+    pub seconds: Vec<f64>,
+    /// Floating-point operations of the model per token, forward and backward.
+    pub flops_per_token: f64,
+    /// The forms of the operations, as the header of a run has them.
+    pub kernels: String,
+    /// The engine of attention, or `unfused`.
+    pub attention: String,
+    /// The most memory that the device's pools held, in bytes; without pools the most resident memory of the process.
+    /// `None` where it is not reported.
+    pub peak_bytes: Option<u64>,
+    /// The bytes of the device that its driver counts as in use after the steps. `None` where no driver reports them.
+    pub driver_bytes: Option<u64>,
+}
+
+/// Trains the recipe's model for `warm_up` steps that are not measured and its remaining steps, on one rank.
+pub fn run(recipe: &Recipe, device: &Device, warm_up: usize) -> Result<TimedSteps, Error> {
+    // Pools do not shrink by themselves: what is held afterwards is the peak of this run.
+    device.memory_cleanup();
+    resident::reset_peak();
+    run_in(recipe, &ParallelContext::single(), device, warm_up)
+}
+
+/// As [`run`], on one of several ranks. Collective: call on all of them.
+pub fn run_in(
+    recipe: &Recipe,
+    groups: &ParallelContext,
+    device: &Device,
+    warm_up: usize,
+) -> Result<TimedSteps, Error> {
+    let builder = estimate::builder(recipe, groups, device)?;
+    let builder = builder.with_recompute(&recipe.memory.recompute())?;
+    let config = recipe.train_config();
+    let mut trainer = recipe.model.trainer(builder, &config)?;
+    let mut timer = StepTimer {
+        device,
+        warm_up,
+        last: config.steps,
+        started: Instant::now(),
+        seconds: vec![],
+        flops_per_token: 0.0,
+    };
+    let data = RandomTokens {
+        vocabulary: recipe.model.vocabulary(),
+        length: config.sequence_length.unwrap_or(recipe.model.context()),
+        seed: config.seed,
+    };
+    let outcome = trainer.fit(&data, &mut timer)?;
+    check_measured(timer.seconds.len(), outcome.steps, [warm_up, config.steps])?;
+    let kernels = trainer.kernels();
+    let engines = kernels.attention_engines().iter();
+    let engines: Vec<_> = engines.map(|engine| engine.name()).collect();
+    let pools = device.memory_pool_usage();
+    Ok(TimedSteps {
+        seconds: timer.seconds,
+        flops_per_token: timer.flops_per_token,
+        kernels: kernels.to_string(),
+        attention: if engines.is_empty() {
+            "unfused".into()
+        } else {
+            engines.join(" and ")
+        },
+        peak_bytes: pools
+            .map(|usage| usage.bytes_reserved)
+            .or_else(resident::peak_bytes),
+        driver_bytes: driver_memory(device).map(|memory| memory.used),
+    })
+}
+
+/// Checks that all steps after the warm-up steps were measured. Nothing of a benchmark stops a run, so a run that stops
+/// read a wrong value from the device.
+fn check_measured(measured: usize, ran: usize, [warm_up, all]: [usize; 2]) -> Result<(), Error> {
+    if measured == all - warm_up {
+        return Ok(());
+    }
+    Err(format!(
+        "the run stopped after step {ran} of {all} with {measured} of {} measured steps, although nothing requested a stop: \
+         the device returns wrong values",
+        all - warm_up
+    )
+    .into())
+}
+
+/// Measures the time between the ends of steps.
+struct StepTimer<'a> {
+    device: &'a Device,
+    warm_up: usize,
+    /// The last step.
+    last: usize,
+    started: Instant,
+    seconds: Vec<f64>,
+    flops_per_token: f64,
+}
+
+impl Observer for StepTimer<'_> {
+    fn step(&mut self, metrics: &StepMetrics, timing: &StepTiming) -> Result<(), ObserverError> {
+        // Steps in between are queued as in a run.
+        if metrics.step == self.warm_up || metrics.step == self.last {
+            self.device.sync()?;
+        }
+        let now = Instant::now();
+        if metrics.step > self.warm_up {
+            if metrics.skipped {
+                let step = metrics.step;
+                return Err(format!(
+                    "step {step} was skipped, and its time is not that of a step: use --precision bf16, or more \
+                     --warm-up steps"
+                )
+                .into());
+            }
+            self.seconds.push((now - self.started).as_secs_f64());
+        }
+        self.started = now;
+        self.flops_per_token = timing.flops_per_second / timing.tokens_per_second;
+        Ok(())
+    }
+
+    fn held_out(&mut self, _: &HeldOutMetrics) -> Result<(), ObserverError> {
+        Ok(())
+    }
+}
+
+/// Random tokens, without held-out samples.
+#[derive(Clone)]
+pub struct RandomTokens {
+    /// Tokens are below it.
+    pub vocabulary: usize,
+    /// Tokens of a sample.
+    pub length: usize,
+    /// The seed of all samples.
+    pub seed: u64,
+}
+
+impl Samples for RandomTokens {
+    fn seq(&self) -> usize {
+        self.length
+    }
+
+    fn sample(&self, number: u64) -> Result<Sample, DataError> {
+        let mut tokens = Vec::with_capacity(self.length + 1);
+        Stream::new(self.seed, number).words(0, self.length + 1, |_, word| {
+            tokens.push(((u64::from(word) * self.vocabulary as u64) >> 32) as i32);
+        });
+        Ok(Sample {
+            targets: tokens[1..].to_vec(),
+            tokens: tokens[..self.length].to_vec(),
+            documents: vec![],
+            padding: 0,
+        })
+    }
+}
+
+impl Dataset for RandomTokens {
+    fn describe(&self) -> String {
+        "random tokens".into()
+    }
+
+    fn fingerprint(&self) -> u64 {
+        self.seed
+    }
+
+    fn vocabulary(&self) -> usize {
+        self.vocabulary
+    }
+
+    fn training(&self, _: &Sampling) -> Result<Arc<dyn Samples>, DataError> {
+        Ok(Arc::new(self.clone()))
+    }
+
+    fn held_out(&self, _: usize, _: usize) -> Result<Vec<Sample>, DataError> {
+        Ok(vec![])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_that_stops_before_its_last_step_is_an_error() {
+        assert!(check_measured(5, 8, [3, 8]).is_ok());
+        let error = check_measured(0, 1, [3, 8]).unwrap_err().to_string();
+        let expected = "the run stopped after step 1 of 8 with 0 of 5 measured steps, ";
+        assert!(error.starts_with(expected), "{error}");
+    }
+}
