@@ -5,7 +5,7 @@ use burn::tensor::{DType, Shape};
 use burn_cubecl::{CubeDevice, ops::numeric::empty_device_contiguous_dtype, tensor::CubeTensor};
 use cubecl::client::Client;
 use cubecl::features::Plane;
-use cubecl::prelude::{CubeCount, CubeDim};
+use cubecl::prelude::{ComptimeOptionArgs, CubeCount, CubeDim, CubePrimitive, OwnedTensor};
 
 /// The method by which the units of a cube reduce values: plane operations, or shared memory alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -124,6 +124,19 @@ pub(crate) fn cube_device(device: &DispatchDevice) -> Option<&CubeDevice> {
         DispatchDevice::Cube(device) => Some(device),
         _ => None,
     }
+}
+
+/// Rows and columns of a matrix.
+pub(crate) fn matrix_sizes(tensor: &CubeTensor) -> [usize; 2] {
+    let shape = tensor.meta.shape();
+    [shape[0], shape[1]]
+}
+
+/// The argument for a tensor that a kernel may have.
+pub(crate) fn optional<T: CubePrimitive>(
+    tensor: Option<CubeTensor>,
+) -> ComptimeOptionArgs<OwnedTensor<T>> {
+    tensor.map(CubeTensor::into_tensor_arg).into()
 }
 
 /// Allocates an output on the device of `like`: contiguous, not initialised.

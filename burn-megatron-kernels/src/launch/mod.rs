@@ -18,7 +18,7 @@ mod backend;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use backend::memory_id;
+pub(crate) use backend::{check_float, memory_id};
 
 /// Shape and type of a tensor.
 #[derive(Clone, Debug, PartialEq)]
@@ -103,6 +103,15 @@ pub(crate) fn launch(kernel: impl DeviceOp, inputs: Vec<DispatchTensor>) -> Vec<
     }
     accept(backend::check_types(kernel.name(), &inputs, &outputs));
     backend::run(Arc::new(kernel), inputs, outputs)
+}
+
+/// The inputs or outputs of a kernel, which has this number of them.
+pub(crate) fn exactly<T, const N: usize>(tensors: Vec<T>) -> [T; N] {
+    let found = tensors.len();
+    match tensors.try_into() {
+        Ok(tensors) => tensors,
+        Err(_) => unreachable!("a kernel of {N} tensors was given {found}"),
+    }
 }
 
 /// [`launch`] for a kernel with one output.
