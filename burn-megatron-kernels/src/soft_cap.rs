@@ -4,7 +4,7 @@ use burn::backend::DispatchTensor;
 use burn::tensor::{DType, Tensor};
 
 use crate::cpu::wide;
-use crate::{Function, apply};
+use crate::function::{Function, Gradients, Tensors, apply};
 
 /// Where tanh is 1 to the last place of an f64; some devices overflow in tanh further out.
 const SATURATED: f64 = 20.0;
@@ -39,10 +39,10 @@ impl<const D: usize> Function for SoftCap<D> {
 
     fn backward(
         &self,
-        mut saved: Vec<DispatchTensor>,
+        mut saved: Tensors,
         gradient: DispatchTensor,
         _needed: &[bool],
-    ) -> Vec<Option<DispatchTensor>> {
+    ) -> Gradients {
         let capped = Tensor::<D>::from_dispatch(saved.swap_remove(0));
         let gradient = Tensor::<D>::from_dispatch(gradient);
         let dtype = gradient.dtype();

@@ -7,9 +7,9 @@ use burn::tensor::{Shape, Tensor};
 use burn_cubecl::tensor::CubeTensor;
 
 use super::{Activation, ActivationOptions, NAME, check_options, cpu, statistics};
-use crate::Function;
 use crate::cpu::for_float;
 use crate::error::accept;
+use crate::function::{Function, Gradients, Tensors};
 use crate::gradient::{self, Destination, Place};
 use crate::launch::{DeviceOp, Spec, launch, launch_one};
 
@@ -31,6 +31,16 @@ pub(super) struct RequestedGradients {
 }
 
 impl FusedActivation {
+    /// An activation of `x` alone.
+    fn plain(kind: Activation) -> Self {
+        Self {
+            kind,
+            options: ActivationOptions::default(),
+            bias: false,
+            weight: false,
+        }
+    }
+
     /// The output on Burn's CPU backend.
     pub(crate) fn on_cpu(&self, inputs: Vec<FlexTensor>) -> FlexTensor {
         for_float!(inputs[0].dtype(), E => cpu::forward::<E>(self, inputs))
@@ -62,10 +72,8 @@ impl ActivationFunction {
     /// goes, if not to the graph.
     pub fn new(kind: Activation, bias: Option<Option<Destination>>) -> Self {
         let fused = FusedActivation {
-            kind,
-            options: ActivationOptions::default(),
             bias: bias.is_some(),
-            weight: false,
+            ..FusedActivation::plain(kind)
         };
         let destination = bias.flatten();
         Self { fused, destination }
@@ -74,16 +82,9 @@ impl ActivationFunction {
     /// An activation with a row weight, and without a bias and options. The inputs are `x` and the weight in f32, or in
     /// f64 for f64.
     pub fn weighted(kind: Activation) -> Self {
-        let fused = FusedActivation {
-            kind,
-            options: ActivationOptions::default(),
-            bias: false,
-            weight: true,
-        };
-        Self {
-            fused,
-            destination: None,
-        }
+        let mut activation = Self::new(kind, None);
+        activation.fused.weight = true;
+        activation
     }
 
     /// The same with these options.
@@ -114,12 +115,7 @@ impl Function for ActivationFunction {
         (launch_one(forward, inputs.clone()), inputs)
     }
 
-    fn backward(
-        &self,
-        mut saved: Vec<DispatchTensor>,
-        gradient: DispatchTensor,
-        needed: &[bool],
-    ) -> Vec<Option<DispatchTensor>> {
+    fn backward(&self, mut saved: Tensors, gradient: DispatchTensor, needed: &[bool]) -> Gradients {
         let (x, bias, weight) = self.fused.split(needed.iter().copied());
         let wanted = RequestedGradients {
             x,
@@ -127,15 +123,19 @@ impl Function for ActivationFunction {
             weight: weight.unwrap_or(false),
         };
         saved.push(gradient);
-        let fused = self.fused;
+        let op = ActivationBackwardOp {
+            fused: self.fused,
+            wanted,
+            place: None,
+        };
         let mut gradients = match &self.destination {
-            None => launch(ActivationBackwardOp::new(fused, wanted, None), saved),
+            None => launch(op, saved),
             Some(destination) => gradient::accumulate(&[destination], |target| {
                 let (width, dtype) = (saved[1].shape().num_elements(), saved[0].dtype());
                 let (flat, places) = gradient::split(NAME, target, width, dtype);
                 saved.extend(flat);
                 let place = places.map(|places| places[0]);
-                let mut gradients = launch(ActivationBackwardOp::new(fused, wanted, place), saved);
+                let mut gradients = launch(ActivationBackwardOp { place, ..op }, saved);
                 let bias = gradients.remove(usize::from(wanted.x));
                 (gradients, vec![Tensor::from_dispatch(bias)])
             }),
@@ -184,16 +184,6 @@ pub(super) struct ActivationBackwardOp {
     pub place: Option<Place>,
 }
 
-impl ActivationBackwardOp {
-    fn new(fused: FusedActivation, wanted: RequestedGradients, place: Option<Place>) -> Self {
-        Self {
-            fused,
-            wanted,
-            place,
-        }
-    }
-}
-
 impl DeviceOp for ActivationBackwardOp {
     fn name(&self) -> &'static str {
         NAME
@@ -205,17 +195,12 @@ impl DeviceOp for ActivationBackwardOp {
             Some(_) => inputs.last(),
             None => bias,
         };
-        let RequestedGradients {
-            x: wants_x,
-            bias: wants_bias,
-            weight: wants_weight,
-        } = self.wanted;
+        let wanted = self.wanted;
+        let weight = weight.map(|weight| Spec::new(weight.shape.clone(), statistics(x.dtype)));
         let outputs = [
-            wants_x.then(|| x.clone()),
-            bias.filter(|_| wants_bias).cloned(),
-            weight
-                .filter(|_| wants_weight)
-                .map(|weight| Spec::new(weight.shape.clone(), statistics(x.dtype))),
+            wanted.x.then(|| x.clone()),
+            bias.filter(|_| wanted.bias).cloned(),
+            weight.filter(|_| wanted.weight),
         ];
         outputs.into_iter().flatten().collect()
     }

@@ -73,10 +73,7 @@ pub fn activate_with<const D: usize>(
     kind: Activation,
     options: ActivationOptions,
 ) -> Tensor<D> {
-    let (bias, destination) = match bias {
-        Some(Parameter { value, destination }) => (Some(value), destination),
-        None => (None, None),
-    };
+    let (bias, destination) = Parameter::into_parts(bias);
     let bias_width = bias.as_ref().map(|bias| bias.dims()[0]);
     let weights = row_weight.as_ref().map(|weight| weight.dims()[0]);
     accept(check(&x.dims(), bias_width, weights, kind, options));
@@ -153,12 +150,7 @@ fn check(
 }
 
 fn check_options(kind: Activation, options: ActivationOptions) -> Result<(), KernelError> {
-    let error = |name, value: String, fits| KernelError::Option {
-        operation: NAME,
-        name,
-        value,
-        fits,
-    };
+    let error = |name, value: String, fits| KernelError::option(NAME, name, value, fits);
     if let Some(clamp) = options.clamp {
         if !kind.is_gated() {
             let value = format!("{clamp} for {kind:?}");

@@ -6,8 +6,11 @@ use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;
 
 use super::engine::AttentionEngine;
-use super::problem::{AttentionProblem, ProjectionGradients, Projections};
-use crate::Function;
+use super::problem::{
+    AttentionInputs, AttentionOutputs, AttentionProblem, BackwardInputs, ProjectionGradients,
+    Projections,
+};
+use crate::function::{Function, Gradients, Tensors};
 
 /// Inputs: queries, keys and values or the joint projection, then the sink if there is one.
 ///
@@ -21,8 +24,8 @@ pub(super) struct Attention {
 impl Function for Attention {
     fn forward(&self, inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>) {
         let mut saved = inputs.clone();
-        let (projections, sink) = self.inputs(&mut inputs.into_iter());
-        let (out, lse, _) = self.engine.forward(&self.problem, projections, sink, false);
+        let inputs = self.inputs(&mut inputs.into_iter());
+        let AttentionOutputs { out, lse, .. } = self.engine.forward(&self.problem, inputs);
         saved.extend([out.clone().into_dispatch(), lse.into_dispatch()]);
         let out = if self.problem.packed {
             out.flatten::<3>(2, 3).into_dispatch()
@@ -32,22 +35,22 @@ impl Function for Attention {
         (out, saved)
     }
 
-    fn backward(
-        &self,
-        saved: Vec<DispatchTensor>,
-        gradient: DispatchTensor,
-        _needed: &[bool],
-    ) -> Vec<Option<DispatchTensor>> {
+    fn backward(&self, saved: Tensors, gradient: DispatchTensor, _needed: &[bool]) -> Gradients {
         let mut saved = saved.into_iter();
-        let (projections, sink) = self.inputs(&mut saved);
+        let inputs = self.inputs(&mut saved);
         let result = (next(&mut saved), next(&mut saved));
         let dout = if self.problem.packed {
             Tensor::<3>::from_dispatch(gradient).reshape(self.problem.out_shape())
         } else {
             Tensor::from_dispatch(gradient)
         };
-        let engine = &self.engine;
-        let gradients = engine.backward(&self.problem, projections, sink, result, dout, None);
+        let inputs = BackwardInputs {
+            inputs,
+            result,
+            dout,
+            sums: None,
+        };
+        let gradients = self.engine.backward(&self.problem, inputs);
         let mut list = match gradients.projections {
             ProjectionGradients::Separate { dq, dk, dv } => {
                 [dq, dk, dv].map(Tensor::into_dispatch).to_vec()
@@ -61,10 +64,7 @@ impl Function for Attention {
 }
 
 impl Attention {
-    fn inputs(
-        &self,
-        tensors: &mut impl Iterator<Item = DispatchTensor>,
-    ) -> (Projections, Option<Tensor<1>>) {
+    fn inputs(&self, tensors: &mut impl Iterator<Item = DispatchTensor>) -> AttentionInputs {
         let projections = if self.problem.packed {
             Projections::Packed(next(tensors))
         } else {
@@ -74,7 +74,10 @@ impl Attention {
                 v: next(tensors),
             }
         };
-        (projections, self.problem.sink.then(|| next(tensors)))
+        AttentionInputs {
+            projections,
+            sink: self.problem.sink.then(|| next(tensors)),
+        }
     }
 }
 

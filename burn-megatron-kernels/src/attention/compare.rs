@@ -4,7 +4,9 @@ use burn::tensor::{DType, Device, Tensor, TensorData};
 
 use super::engine::{AttentionEngine, Portable};
 use super::options::{AttentionOptions, Heads, Window};
-use super::problem::{AttentionProblem, ProjectionGradients, Projections};
+use super::problem::{
+    AttentionInputs, AttentionProblem, BackwardInputs, ProjectionGradients, Projections,
+};
 use crate::KernelError;
 use crate::philox::{Stream, uniform};
 
@@ -86,7 +88,7 @@ impl SmallProblem {
                 |count, width, key| random([BATCH, LENGTH, count, width], 2.0, key, &device, dtype);
             let q = part(heads.heads, heads.width, 2);
             let (k, v) = (part(groups, heads.width, 3), part(groups, value_width, 4));
-            let problem = AttentionProblem::separate(&q, &k, &v, None, &options)?;
+            let problem = AttentionProblem::separate([&q, &k, &v], None, &options)?;
             (problem, Projections::Separate { q, k, v })
         };
         let dout = random(problem.out_shape(), 1.0, 1, &device, dtype);
@@ -150,17 +152,24 @@ impl SmallProblem {
         if let Err(reason) = engine.supports(problem) {
             panic!("{}: {reason}", engine.name());
         }
+        let inputs = AttentionInputs {
+            projections: projections.clone(),
+            sink: None,
+        };
         let forward = |engine: &dyn AttentionEngine| {
-            let (out, lse, _) = engine.forward(problem, projections.clone(), None, false);
-            (out, lse)
+            let outputs = engine.forward(problem, inputs.clone());
+            (outputs.out, outputs.lse)
         };
         let (expected, found) = (forward(&Portable), forward(engine));
         // Both get the same result, so that their gradients differ by their own rounding only.
         let backward = |engine: &dyn AttentionEngine| {
-            let result = expected.clone();
-            let projections = projections.clone();
-            let gradients = engine.backward(problem, projections, None, result, dout.clone(), None);
-            self.parts(gradients.projections)
+            let inputs = BackwardInputs {
+                inputs: inputs.clone(),
+                result: expected.clone(),
+                dout: dout.clone(),
+                sums: None,
+            };
+            self.parts(engine.backward(problem, inputs).projections)
         };
         let [of_portable, of_engine] = [backward(&Portable), backward(engine)];
         let statistics = [doubles(expected.1)?, doubles(found.1)?];

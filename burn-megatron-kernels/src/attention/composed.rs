@@ -21,13 +21,8 @@ pub fn flash_attention(
     sink: Option<Tensor<1>>,
     options: &AttentionOptions,
 ) -> Tensor<4> {
-    let problem = accept(AttentionProblem::separate(
-        &q,
-        &k,
-        &v,
-        sink.as_ref(),
-        options,
-    ));
+    let problem = AttentionProblem::separate([&q, &k, &v], sink.as_ref(), options);
+    let problem = accept(problem);
     attend(&problem, q, k, v, sink).0
 }
 
@@ -43,13 +38,8 @@ pub fn attention_forward(
     sink: Option<Tensor<1>>,
     options: &AttentionOptions,
 ) -> (Tensor<4>, Tensor<3>) {
-    let problem = accept(AttentionProblem::separate(
-        &q,
-        &k,
-        &v,
-        sink.as_ref(),
-        options,
-    ));
+    let problem = AttentionProblem::separate([&q, &k, &v], sink.as_ref(), options);
+    let problem = accept(problem);
     let (out, sums) = attend(&problem, q, k, v, sink);
     (out, sums.log_sum_exp())
 }
@@ -85,12 +75,8 @@ pub fn flash_attention_packed(
     sink: Option<Tensor<1>>,
     options: &AttentionOptions,
 ) -> Tensor<3> {
-    let problem = accept(AttentionProblem::packed(
-        &qkv,
-        heads,
-        sink.as_ref(),
-        options,
-    ));
+    let problem = AttentionProblem::packed(&qkv, heads, sink.as_ref(), options);
+    let problem = accept(problem);
     let [batch, seq, _] = qkv.dims();
     let part = |first: usize, count: usize| {
         let part = qkv

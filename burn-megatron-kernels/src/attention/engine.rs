@@ -5,10 +5,14 @@ use std::fmt::Debug;
 use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;
 
-use super::ops::{AttentionBackwardOp, AttentionForwardOp, Kernels};
-use super::problem::{AttentionGradients, AttentionProblem, ProjectionGradients, Projections};
+use super::ops::{AttentionOp, Kernels, Pass};
+use super::problem::{
+    AttentionGradients, AttentionInputs, AttentionOutputs, AttentionProblem, BackwardInputs,
+    ProjectionGradients, Projections,
+};
 use crate::cpu::wide;
 use crate::flat::accumulate;
+use crate::function::Tensors;
 use crate::gradient::FlatGradients;
 use crate::launch::launch;
 
@@ -28,34 +32,12 @@ pub trait AttentionEngine: Debug + Send + Sync {
     /// The unsupported property, and what would be supported.
     fn supports(&self, problem: &AttentionProblem) -> Result<(), String>;
 
-    /// The output `[batch, queries, heads, value width]` and the log-sum-exp `[batch, heads, queries]`
-    /// of the scores that each query sees, its sink included (f64 for f64, otherwise f32). A query
-    /// that sees nothing gets 0 and minus infinity. `sink` is of the type of the log-sum-exp.
-    ///
-    /// `with_max`: also the largest score of each query, scaled and masked, without the sink, in the shape and the type of
-    /// the log-sum-exp. For a query that sees nothing it is minus infinity, or at most -1e30.
-    fn forward(
-        &self,
-        problem: &AttentionProblem,
-        projections: Projections,
-        sink: Option<Tensor<1>>,
-        with_max: bool,
-    ) -> (Tensor<4>, Tensor<3>, Option<Tensor<3>>);
+    /// Computes the output and the log-sum-exps, and the largest scores if the problem has
+    /// [`with_max`](AttentionProblem::with_max).
+    fn forward(&self, problem: &AttentionProblem, inputs: AttentionInputs) -> AttentionOutputs;
 
-    /// The gradients of the projections, in the form that these came in, and of the sink.
-    ///
-    /// `out` and `lse` may cover more keys than these: probabilities are `exp(score - lse)`. With
-    /// `sums`, and separate projections, the gradients of keys and values are written or added there
-    /// as they were summed; these were checked.
-    fn backward(
-        &self,
-        problem: &AttentionProblem,
-        projections: Projections,
-        sink: Option<Tensor<1>>,
-        result: (Tensor<4>, Tensor<3>),
-        dout: Tensor<4>,
-        sums: Option<FlatGradients>,
-    ) -> AttentionGradients;
+    /// Computes the gradients of the projections, in the form that these came in, and of the sink.
+    fn backward(&self, problem: &AttentionProblem, inputs: BackwardInputs) -> AttentionGradients;
 }
 
 /// The kernels of this crate: tiles in SIMD code on the CPU and in shared memory on CubeCL devices.
@@ -71,129 +53,109 @@ impl AttentionEngine for Portable {
         Ok(())
     }
 
-    fn forward(
-        &self,
-        problem: &AttentionProblem,
-        projections: Projections,
-        sink: Option<Tensor<1>>,
-        with_max: bool,
-    ) -> (Tensor<4>, Tensor<3>, Option<Tensor<3>>) {
-        forward_by(Kernels::Portable, problem, projections, sink, with_max)
+    fn forward(&self, problem: &AttentionProblem, inputs: AttentionInputs) -> AttentionOutputs {
+        Kernels::Portable.forward(problem, inputs)
     }
 
-    fn backward(
-        &self,
+    fn backward(&self, problem: &AttentionProblem, inputs: BackwardInputs) -> AttentionGradients {
+        Kernels::Portable.backward(problem, inputs)
+    }
+}
+
+impl Kernels {
+    /// See [`AttentionEngine::forward`]; launches nothing where no query sees a key.
+    pub(super) fn forward(
+        self,
         problem: &AttentionProblem,
-        projections: Projections,
-        sink: Option<Tensor<1>>,
-        result: (Tensor<4>, Tensor<3>),
-        dout: Tensor<4>,
-        sums: Option<FlatGradients>,
+        AttentionInputs { projections, sink }: AttentionInputs,
+    ) -> AttentionOutputs {
+        if problem.is_empty() {
+            return empty_result(problem, &projections, sink);
+        }
+        let mut inputs = projections.into_tensors();
+        inputs.extend(sink.map(Tensor::into_dispatch));
+        let ranges = problem.options.ranges.as_ref();
+        inputs.extend(ranges.map(|ranges| ranges.of_queries().clone().into_dispatch()));
+        let mut outputs = self.launch(problem, Pass::Forward, inputs).into_iter();
+        let out = next_tensor(&mut outputs);
+        if !problem.with_max {
+            let lse = next_tensor(&mut outputs);
+            let largest = None;
+            return AttentionOutputs { out, lse, largest };
+        }
+        let statistics: Tensor<4> = next_tensor(&mut outputs);
+        let part = |at| statistics.clone().narrow(0, at, 1).squeeze_dim::<3>(0);
+        AttentionOutputs {
+            out,
+            lse: part(0),
+            largest: Some(part(1)),
+        }
+    }
+
+    /// See [`AttentionEngine::backward`]; launches nothing where no query sees a key.
+    pub(super) fn backward(
+        self,
+        problem: &AttentionProblem,
+        given: BackwardInputs,
     ) -> AttentionGradients {
-        backward_by(
-            Kernels::Portable,
-            problem,
-            projections,
-            sink,
-            result,
-            dout,
-            sums,
-        )
-    }
-}
-
-/// [`AttentionEngine::forward`] by these kernels; none where no query sees a key.
-pub(super) fn forward_by(
-    kernels: Kernels,
-    problem: &AttentionProblem,
-    projections: Projections,
-    sink: Option<Tensor<1>>,
-    with_max: bool,
-) -> (Tensor<4>, Tensor<3>, Option<Tensor<3>>) {
-    if problem.is_empty() {
-        let (out, lse) = empty_result(problem, &projections, sink);
-        let unseen = with_max.then(|| lse.full_like(f64::NEG_INFINITY));
-        return (out, lse, unseen);
-    }
-    let mut inputs = projections.into_tensors();
-    inputs.extend(sink.map(Tensor::into_dispatch));
-    let ranges = problem.options.ranges.as_ref();
-    inputs.extend(ranges.map(|ranges| ranges.of_queries().clone().into_dispatch()));
-    let op = AttentionForwardOp {
-        problem: problem.clone(),
-        kernels,
-        with_max,
-    };
-    let mut outputs = launch(op, inputs).into_iter();
-    let out = next_tensor(&mut outputs);
-    if !with_max {
-        return (out, next_tensor(&mut outputs), None);
-    }
-    let statistics: Tensor<4> = next_tensor(&mut outputs);
-    let part = |at| statistics.clone().narrow(0, at, 1).squeeze_dim::<3>(0);
-    (out, part(0), Some(part(1)))
-}
-
-/// [`AttentionEngine::backward`] by these kernels; none where no query sees a key.
-pub(super) fn backward_by(
-    kernels: Kernels,
-    problem: &AttentionProblem,
-    projections: Projections,
-    sink: Option<Tensor<1>>,
-    (out, lse): (Tensor<4>, Tensor<3>),
-    dout: Tensor<4>,
-    sums: Option<FlatGradients>,
-) -> AttentionGradients {
-    if problem.is_empty() {
-        return AttentionGradients {
-            projections: projections.zero_gradients(sums),
-            dsink: sink.map(|sink| sink_gradient(sink, out, lse, dout)),
-        };
-    }
-    let mut inputs = projections.into_tensors();
-    inputs.extend([
-        out.into_dispatch(),
-        lse.into_dispatch(),
-        dout.into_dispatch(),
-    ]);
-    inputs.extend(sink.map(Tensor::into_dispatch));
-    if let Some(ranges) = &problem.options.ranges {
-        let both = [ranges.of_queries(), ranges.of_keys()];
-        inputs.extend(both.map(|bounds| bounds.clone().into_dispatch()));
-    }
-    let places = sums.map(|sums| {
-        inputs.push(sums.flat.into_dispatch());
-        [sums.places[0], sums.places[1]]
-    });
-    let kernel = AttentionBackwardOp {
-        problem: problem.clone(),
-        kernels,
-        places,
-    };
-    let mut outputs = launch(kernel, inputs).into_iter();
-    let projections = if problem.packed {
-        ProjectionGradients::Packed(next_tensor(&mut outputs))
-    } else {
-        let (dq, flat) = (next_tensor(&mut outputs), next_tensor::<1>(&mut outputs));
-        match places {
-            Some(_) => ProjectionGradients::Flat { dq, flat },
-            None => {
-                let (k, v) = (problem.k_shape(), problem.v_shape());
-                let part = |shape: [usize; 4], offset| {
-                    let count = shape.iter().product();
-                    flat.clone().narrow(0, offset, count).reshape(shape)
-                };
-                ProjectionGradients::Separate {
-                    dq,
-                    dk: part(k, 0),
-                    dv: part(v, k.iter().product()),
+        let AttentionInputs { projections, sink } = given.inputs;
+        let ((out, lse), dout, sums) = (given.result, given.dout, given.sums);
+        if problem.is_empty() {
+            return AttentionGradients {
+                projections: projections.zero_gradients(sums),
+                dsink: sink.map(|sink| sink_gradient(sink, out, lse, dout)),
+            };
+        }
+        let mut inputs = projections.into_tensors();
+        inputs.extend([
+            out.into_dispatch(),
+            lse.into_dispatch(),
+            dout.into_dispatch(),
+        ]);
+        inputs.extend(sink.map(Tensor::into_dispatch));
+        if let Some(ranges) = &problem.options.ranges {
+            let both = [ranges.of_queries(), ranges.of_keys()];
+            inputs.extend(both.map(|bounds| bounds.clone().into_dispatch()));
+        }
+        let places = sums.map(|sums| {
+            inputs.push(sums.flat.into_dispatch());
+            [sums.places[0], sums.places[1]]
+        });
+        let outputs = self.launch(problem, Pass::Backward { places }, inputs);
+        let mut outputs = outputs.into_iter();
+        let projections = if problem.packed {
+            ProjectionGradients::Packed(next_tensor(&mut outputs))
+        } else {
+            let (dq, flat) = (next_tensor(&mut outputs), next_tensor::<1>(&mut outputs));
+            match places {
+                Some(_) => ProjectionGradients::Flat { dq, flat },
+                None => {
+                    let (k, v) = (problem.k_shape(), problem.v_shape());
+                    let part = |shape: [usize; 4], offset| {
+                        let count = shape.iter().product();
+                        flat.clone().narrow(0, offset, count).reshape(shape)
+                    };
+                    ProjectionGradients::Separate {
+                        dq,
+                        dk: part(k, 0),
+                        dv: part(v, k.iter().product()),
+                    }
                 }
             }
+        };
+        AttentionGradients {
+            projections,
+            dsink: problem.sink.then(|| next_tensor(&mut outputs)),
         }
-    };
-    AttentionGradients {
-        projections,
-        dsink: problem.sink.then(|| next_tensor(&mut outputs)),
+    }
+
+    fn launch(self, problem: &AttentionProblem, pass: Pass, inputs: Tensors) -> Tensors {
+        let op = AttentionOp {
+            problem: problem.clone(),
+            kernels: self,
+            pass,
+        };
+        launch(op, inputs)
     }
 }
 
@@ -209,7 +171,7 @@ fn empty_result(
     problem: &AttentionProblem,
     projections: &Projections,
     sink: Option<Tensor<1>>,
-) -> (Tensor<4>, Tensor<3>) {
+) -> AttentionOutputs {
     let device = projections.device();
     let out = Tensor::zeros(problem.out_shape(), (&device, problem.dtype));
     let lse = match sink {
@@ -222,7 +184,8 @@ fn empty_result(
             (&device, wide(problem.dtype)),
         ),
     };
-    (out, lse)
+    let largest = problem.with_max.then(|| lse.full_like(f64::NEG_INFINITY));
+    AttentionOutputs { out, lse, largest }
 }
 
 /// The gradient of the sink of a result that covers other keys than those of a problem without any.

@@ -1,16 +1,18 @@
 //! Attention by `mma.sync`, in the shape of FlashAttention-2.
 
-use burn::tensor::{DType, Device, Tensor};
+use burn::tensor::{DType, Device};
 
-use super::engine::{AttentionEngine, backward_by, forward_by};
+use super::engine::AttentionEngine;
 use super::kernel::mma::{MAX_WIDTH, STEP, shared_memory};
 use super::ops::Kernels;
-use super::problem::{AttentionGradients, AttentionProblem, OPERATION, Projections};
+use super::problem::{
+    AttentionGradients, AttentionInputs, AttentionOutputs, AttentionProblem, BackwardInputs,
+    OPERATION, Projections,
+};
 use crate::KernelError;
 use crate::cube::cube_device;
 use crate::cube::mma::missing_support;
 use crate::error::accept;
-use crate::gradient::FlatGradients;
 
 /// The algorithm of Dao, "FlashAttention-2" (2023), by NVIDIA's `mma.sync` of 16 by 8 by 16 in f16 or
 /// bf16 with sums in f32: scores, weights and their gradients stay in registers, `ldmatrix` reads
@@ -129,27 +131,13 @@ impl AttentionEngine for MmaTiles {
         Ok(())
     }
 
-    fn forward(
-        &self,
-        problem: &AttentionProblem,
-        projections: Projections,
-        sink: Option<Tensor<1>>,
-        with_max: bool,
-    ) -> (Tensor<4>, Tensor<3>, Option<Tensor<3>>) {
-        accept(self.check_device(&projections));
-        forward_by(Kernels::Mma, problem, projections, sink, with_max)
+    fn forward(&self, problem: &AttentionProblem, inputs: AttentionInputs) -> AttentionOutputs {
+        accept(self.check_device(&inputs.projections));
+        Kernels::Mma.forward(problem, inputs)
     }
 
-    fn backward(
-        &self,
-        problem: &AttentionProblem,
-        projections: Projections,
-        sink: Option<Tensor<1>>,
-        result: (Tensor<4>, Tensor<3>),
-        dout: Tensor<4>,
-        sums: Option<FlatGradients>,
-    ) -> AttentionGradients {
-        accept(self.check_device(&projections));
-        backward_by(Kernels::Mma, problem, projections, sink, result, dout, sums)
+    fn backward(&self, problem: &AttentionProblem, inputs: BackwardInputs) -> AttentionGradients {
+        accept(self.check_device(&inputs.inputs.projections));
+        Kernels::Mma.backward(problem, inputs)
     }
 }

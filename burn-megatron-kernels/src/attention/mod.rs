@@ -56,7 +56,8 @@ pub use merge::merge;
 pub use mma::MmaTiles;
 pub use options::{AttentionOptions, Heads, KeyRanges, Window};
 pub use problem::{
-    AttentionGradients, AttentionProblem, MAX_WIDTH, ProjectionGradients, Projections,
+    AttentionGradients, AttentionInputs, AttentionOutputs, AttentionProblem, BackwardInputs,
+    MAX_WIDTH, ProjectionGradients, Projections,
 };
 pub use select::{EngineKind, SelectedEngine, select_engine};
 
@@ -100,13 +101,8 @@ pub fn flash_attention_with(
     sink: Option<Tensor<1>>,
     options: &AttentionOptions,
 ) -> Tensor<4> {
-    let problem = accept(AttentionProblem::separate(
-        &q,
-        &k,
-        &v,
-        sink.as_ref(),
-        options,
-    ));
+    let problem = AttentionProblem::separate([&q, &k, &v], sink.as_ref(), options);
+    let problem = accept(problem);
     let mut inputs = [q, k, v].map(Tensor::into_dispatch).to_vec();
     inputs.extend(widened(&problem, sink).map(Tensor::into_dispatch));
     apply(inputs, step(engine, problem))
@@ -141,12 +137,8 @@ pub fn flash_attention_packed_with(
     sink: Option<Tensor<1>>,
     options: &AttentionOptions,
 ) -> Tensor<3> {
-    let problem = accept(AttentionProblem::packed(
-        &qkv,
-        heads,
-        sink.as_ref(),
-        options,
-    ));
+    let problem = AttentionProblem::packed(&qkv, heads, sink.as_ref(), options);
+    let problem = accept(problem);
     let mut inputs = vec![qkv.into_dispatch()];
     inputs.extend(widened(&problem, sink).map(Tensor::into_dispatch));
     apply(inputs, step(engine, problem))
@@ -171,18 +163,11 @@ pub fn attention_forward(
     sink: Option<Tensor<1>>,
     options: &AttentionOptions,
 ) -> (Tensor<4>, Tensor<3>) {
-    let problem = accept(AttentionProblem::separate(
-        &q,
-        &k,
-        &v,
-        sink.as_ref(),
-        options,
-    ));
+    let problem = AttentionProblem::separate([&q, &k, &v], sink.as_ref(), options);
+    let problem = accept(problem);
     check_support(engine, &problem);
-    let sink = widened(&problem, sink);
-    let projections = Projections::Separate { q, k, v };
-    let (out, lse, _) = engine.forward(&problem, projections, sink, false);
-    (out, lse)
+    let outputs = engine.forward(&problem, separate([q, k, v], &problem, sink));
+    (outputs.out, outputs.lse)
 }
 
 /// The gradients of [`attention_forward`] for the gradient `dout` of its output; plain tensors.
@@ -209,22 +194,32 @@ pub fn attention_backward(
     options: &AttentionOptions,
     sums: Option<FlatGradients>,
 ) -> AttentionGradients {
-    let problem = accept(AttentionProblem::separate(
-        &q,
-        &k,
-        &v,
-        sink.as_ref(),
-        options,
-    ));
+    let problem = AttentionProblem::separate([&q, &k, &v], sink.as_ref(), options);
+    let problem = accept(problem);
     accept(problem.check_result(&result, &dout, sums.as_ref()));
     check_support(engine, &problem);
     let narrow = sink.as_ref().map(|sink| sink.dtype());
-    let sink = widened(&problem, sink);
-    let projections = Projections::Separate { q, k, v };
-    let mut gradients = engine.backward(&problem, projections, sink, result, dout, sums);
+    let inputs = BackwardInputs {
+        inputs: separate([q, k, v], &problem, sink),
+        result,
+        dout,
+        sums,
+    };
+    let mut gradients = engine.backward(&problem, inputs);
     let dsink = gradients.dsink.zip(narrow);
     gradients.dsink = dsink.map(|(dsink, dtype)| dsink.cast(dtype));
     gradients
+}
+
+fn separate(
+    [q, k, v]: [Tensor<4>; 3],
+    problem: &AttentionProblem,
+    sink: Option<Tensor<1>>,
+) -> AttentionInputs {
+    AttentionInputs {
+        projections: Projections::Separate { q, k, v },
+        sink: widened(problem, sink),
+    }
 }
 
 /// The sink in the type of the statistics.

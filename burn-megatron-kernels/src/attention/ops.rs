@@ -1,11 +1,9 @@
-//! Attention as device operations.
+//! Attention as a device operation.
 
 use burn::backend::flex::FlexTensor;
 #[cfg(feature = "cubecl")]
 use burn_cubecl::tensor::CubeTensor;
 
-#[cfg(feature = "cubecl")]
-use super::kernel;
 use super::problem::{AttentionProblem, OPERATION};
 use super::{cpu, options::Heads};
 use crate::cpu::wide;
@@ -22,79 +20,50 @@ pub(super) enum Kernels {
     Mma,
 }
 
-/// Inputs: the projections (one or three), the sink, the ranges of the queries; outputs: the output
-/// and the log-sum-exp, followed in the same tensor by the largest scores of the queries if `with_max`.
+/// A direction of attention.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Pass {
+    /// Inputs: the projections (one or three), the sink, the ranges of the queries; outputs: the output
+    /// and the log-sum-exp, followed in the same tensor by the largest scores of the queries if the problem has them.
+    Forward,
+    /// Inputs: the projections, output, log-sum-exp, gradient of the output, the sink, the ranges of the
+    /// queries and those of the keys, the flat buffer; outputs: the gradient of the joint projection, or
+    /// that of the queries and one flat tensor with those of the keys, then of the values; then that of
+    /// the sink.
+    Backward {
+        /// Where the gradients of keys and values go in the flat buffer, if there is one.
+        places: Option<[Place; 2]>,
+    },
+}
+
+/// Attention as a device operation.
 #[derive(Debug)]
-pub(super) struct AttentionForwardOp {
+pub(super) struct AttentionOp {
     pub problem: AttentionProblem,
     pub kernels: Kernels,
-    pub with_max: bool,
+    pub pass: Pass,
 }
 
-/// Inputs: the projections, output, log-sum-exp, gradient of the output, the sink, the ranges of the
-/// queries and those of the keys, the flat buffer; outputs: the gradient of the joint projection, or
-/// that of the queries and one flat tensor with those of the keys, then of the values; then that of
-/// the sink.
-#[derive(Debug)]
-pub(super) struct AttentionBackwardOp {
-    pub problem: AttentionProblem,
-    pub kernels: Kernels,
-    /// Where the gradients of keys and values go in the flat buffer, if there is one.
-    pub places: Option<[Place; 2]>,
-}
-
-impl DeviceOp for AttentionForwardOp {
-    fn name(&self) -> &'static str {
-        OPERATION
-    }
-
-    fn outputs(&self, _inputs: &[Spec]) -> Vec<Spec> {
-        let problem = &self.problem;
-        let statistics = problem.statistics_shape(self.with_max);
-        vec![
-            Spec::new(problem.out_shape(), problem.dtype),
-            Spec::new(statistics, wide(problem.dtype)),
-        ]
-    }
-
-    fn strided(&self) -> bool {
-        true
-    }
-
-    fn cpu(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
-        match self.kernels {
-            Kernels::Portable => cpu::forward(&self.problem, inputs, self.with_max),
-            #[cfg(feature = "cubecl")]
-            Kernels::Mma => {
-                unreachable!("`check_device` accepts only tensors on its CubeCL device")
-            }
-        }
-    }
-
-    #[cfg(feature = "cubecl")]
-    fn cube(&self, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
-        match self.kernels {
-            Kernels::Portable => kernel::forward(&self.problem, inputs, self.with_max),
-            Kernels::Mma => kernel::mma::forward(&self.problem, inputs, self.with_max),
-        }
-    }
-}
-
-impl DeviceOp for AttentionBackwardOp {
+impl DeviceOp for AttentionOp {
     fn name(&self) -> &'static str {
         OPERATION
     }
 
     fn outputs(&self, inputs: &[Spec]) -> Vec<Spec> {
         let problem = &self.problem;
+        let wide = wide(problem.dtype);
+        let Pass::Backward { places } = self.pass else {
+            let statistics = Spec::new(problem.statistics_shape(), wide);
+            return vec![Spec::new(problem.out_shape(), problem.dtype), statistics];
+        };
         let mut outputs = vec![inputs[0].clone()];
-        if self.places.is_some() {
+        if places.is_some() {
             outputs.extend(inputs.last().cloned());
         } else if !problem.packed {
             outputs.push(Spec::new([problem.key_elements()], problem.dtype));
         }
         if problem.sink {
-            outputs.push(Spec::new([problem.heads.heads], wide(problem.dtype)));
+            outputs.push(Spec::new([problem.heads.heads], wide));
         }
         outputs
     }
@@ -104,10 +73,13 @@ impl DeviceOp for AttentionBackwardOp {
     }
 
     fn cpu(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
-        match self.kernels {
-            Kernels::Portable => cpu::backward(&self.problem, inputs, self.places),
+        match (self.kernels, self.pass) {
+            (Kernels::Portable, Pass::Forward) => cpu::forward(&self.problem, inputs),
+            (Kernels::Portable, Pass::Backward { places }) => {
+                cpu::backward(&self.problem, inputs, places)
+            }
             #[cfg(feature = "cubecl")]
-            Kernels::Mma => {
+            (Kernels::Mma, _) => {
                 unreachable!("`check_device` accepts only tensors on its CubeCL device")
             }
         }
@@ -115,18 +87,20 @@ impl DeviceOp for AttentionBackwardOp {
 
     #[cfg(feature = "cubecl")]
     fn cube(&self, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
-        match self.kernels {
-            Kernels::Portable => kernel::backward(&self.problem, inputs, self.places),
-            Kernels::Mma => kernel::mma::backward(&self.problem, inputs, self.places),
-        }
+        super::kernel::run(self, inputs)
     }
 }
 
 impl AttentionProblem {
+    /// The number of tensors that hold the projections.
+    pub(super) fn projections(&self) -> usize {
+        if self.packed { 1 } else { 3 }
+    }
+
     /// The shape of the log-sum-exp, or of it and the largest scores.
-    pub(super) fn statistics_shape(&self, with_max: bool) -> Vec<usize> {
+    pub(super) fn statistics_shape(&self) -> Vec<usize> {
         let rows = self.lse_shape();
-        if with_max {
+        if self.with_max {
             [&[2], &rows[..]].concat()
         } else {
             rows.to_vec()
@@ -168,7 +142,7 @@ impl AttentionProblem {
     }
 
     /// The strides of the gradients of queries, keys and values in the outputs of
-    /// [`AttentionBackwardOp`].
+    /// [`Pass::Backward`].
     #[cfg(feature = "cubecl")]
     pub(super) fn gradient_strides(&self, places: Option<[Place; 2]>) -> [HeadStrides; 3] {
         if self.packed {

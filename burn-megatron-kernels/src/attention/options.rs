@@ -77,33 +77,22 @@ impl KeyRanges {
     ) -> Result<Self, KernelError> {
         let most = ranges.len().max(keys);
         if most > MAX_POSITIONS {
-            return Err(refused(
-                "length",
-                most.to_string(),
-                "at most 2^30 queries and keys",
-            ));
+            return Err(refused("length", most, "at most 2^30 queries and keys"));
         }
         let past = ranges
             .iter()
             .find(|range| range.start > range.end || range.end > keys);
         if let Some(range) = past {
+            let value = format!("[.., {range:?}, ..] of {keys} keys");
             let fits = "ranges that end at or after their start, and at or before the last key";
-            return Err(refused(
-                "ranges",
-                format!("[.., {range:?}, ..] of {keys} keys"),
-                fits,
-            ));
+            return Err(refused("ranges", value, fits));
         }
-        let mut pairs = ranges.windows(2);
-        if let Some(pair) =
-            pairs.find(|pair| pair[0].start > pair[1].start || pair[0].end > pair[1].end)
-        {
+        let falls =
+            |pair: &&[Range<usize>]| pair[0].start > pair[1].start || pair[0].end > pair[1].end;
+        if let Some(pair) = ranges.windows(2).find(falls) {
             let value = format!("[.., {:?}, {:?}, ..]", pair[0], pair[1]);
-            return Err(refused(
-                "ranges",
-                value,
-                "starts and ends that do not decrease",
-            ));
+            let fits = "starts and ends that do not decrease";
+            return Err(refused("ranges", value, fits));
         }
         let of_queries = upload(&ranges, device);
         let transposed = transposed(&ranges, keys);
@@ -130,19 +119,12 @@ impl KeyRanges {
     pub fn of_documents(ends: &[usize], device: &Device) -> Result<Self, KernelError> {
         if let Some(fall) = ends.windows(2).find(|pair| pair[0] > pair[1]) {
             let value = format!("[.., {}, {}, ..]", fall[0], fall[1]);
-            return Err(refused(
-                "ends",
-                value,
-                "cumulative lengths, which do not decrease",
-            ));
+            let fits = "cumulative lengths, which do not decrease";
+            return Err(refused("ends", value, fits));
         }
         let length = ends.last().copied().unwrap_or(0);
         if length > MAX_POSITIONS {
-            return Err(refused(
-                "ends",
-                length.to_string(),
-                "a list that ends at or below 2^30",
-            ));
+            return Err(refused("ends", length, "a list that ends at or below 2^30"));
         }
         let starts = std::iter::once(0).chain(ends.iter().copied());
         let documents = starts.zip(ends.iter().copied());
@@ -184,14 +166,8 @@ impl KeyRanges {
 /// Queries or keys of one sequence: kernels count positions in 32 bits with a sign.
 pub(super) const MAX_POSITIONS: usize = 1 << 30;
 
-fn refused(name: &'static str, value: String, fits: &'static str) -> KernelError {
-    let operation = "visible keys";
-    KernelError::Option {
-        operation,
-        name,
-        value,
-        fits,
-    }
+fn refused(name: &'static str, value: impl ToString, fits: &'static str) -> KernelError {
+    KernelError::option("visible keys", name, value, fits)
 }
 
 /// For each of the keys the queries that see it: those from the first whose range ends after the key to the last

@@ -40,6 +40,44 @@ pub struct AttentionProblem {
     pub sink: bool,
     /// Whether queries, keys and values come as one joint projection.
     pub packed: bool,
+    /// Whether the forward also returns the largest score of each query.
+    pub with_max: bool,
+}
+
+/// The inputs of an attention.
+#[derive(Clone, Debug)]
+pub struct AttentionInputs {
+    /// Queries, keys and values.
+    pub projections: Projections,
+    /// `[heads]`, in the type of the log-sum-exp.
+    pub sink: Option<Tensor<1>>,
+}
+
+/// The results of a forward.
+#[derive(Clone, Debug)]
+pub struct AttentionOutputs {
+    /// `[batch, queries, heads, value width]`. A query that sees no key gets 0.
+    pub out: Tensor<4>,
+    /// `[batch, heads, queries]`: the log-sum-exp of the scores that each query sees, its sink included. It is f64 for f64,
+    /// otherwise f32, and minus infinity for a query that sees no key.
+    pub lse: Tensor<3>,
+    /// The largest score of each query, scaled and masked, without the sink, in the shape and the type of the log-sum-exp.
+    /// For a query that sees nothing it is minus infinity, or at most -1e30.
+    pub largest: Option<Tensor<3>>,
+}
+
+/// The inputs of a backward.
+#[derive(Debug)]
+pub struct BackwardInputs {
+    /// Those of the forward.
+    pub inputs: AttentionInputs,
+    /// Output and log-sum-exp. They may cover more keys than these: probabilities are `exp(score - lse)`.
+    pub result: (Tensor<4>, Tensor<3>),
+    /// The gradient of the output.
+    pub dout: Tensor<4>,
+    /// Where the gradients of keys and values are written or added as they were summed. Only with separate projections,
+    /// and checked.
+    pub sums: Option<FlatGradients>,
 }
 
 /// Queries, keys and values.
@@ -96,9 +134,7 @@ pub enum ProjectionGradients {
 
 impl AttentionProblem {
     pub(super) fn separate(
-        q: &Tensor<4>,
-        k: &Tensor<4>,
-        v: &Tensor<4>,
+        [q, k, v]: [&Tensor<4>; 3],
         sink: Option<&Tensor<1>>,
         options: &AttentionOptions,
     ) -> Result<Self, KernelError> {
@@ -106,16 +142,13 @@ impl AttentionProblem {
         let value_width = v.dims()[3];
         let of_groups = |width| [batch, keys, groups, width];
         if k.dims() != of_groups(width) || v.dims() != of_groups(value_width) {
-            return Err(KernelError::shape(
-                OPERATION,
-                format!(
-                    "queries {:?}, keys {:?} and values {:?} do not agree: expected \
+            return refuse(format!(
+                "queries {:?}, keys {:?} and values {:?} do not agree: expected \
                      [batch, queries, heads, width], [batch, keys, groups, width] and \
                      [batch, keys, groups, value width]",
-                    q.dims(),
-                    k.dims(),
-                    v.dims()
-                ),
+                q.dims(),
+                k.dims(),
+                v.dims()
             ));
         }
         for (other, name) in [(k.dtype(), "keys"), (v.dtype(), "values")] {
@@ -124,7 +157,7 @@ impl AttentionProblem {
                     "queries are {:?}, {name} {other:?}: expected one type",
                     q.dtype()
                 );
-                return Err(KernelError::shape(OPERATION, message));
+                return refuse(message);
             }
         }
         let heads = Heads {
@@ -144,13 +177,10 @@ impl AttentionProblem {
     ) -> Result<Self, KernelError> {
         let [batch, seq, features] = qkv.dims();
         if features != heads.features() {
-            return Err(KernelError::shape(
-                OPERATION,
-                format!(
-                    "a joint projection {:?} does not hold {heads:?}, which takes {} features",
-                    qkv.dims(),
-                    heads.features()
-                ),
+            return refuse(format!(
+                "a joint projection {:?} does not hold {heads:?}, which takes {} features",
+                qkv.dims(),
+                heads.features()
             ));
         }
         let sizes = (batch, seq, seq);
@@ -170,45 +200,38 @@ impl AttentionProblem {
         if queries.max(keys) > MAX_POSITIONS {
             let message =
                 format!("{queries} queries and {keys} keys: expected at most 2^30 of each");
-            return Err(KernelError::shape(OPERATION, message));
+            return refuse(message);
         }
         if let Some(sink) = sink
             && sink.dims() != [heads.heads]
         {
             let (dims, heads) = (sink.dims(), heads.heads);
             let message = format!("a sink {dims:?} for {heads} heads: expected one logit per head");
-            return Err(KernelError::shape(OPERATION, message));
+            return refuse(message);
         }
         if let Some(ranges) = &options.ranges
             && (ranges.queries(), ranges.keys()) != (queries, keys)
         {
             let (rows, columns) = (ranges.queries(), ranges.keys());
-            return Err(KernelError::shape(
-                OPERATION,
-                format!(
-                    "ranges of {rows} queries in {columns} keys for {queries} queries and {keys} keys: \
+            return refuse(format!(
+                "ranges of {rows} queries in {columns} keys for {queries} queries and {keys} keys: \
                      expected as many of each"
-                ),
             ));
         }
         let scale = options.scale.unwrap_or(1.0 / (heads.width as f64).sqrt());
         if !scale.is_finite() {
-            return Err(KernelError::Option {
-                operation: OPERATION,
-                name: "scale",
-                value: scale.to_string(),
-                fits: "a finite number",
-            });
+            return Err(KernelError::option(
+                OPERATION,
+                "scale",
+                scale,
+                "a finite number",
+            ));
         }
         if let Some(cap) = options.soft_cap
             && !(cap as f32 > 0.0 && (cap as f32).is_finite())
         {
-            return Err(KernelError::Option {
-                operation: OPERATION,
-                name: "soft_cap",
-                value: cap.to_string(),
-                fits: "a positive finite f32",
-            });
+            let fits = "a positive finite f32";
+            return Err(KernelError::option(OPERATION, "soft_cap", cap, fits));
         }
         let mut options = options.clone();
         options.scale = Some(scale);
@@ -223,6 +246,7 @@ impl AttentionProblem {
             options,
             sink: sink.is_some(),
             packed,
+            with_max: false,
         })
     }
 
@@ -243,7 +267,7 @@ impl AttentionProblem {
                     given.dtype(),
                     self.dtype
                 );
-                return Err(KernelError::shape(OPERATION, message));
+                return refuse(message);
             }
         }
         let (shape, wide) = (self.lse_shape(), wide(self.dtype));
@@ -253,19 +277,14 @@ impl AttentionProblem {
                 lse.dims(),
                 lse.dtype()
             );
-            return Err(KernelError::shape(OPERATION, message));
+            return refuse(message);
         }
         sums.map_or(Ok(()), |sums| self.check_sums(sums))
     }
 
     fn check_sums(&self, sums: &FlatGradients) -> Result<(), KernelError> {
         let (flat, wide) = (&sums.flat, wide(self.dtype));
-        let refused = |name, value, fits| KernelError::Option {
-            operation: OPERATION,
-            name,
-            value,
-            fits,
-        };
+        let refused = |name, value, fits| KernelError::option(OPERATION, name, value, fits);
         if flat.dtype() != wide {
             let value = format!("{:?} beside {:?}", flat.dtype(), self.dtype);
             let fits = "F32, and F64 for F64";
@@ -287,7 +306,7 @@ impl AttentionProblem {
         for (name, width) in [("heads", self.heads.width), ("values", self.value_width)] {
             if width == 0 || width > MAX_WIDTH {
                 let message = format!("{name} of width {width}: expected 1 to {MAX_WIDTH}");
-                return Err(KernelError::shape(OPERATION, message));
+                return refuse(message);
             }
         }
         Ok(())
@@ -325,12 +344,16 @@ impl AttentionProblem {
     }
 }
 
+fn refuse<T>(message: String) -> Result<T, KernelError> {
+    Err(KernelError::shape(OPERATION, message))
+}
+
 fn check_heads(heads: Heads) -> Result<(), KernelError> {
     if heads.groups == 0 || heads.heads == 0 || !heads.heads.is_multiple_of(heads.groups) {
         let (heads, groups) = (heads.heads, heads.groups);
         let message =
             format!("{heads} heads for {groups} groups: expected a multiple of the groups");
-        return Err(KernelError::shape(OPERATION, message));
+        return refuse(message);
     }
     Ok(())
 }

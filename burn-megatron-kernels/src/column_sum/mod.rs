@@ -117,10 +117,7 @@ impl DeviceOp for ColumnSumOp {
     #[cfg(feature = "cubecl")]
     fn cube(&self, mut inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
         let x = inputs.remove(0);
-        let target = match self.place {
-            Some(place) => kernel::SumTarget::Flat(inputs.remove(0), vec![place]),
-            None => kernel::SumTarget::Each(wide(x.dtype)),
-        };
+        let target = kernel::SumTarget::new(inputs.pop(), self.place, wide(x.dtype));
         kernel::column_sum(x, self.columns, target)
     }
 }

@@ -4,7 +4,7 @@ use burn::backend::DispatchTensor;
 use burn::tensor::{Int, Tensor};
 
 use super::{CrossEntropyOptions, VocabularyShard, combined, gradient, statistics};
-use crate::Function;
+use crate::function::{Function, Gradients, Tensors};
 
 /// Logits `[rows, width]` to the loss `[rows]`.
 #[derive(Debug)]
@@ -29,12 +29,7 @@ impl Function for CrossEntropy {
         (loss.into_dispatch(), saved)
     }
 
-    fn backward(
-        &self,
-        mut saved: Vec<DispatchTensor>,
-        output: DispatchTensor,
-        needed: &[bool],
-    ) -> Vec<Option<DispatchTensor>> {
+    fn backward(&self, mut saved: Tensors, output: DispatchTensor, needed: &[bool]) -> Gradients {
         if !needed[0] {
             return vec![None];
         }

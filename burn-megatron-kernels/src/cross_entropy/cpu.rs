@@ -4,7 +4,7 @@ use burn::backend::flex::FlexTensor;
 use burn::tensor::DType;
 
 use super::STATISTICS;
-use super::ops::{LossWeights, Vocabulary};
+use super::ops::{LossOp, LossWeights, Vocabulary};
 use crate::cpu::{
     Element, Real, for_each_task, for_float, rows_per_task, slice, tensor, vectorized,
 };
@@ -65,11 +65,8 @@ fn targets(tensor: &FlexTensor) -> Vec<i64> {
 }
 
 /// Logits `[rows, width]` to `[rows, 4]`.
-pub(super) fn statistics(
-    logits: &FlexTensor,
-    target: &FlexTensor,
-    vocabulary: &Vocabulary,
-) -> FlexTensor {
+pub(super) fn statistics(op: &LossOp, logits: &FlexTensor, target: &FlexTensor) -> FlexTensor {
+    let vocabulary = &op.vocabulary;
     let [rows, width] = dims(logits);
     let targets = targets(target);
     for_float!(logits.dtype(), E => {
@@ -207,12 +204,7 @@ fn fold<W: Real>(mut lanes: [W; LANES], join: impl Fn(W, W) -> W) -> W {
 }
 
 /// Statistics `[parts, rows, 4]` to the loss and the log-sum-exp.
-pub(super) fn combine(
-    parts: &FlexTensor,
-    target: &FlexTensor,
-    vocabulary: &Vocabulary,
-    weights: &LossWeights,
-) -> Vec<FlexTensor> {
+pub(super) fn combine(op: &LossOp, parts: &FlexTensor, target: &FlexTensor) -> Vec<FlexTensor> {
     let targets = targets(target);
     for_float!(parts.dtype(), E => {
         let parts = slice::<E>(parts);
@@ -221,7 +213,7 @@ pub(super) fn combine(
             .map(|(row, target)| {
                 let parts = parts.chunks_exact(STATISTICS);
                 let parts = parts.skip(row).step_by(targets.len());
-                combine_row(parts, vocabulary.target(*target), weights)
+                combine_row(parts, op.vocabulary.target(*target), &op.weights)
             })
             .unzip();
         let shape = [targets.len()];
@@ -263,14 +255,8 @@ fn combine_row<'a, E: Element>(
 }
 
 /// The gradient of the logits, in their memory if that is not shared.
-pub(super) fn gradient(
-    inputs: Vec<FlexTensor>,
-    vocabulary: &Vocabulary,
-    weights: &LossWeights,
-) -> FlexTensor {
-    let Ok([mut logits, target, lse, gradient]) = <[FlexTensor; 4]>::try_from(inputs) else {
-        unreachable!("`GradientOp` is launched with four inputs")
-    };
+pub(super) fn gradient(op: &LossOp, inputs: [FlexTensor; 4]) -> FlexTensor {
+    let [mut logits, target, lse, gradient] = inputs;
     let [rows, width] = dims(&logits);
     let targets = targets(&target);
     for_float!(logits.dtype(), E => {
@@ -282,8 +268,8 @@ pub(super) fn gradient(
                 for (i, values) in values.chunks_exact_mut(width).enumerate() {
                     let row = task * tasks + i;
                     let from = from.map(|from| &from[row * width..][..width]);
-                    let target = vocabulary.target(targets[row]);
-                    let row = RowGradient::new(target, vocabulary, weights, lse[row], gradient[row]);
+                    let target = op.vocabulary.target(targets[row]);
+                    let row = RowGradient::new(op, target, lse[row], gradient[row]);
                     vectorized(#[inline(always)] || row.write(values, from));
                 }
             });
@@ -315,13 +301,8 @@ struct RowGradient<W> {
 }
 
 impl<W: Real> RowGradient<W> {
-    fn new(
-        target: RowTarget,
-        vocabulary: &Vocabulary,
-        weights: &LossWeights,
-        lse: W,
-        gradient: W,
-    ) -> Self {
+    fn new(op: &LossOp, target: RowTarget, lse: W, gradient: W) -> Self {
+        let (vocabulary, weights) = (&op.vocabulary, &op.weights);
         let gradient = match target {
             RowTarget::Invalid => W::of(f64::NAN),
             _ => gradient,

@@ -40,7 +40,7 @@ use burn::tensor::{DType, Int, IntDType, Tensor};
 use crate::apply;
 use crate::cpu::wide;
 use crate::error::{KernelError, accept};
-use crate::launch::{launch, launch_one};
+use crate::launch::{exactly, launch, launch_one};
 
 mod backward;
 pub mod composed;
@@ -51,7 +51,7 @@ mod ops;
 #[cfg(test)]
 mod tests;
 
-use ops::{CombineOp, GradientOp, LossAndGradientOp, LossWeights, StatisticsOp, Vocabulary};
+use ops::LossPart;
 
 /// The statistics of a row: maximum, sum of exponentials, target's logit, sum.
 const STATISTICS: usize = 4;
@@ -109,7 +109,7 @@ pub fn cross_entropy(
     let part = VocabularyShard { first: 0, tokens };
     accept(check(&logits, &targets, &part, options));
     let function = backward::CrossEntropy {
-        targets: kernel_targets(targets),
+        targets: Tensor::from_dispatch(kernel_targets(targets)),
         part,
         options: options.clone(),
     };
@@ -128,15 +128,9 @@ pub fn cross_entropy(
 /// As [`cross_entropy`], and when the vocabulary has no token or more than 2^31 - 1.
 pub fn statistics(logits: Tensor<2>, targets: Tensor<1, Int>, part: &VocabularyShard) -> Tensor<2> {
     accept(check(&logits, &targets, part, &Default::default()));
-    let [_, width] = logits.dims();
-    let kernel = StatisticsOp {
-        vocabulary: Vocabulary::new(part, width, None),
-    };
-    let inputs = vec![
-        logits.into_dispatch(),
-        kernel_targets(targets).into_dispatch(),
-    ];
-    Tensor::from_dispatch(launch_one(kernel, inputs))
+    let op = LossPart::Statistics.op(part, logits.dims()[1], &Default::default());
+    let inputs = vec![logits.into_dispatch(), kernel_targets(targets)];
+    Tensor::from_dispatch(launch_one(op, inputs))
 }
 
 /// The loss `[rows]` and the log-sum-exp `[rows]` from the [`statistics`] of all parts
@@ -164,22 +158,9 @@ fn combined(
     tokens: usize,
     options: &CrossEntropyOptions,
 ) -> (Tensor<1>, Tensor<1>) {
-    let kernel = CombineOp {
-        vocabulary: Vocabulary::new(
-            &VocabularyShard { first: 0, tokens },
-            tokens,
-            options.ignore,
-        ),
-        weights: LossWeights::new(tokens, options),
-    };
-    let inputs = vec![parts, kernel_targets(targets).into_dispatch()];
-    let mut results = launch(kernel, inputs)
-        .into_iter()
-        .map(Tensor::from_dispatch);
-    match (results.next(), results.next()) {
-        (Some(loss), Some(lse)) => (loss, lse),
-        _ => unreachable!("`CombineOp` has two outputs"),
-    }
+    let op = LossPart::Combine.op(&VocabularyShard { first: 0, tokens }, tokens, options);
+    let outputs = launch(op, vec![parts, kernel_targets(targets)]);
+    exactly(outputs).map(Tensor::from_dispatch).into()
 }
 
 /// The gradient of a part's logits, `[rows, width]` in their type.
@@ -201,18 +182,14 @@ pub fn gradient(
 ) -> Tensor<2> {
     accept(check(&logits, &targets, part, options));
     accept(check_gradient(&logits, &lse, &gradient));
-    let [_, width] = logits.dims();
-    let kernel = GradientOp {
-        vocabulary: Vocabulary::new(part, width, options.ignore),
-        weights: LossWeights::new(part.tokens, options),
-    };
+    let op = LossPart::Gradient.op(part, logits.dims()[1], options);
     let inputs = vec![
         logits.into_dispatch(),
-        kernel_targets(targets).into_dispatch(),
+        kernel_targets(targets),
         lse.into_dispatch(),
         gradient.into_dispatch(),
     ];
-    Tensor::from_dispatch(launch_one(kernel, inputs))
+    Tensor::from_dispatch(launch_one(op, inputs))
 }
 
 /// The loss `[rows]` and the gradient of the logits from `upstream`, the gradient `[rows]` of the loss, which is known
@@ -236,32 +213,24 @@ pub fn loss_and_gradient(
     accept(check(&logits, &targets, &part, options));
     accept(check_gradient(&logits, &upstream, &upstream));
     accept(check_whole(&logits, tokens));
-    let [_, width] = logits.dims();
-    let kernel = LossAndGradientOp {
-        vocabulary: Vocabulary::new(&part, width, options.ignore),
-        weights: LossWeights::new(tokens, options),
-    };
+    let op = LossPart::LossAndGradient.op(&part, logits.dims()[1], options);
     let inputs = vec![
         logits.into_dispatch(),
-        kernel_targets(targets).into_dispatch(),
+        kernel_targets(targets),
         upstream.into_dispatch(),
     ];
-    let mut results = launch(kernel, inputs).into_iter();
-    match (results.next(), results.next()) {
-        (Some(loss), Some(gradient)) => {
-            (Tensor::from_dispatch(loss), Tensor::from_dispatch(gradient))
-        }
-        _ => unreachable!("`LossAndGradientOp` has two outputs"),
-    }
+    let [loss, gradient] = exactly(launch(op, inputs));
+    (Tensor::from_dispatch(loss), Tensor::from_dispatch(gradient))
 }
 
 /// Targets without autodiff, in a type that the kernels support.
-fn kernel_targets(targets: Tensor<1, Int>) -> Tensor<1, Int> {
-    widened(if targets.is_autodiff() {
+fn kernel_targets(targets: Tensor<1, Int>) -> DispatchTensor {
+    let targets = if targets.is_autodiff() {
         targets.inner()
     } else {
         targets
-    })
+    };
+    widened(targets).into_dispatch()
 }
 
 /// Targets in a type that holds every token: 32 or 64 bits.
@@ -308,23 +277,18 @@ fn check(
 }
 
 fn check_options(tokens: usize, options: &CrossEntropyOptions) -> Result<(), KernelError> {
-    let wrong = |name, value: String, fits| {
-        Err(KernelError::Option {
-            operation: NAME,
-            name,
-            value,
-            fits,
-        })
+    let wrong = |name, value: &dyn ToString, fits| {
+        Err(KernelError::option(NAME, name, value.to_string(), fits))
     };
     if tokens == 0 || tokens > i32::MAX as usize {
-        return wrong("tokens", tokens.to_string(), "1 to 2147483647");
+        return wrong("tokens", &tokens, "1 to 2147483647");
     }
     if !(0.0..1.0).contains(&options.label_smoothing) {
-        let value = options.label_smoothing.to_string();
-        return wrong("label_smoothing", value, "0 up to, but not including, 1");
+        let fits = "0 up to, but not including, 1";
+        return wrong("label_smoothing", &options.label_smoothing, fits);
     }
     if !options.z_loss.is_finite() || options.z_loss < 0.0 {
-        return wrong("z_loss", options.z_loss.to_string(), "0 or more");
+        return wrong("z_loss", &options.z_loss, "0 or more");
     }
     Ok(())
 }

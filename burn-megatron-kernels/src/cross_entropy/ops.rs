@@ -1,12 +1,14 @@
-//! The three parts as device operations, with their parameters.
+//! The parts of the loss as one device operation, with its parameters.
 
 use burn::backend::flex::FlexTensor;
 #[cfg(feature = "cubecl")]
 use burn_cubecl::tensor::CubeTensor;
 
+#[cfg(feature = "cubecl")]
+use super::kernel;
 use super::{CrossEntropyOptions, NAME, STATISTICS, VocabularyShard, cpu};
 use crate::cpu::wide;
-use crate::launch::{DeviceOp, InPlace, Spec};
+use crate::launch::{DeviceOp, InPlace, Spec, exactly};
 
 /// The columns of a launch.
 #[derive(Clone, Copy, Debug)]
@@ -64,129 +66,93 @@ impl LossWeights {
     }
 }
 
-/// Logits `[rows, width]` and targets `[rows]` to `[rows, 4]`.
+/// A part of the loss. The targets are `[rows]`, and so are losses, log-sum-exps and their gradients.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum LossPart {
+    /// Logits `[rows, width]` and targets to `[rows, 4]`.
+    Statistics,
+    /// Statistics `[parts, rows, 4]`, or `[rows, 4]` of the only part, and targets to the loss and the log-sum-exp.
+    Combine,
+    /// Logits `[rows, width]`, targets, log-sum-exp and gradient of the loss to the gradient of the logits.
+    Gradient,
+    /// Logits `[rows, width]` of the whole vocabulary, targets and gradient of the loss to the loss and the gradient of the
+    /// logits.
+    LossAndGradient,
+}
+
+impl LossPart {
+    /// The operation on `width` columns of a part of the vocabulary.
+    pub(super) fn op(
+        self,
+        part: &VocabularyShard,
+        width: usize,
+        options: &CrossEntropyOptions,
+    ) -> LossOp {
+        LossOp {
+            part: self,
+            vocabulary: Vocabulary::new(part, width, options.ignore),
+            weights: LossWeights::new(part.tokens, options),
+        }
+    }
+}
+
+/// A part of the loss as a device operation.
 #[derive(Debug)]
-pub(super) struct StatisticsOp {
-    pub vocabulary: Vocabulary,
-}
-
-impl DeviceOp for StatisticsOp {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
-    fn outputs(&self, inputs: &[Spec]) -> Vec<Spec> {
-        let rows = inputs[0].shape[0];
-        vec![Spec::new([rows, STATISTICS], wide(inputs[0].dtype))]
-    }
-
-    fn cpu(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
-        vec![cpu::statistics(&inputs[0], &inputs[1], &self.vocabulary)]
-    }
-
-    #[cfg(feature = "cubecl")]
-    fn cube(&self, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
-        super::kernel::statistics(inputs, &self.vocabulary)
-    }
-}
-
-/// Statistics `[parts, rows, 4]`, or `[rows, 4]` of the only part, and targets `[rows]` to the loss
-/// and the log-sum-exp, `[rows]`.
-#[derive(Debug)]
-pub(super) struct CombineOp {
-    pub vocabulary: Vocabulary,
-    pub weights: LossWeights,
-}
-
-impl DeviceOp for CombineOp {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
-    fn outputs(&self, inputs: &[Spec]) -> Vec<Spec> {
-        let row = Spec::new(inputs[1].shape.clone(), inputs[0].dtype);
-        vec![row.clone(), row]
-    }
-
-    fn cpu(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
-        cpu::combine(&inputs[0], &inputs[1], &self.vocabulary, &self.weights)
-    }
-
-    #[cfg(feature = "cubecl")]
-    fn cube(&self, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
-        super::kernel::combine(inputs, &self.vocabulary, &self.weights)
-    }
-}
-
-/// Logits `[rows, width]`, targets, log-sum-exp and gradient of the loss, `[rows]` each, to the
-/// gradient of the logits.
-#[derive(Debug)]
-pub(super) struct GradientOp {
+pub(super) struct LossOp {
+    pub part: LossPart,
     pub vocabulary: Vocabulary,
     pub weights: LossWeights,
 }
 
-impl DeviceOp for GradientOp {
+impl DeviceOp for LossOp {
     fn name(&self) -> &'static str {
         NAME
     }
 
     fn outputs(&self, inputs: &[Spec]) -> Vec<Spec> {
-        vec![inputs[0].clone()]
+        let first = inputs[0].clone();
+        match self.part {
+            LossPart::Statistics => {
+                vec![Spec::new([first.shape[0], STATISTICS], wide(first.dtype))]
+            }
+            LossPart::Combine => vec![Spec::new(inputs[1].shape.clone(), first.dtype); 2],
+            LossPart::Gradient => vec![first],
+            LossPart::LossAndGradient => vec![inputs[2].clone(), first],
+        }
     }
 
     fn in_place(&self) -> Option<InPlace> {
-        Some(InPlace::FIRST)
+        match self.part {
+            LossPart::Statistics | LossPart::Combine => None,
+            LossPart::Gradient => Some(InPlace::FIRST),
+            LossPart::LossAndGradient => Some(InPlace {
+                input: 0,
+                output: 1,
+            }),
+        }
     }
 
     fn cpu(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
-        vec![cpu::gradient(inputs, &self.vocabulary, &self.weights)]
+        match self.part {
+            LossPart::Statistics => vec![cpu::statistics(self, &inputs[0], &inputs[1])],
+            LossPart::Combine => cpu::combine(self, &inputs[0], &inputs[1]),
+            LossPart::Gradient => vec![cpu::gradient(self, exactly(inputs))],
+            LossPart::LossAndGradient => {
+                let [logits, targets, upstream] = exactly(inputs);
+                let parts = cpu::statistics(self, &logits, &targets);
+                let [loss, lse] = exactly(cpu::combine(self, &parts, &targets));
+                vec![loss, cpu::gradient(self, [logits, targets, lse, upstream])]
+            }
+        }
     }
 
     #[cfg(feature = "cubecl")]
     fn cube(&self, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
-        super::kernel::gradient(inputs, &self.vocabulary, &self.weights)
-    }
-}
-
-/// Logits `[rows, width]` of the whole vocabulary, targets and gradient of the loss, `[rows]` each, to the loss `[rows]`
-/// and the gradient of the logits.
-#[derive(Debug)]
-pub(super) struct LossAndGradientOp {
-    pub vocabulary: Vocabulary,
-    pub weights: LossWeights,
-}
-
-impl DeviceOp for LossAndGradientOp {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
-    fn outputs(&self, inputs: &[Spec]) -> Vec<Spec> {
-        vec![inputs[2].clone(), inputs[0].clone()]
-    }
-
-    fn in_place(&self) -> Option<InPlace> {
-        Some(InPlace {
-            input: 0,
-            output: 1,
-        })
-    }
-
-    fn cpu(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
-        let Ok([logits, targets, upstream]) = <[FlexTensor; 3]>::try_from(inputs) else {
-            unreachable!("it is launched with three inputs")
-        };
-        let parts = cpu::statistics(&logits, &targets, &self.vocabulary);
-        let mut outputs = cpu::combine(&parts, &targets, &self.vocabulary, &self.weights);
-        let lse = outputs.remove(1);
-        let inputs = vec![logits, targets, lse, upstream];
-        outputs.push(cpu::gradient(inputs, &self.vocabulary, &self.weights));
-        outputs
-    }
-
-    #[cfg(feature = "cubecl")]
-    fn cube(&self, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
-        super::kernel::loss_and_gradient(inputs, &self.vocabulary, &self.weights)
+        match self.part {
+            LossPart::Statistics => vec![kernel::statistics(self, exactly(inputs))],
+            LossPart::Combine => kernel::combine(self, exactly(inputs)).into(),
+            LossPart::Gradient => vec![kernel::gradient(self, exactly(inputs))],
+            LossPart::LossAndGradient => kernel::loss_and_gradient(self, exactly(inputs)).into(),
+        }
     }
 }

@@ -1,11 +1,13 @@
 //! The launch of a row kernel: vector size, units, reduction.
 
-use burn::backend::DispatchDevice;
+use burn::backend::{DispatchDevice, TensorMetadata};
 use burn::tensor::{DType, Shape};
 use burn_cubecl::{CubeDevice, ops::numeric::empty_device_contiguous_dtype, tensor::CubeTensor};
 use cubecl::client::Client;
 use cubecl::features::Plane;
-use cubecl::prelude::{ComptimeOptionArgs, CubeCount, CubeDim, CubePrimitive, OwnedTensor};
+use cubecl::prelude::{
+    ComptimeOptionArgs, CubeCount, CubeDim, CubePrimitive, OwnedTensor, TensorArg,
+};
 
 /// The method by which the units of a cube reduce values: plane operations, or shared memory alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -63,6 +65,11 @@ impl RowPlan {
             columns,
             reduction: reduction(has_planes),
         }
+    }
+
+    /// Whether sums over the units of a cube use plane operations.
+    pub(crate) fn planes(&self) -> bool {
+        self.reduction == Reduction::Planes
     }
 
     /// The units as a cube's dimension.
@@ -132,13 +139,6 @@ pub(crate) fn matrix_sizes(tensor: &CubeTensor) -> [usize; 2] {
     [shape[0], shape[1]]
 }
 
-/// The argument for a tensor that a kernel may have.
-pub(crate) fn optional<T: CubePrimitive>(
-    tensor: Option<CubeTensor>,
-) -> ComptimeOptionArgs<OwnedTensor<T>> {
-    tensor.map(CubeTensor::into_tensor_arg).into()
-}
-
 /// Allocates an output on the device of `like`: contiguous, not initialised.
 pub(crate) fn empty(like: &CubeTensor, shape: impl Into<Shape>, dtype: DType) -> CubeTensor {
     empty_device_contiguous_dtype(
@@ -147,6 +147,25 @@ pub(crate) fn empty(like: &CubeTensor, shape: impl Into<Shape>, dtype: DType) ->
         shape.into(),
         dtype,
     )
+}
+
+/// Allocates an output of the shape and the type of `x`, and returns it with the argument for it: `x` itself, where that is
+/// uniquely owned.
+pub(crate) fn output_over(x: &CubeTensor) -> (CubeTensor, TensorArg) {
+    // Checked before a second handle shares the memory.
+    if x.can_mut() {
+        (x.clone(), x.as_tensor_alias(0))
+    } else {
+        let output = empty(x, x.shape(), x.dtype);
+        (output.clone(), output.into_tensor_arg())
+    }
+}
+
+/// The argument for a tensor that a kernel may do without.
+pub(crate) fn optional<T: CubePrimitive>(
+    tensor: Option<CubeTensor>,
+) -> ComptimeOptionArgs<OwnedTensor<T>> {
+    tensor.map(CubeTensor::into_tensor_arg).into()
 }
 
 /// Uploads numbers to the device of `like`.

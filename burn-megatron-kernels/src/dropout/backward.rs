@@ -7,9 +7,9 @@ use burn::tensor::{DType, Tensor};
 use burn_cubecl::tensor::CubeTensor;
 
 use super::{DropoutMask, NAME, RowSizes, cpu};
-use crate::Function;
 use crate::column_sum::bias_gradient;
 use crate::cpu::wide;
+use crate::function::{Function, Gradients, Tensors};
 use crate::gradient::{self, Destination, FlatGradients, Place};
 use crate::launch::{DeviceOp, Spec, launch, launch_one};
 
@@ -37,12 +37,7 @@ impl Function for BiasDropoutAdd {
         (launch_one(kernel, inputs), vec![])
     }
 
-    fn backward(
-        &self,
-        _saved: Vec<DispatchTensor>,
-        gradient: DispatchTensor,
-        needed: &[bool],
-    ) -> Vec<Option<DispatchTensor>> {
+    fn backward(&self, _saved: Tensors, gradient: DispatchTensor, needed: &[bool]) -> Gradients {
         let bias = self.bias.filter(|_| needed[1]);
         if self.mask.is_none() && gradient.dtype() == self.input {
             return self.handed_on(gradient, bias);
@@ -74,11 +69,7 @@ impl Function for BiasDropoutAdd {
 
 impl BiasDropoutAdd {
     /// The gradients where nothing is dropped or rounded: the gradient of the output is that of `x`.
-    fn handed_on(
-        &self,
-        gradient: DispatchTensor,
-        bias: Option<DType>,
-    ) -> Vec<Option<DispatchTensor>> {
+    fn handed_on(&self, gradient: DispatchTensor, bias: Option<DType>) -> Gradients {
         let mut gradients = vec![Some(gradient.clone())];
         if self.bias.is_some() {
             let destination = self.destination.as_ref();

@@ -3,10 +3,8 @@
 
 use burn::backend::TensorMetadata;
 use burn::backend::flex::FlexTensor;
-use burn::tensor::{DType, bf16, f16};
 
 use super::backward::{DropoutBackwardOp, DropoutForwardOp};
-use super::{DropoutMask, RowSizes};
 use crate::column_sum::cpu::write;
 use crate::cpu::{Element, Real, for_float, map_tasks, rows_per_task, slice, tensor, vectorized};
 
@@ -15,46 +13,16 @@ const CHUNK: usize = 2048;
 /// Rows of a task that sums them, so that the sums of the tasks are few beside the rows.
 const SUMMED_ROWS: usize = 64;
 
-/// Calls `$work` with the types of the narrower and of the wider side of the operation.
-macro_rules! for_pair {
-    ($dtypes:expr, $input:ident, $output:ident => $work:expr) => {
-        match $dtypes {
-            (DType::F16, DType::F32) => {
-                type $input = f16;
-                type $output = f32;
-                $work
-            }
-            (DType::BF16, DType::F32) => {
-                type $input = bf16;
-                type $output = f32;
-                $work
-            }
-            (dtype, _) => for_float!(dtype, Same => {
-                type $input = Same;
-                type $output = Same;
-                $work
-            }),
-        }
-    };
-}
-
-pub(super) fn forward(kernel: &DropoutForwardOp, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
+pub(super) fn forward(op: &DropoutForwardOp, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
     let mut rest = inputs[1..].iter();
-    let bias = rest.next().filter(|_| kernel.bias);
-    let residual = if kernel.residual { inputs.last() } else { None };
+    let bias = rest.next().filter(|_| op.bias);
+    let residual = if op.residual { inputs.last() } else { None };
     let input = &inputs[0];
-    let dtype = residual.unwrap_or(input).dtype();
-    for_pair!((input.dtype(), dtype), I, O => {
-        let bias = bias.map(widen::<<I as Element>::Wide>);
-        let mut output = vec![O::narrow(<O as Element>::Wide::ZERO); kernel.sizes.elements];
-        forward_as::<I, O>(
-            kernel,
-            slice(input),
-            bias.as_deref(),
-            residual.map(slice),
-            &mut output,
-        );
-        vec![tensor(output, input.shape())]
+    let is_wider = residual.is_some_and(|residual| residual.dtype() != input.dtype());
+    for_float!(input.dtype(), I => if is_wider {
+        vec![forward_as::<I, <I as Element>::Wide>(op, input, bias, residual)]
+    } else {
+        vec![forward_as::<I, I>(op, input, bias, residual)]
     })
 }
 
@@ -66,17 +34,20 @@ fn widen<W: Real>(bias: &FlexTensor) -> Vec<W> {
 }
 
 fn forward_as<I: Element, O: Element<Wide = I::Wide>>(
-    kernel: &DropoutForwardOp,
-    input: &[I],
-    bias: Option<&[I::Wide]>,
-    residual: Option<&[O]>,
-    output: &mut [O],
-) {
-    let width = kernel.sizes.width;
+    op: &DropoutForwardOp,
+    x: &FlexTensor,
+    bias: Option<&FlexTensor>,
+    residual: Option<&FlexTensor>,
+) -> FlexTensor {
+    let (input, residual) = (slice::<I>(x), residual.map(slice::<O>));
+    let bias = bias.map(widen::<I::Wide>);
+    let bias = bias.as_deref();
+    let mut output = vec![O::narrow(O::Wide::ZERO); op.sizes.elements];
+    let width = op.sizes.width;
     let task = rows_per_task(width) * width;
     for_tasks(
         task,
-        output,
+        &mut output,
         #[inline(always)]
         |first, output: &mut [O]| {
             let mut buffer = vec![I::Wide::ZERO; piece(width)];
@@ -84,7 +55,7 @@ fn forward_as<I: Element, O: Element<Wide = I::Wide>>(
                 let start = first + i * piece(width);
                 let values = &mut buffer[..output.len()];
                 load(values, &input[start..start + output.len()], bias, width);
-                if let Some(mask) = &kernel.mask {
+                if let Some(mask) = &op.mask {
                     mask.multiply(start, values);
                 }
                 match residual {
@@ -94,6 +65,7 @@ fn forward_as<I: Element, O: Element<Wide = I::Wide>>(
             }
         },
     );
+    tensor(output, x.shape())
 }
 
 /// Runs `work(first element, its values)` for tasks of a fixed size; returns what they give, in
@@ -151,34 +123,29 @@ fn narrow<O: Element>(output: &mut [O], values: &[O::Wide]) {
     }
 }
 
-pub(super) fn backward(kernel: &DropoutBackwardOp, mut inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
-    let target = kernel.place.map(|place| (inputs.remove(1), vec![place]));
+pub(super) fn backward(op: &DropoutBackwardOp, mut inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
+    let target = op.place.map(|place| (inputs.remove(1), vec![place]));
     let gradient = &inputs[0];
-    let shape = gradient.shape();
-    for_pair!((kernel.input, gradient.dtype()), I, O => {
-        let mut result = vec![I::narrow(<I as Element>::Wide::ZERO); kernel.sizes.elements];
-        let gradient = slice::<O>(gradient);
-        let partial_sums = backward_as::<I, O>(kernel.sizes, kernel.mask, kernel.bias, gradient, &mut result);
-        let mut outputs = vec![tensor(result, shape)];
-        if let Some(sum) = partial_sums {
-            let sum: Vec<_> = sum.into_iter().map(<I as Element>::Wide::of).collect();
-            let sum = tensor(sum, [kernel.sizes.width]);
-            let dtype = sum.dtype();
-            outputs.extend(write(vec![sum], dtype, target));
-        }
-        outputs
-    })
+    let (result, sum) = for_float!(op.input, I => if gradient.dtype() != op.input {
+        backward_as::<I, <I as Element>::Wide>(op, gradient)
+    } else {
+        backward_as::<I, I>(op, gradient)
+    });
+    let sum = sum.map(|sum| {
+        let dtype = sum.dtype();
+        write(vec![sum], dtype, target)
+    });
+    [vec![result], sum.unwrap_or_default()].concat()
 }
 
-/// Fills `result` with the gradient of the input; returns the sum of its rows if requested.
+/// The gradient of the input, and the sum of its rows if requested.
 fn backward_as<I: Element, O: Element<Wide = I::Wide>>(
-    sizes: RowSizes,
-    mask: Option<DropoutMask>,
-    summed: bool,
-    gradient: &[O],
-    result: &mut [I],
-) -> Option<Vec<f64>> {
-    let width = sizes.width;
+    op: &DropoutBackwardOp,
+    of_output: &FlexTensor,
+) -> (FlexTensor, Option<FlexTensor>) {
+    let (mask, summed, gradient) = (op.mask, op.bias, slice::<O>(of_output));
+    let mut result = vec![I::narrow(I::Wide::ZERO); op.sizes.elements];
+    let width = op.sizes.width;
     let rows = if summed {
         rows_per_task(width).max(SUMMED_ROWS)
     } else {
@@ -186,7 +153,7 @@ fn backward_as<I: Element, O: Element<Wide = I::Wide>>(
     };
     let partial = for_tasks(
         rows * width,
-        result,
+        &mut result,
         #[inline(always)]
         |first, result: &mut [I]| {
             let mut buffer = vec![I::Wide::ZERO; piece(width)];
@@ -206,15 +173,17 @@ fn backward_as<I: Element, O: Element<Wide = I::Wide>>(
             sums
         },
     );
-    summed.then(|| {
+    let sum = summed.then(|| {
         let mut total = vec![0.0; width];
         for sums in partial {
             for (total, sum) in total.iter_mut().zip(sums) {
                 *total += sum.double();
             }
         }
-        total
-    })
+        let total: Vec<_> = total.into_iter().map(I::Wide::of).collect();
+        tensor(total, [width])
+    });
+    (tensor(result, of_output.shape()), sum)
 }
 
 #[inline(always)]

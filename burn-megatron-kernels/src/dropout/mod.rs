@@ -96,10 +96,7 @@ pub fn bias_dropout_add_with<const D: usize>(
     residual: Option<Tensor<D>>,
     draw: Option<Draw>,
 ) -> Tensor<D> {
-    let (bias, destination) = match bias {
-        Some(Parameter { value, destination }) => (Some(value), destination),
-        None => (None, None),
-    };
+    let (bias, destination) = Parameter::into_parts(bias);
     let mask = accept(check(&x, bias.as_ref(), residual.as_ref(), draw));
     let dims = x.dims();
     if dims.contains(&0) || bias.is_none() && residual.is_none() && mask.is_none() {
@@ -129,6 +126,11 @@ struct RowSizes {
     width: usize,
 }
 
+/// The lower and the upper half of a number.
+fn halves(value: u64) -> [u32; 2] {
+    [value as u32, (value >> 32) as u32]
+}
+
 /// A checked draw, as the implementations use it.
 #[derive(Clone, Copy, Debug)]
 struct DropoutMask {
@@ -148,7 +150,6 @@ impl DropoutMask {
     fn new(draw: Draw, elements: usize) -> Option<Self> {
         let keep = 1.0 - draw.probability;
         let threshold = u32::try_from((keep * 4_294_967_296.0) as u64).ok()?;
-        let halves = |value: u64| [value as u32, (value >> 32) as u32];
         // Runs that follow each other are one run.
         let (run, pitch) = if draw.run >= elements || draw.pitch == draw.run as u64 {
             (elements, 0)
@@ -233,20 +234,15 @@ fn check_type(input: DType, residual: DType) -> Result<(), KernelError> {
 }
 
 fn check_draw(draw: &Draw, elements: usize) -> Result<(), KernelError> {
-    let refuse = |name, value, fits| {
-        Err(KernelError::Option {
-            operation: NAME,
-            name,
-            value,
-            fits,
-        })
+    let refuse = |name, value: &dyn ToString, fits| {
+        Err(KernelError::option(NAME, name, value.to_string(), fits))
     };
     if !(0.0..1.0).contains(&draw.probability) {
-        let value = draw.probability.to_string();
-        return refuse("probability", value, "at least 0 and below 1");
+        let fits = "at least 0 and below 1";
+        return refuse("probability", &draw.probability, fits);
     }
     if draw.run == 0 {
-        return refuse("run", "0".into(), "at least 1");
+        return refuse("run", &0, "at least 1");
     }
     let runs = (elements.max(1) - 1) / draw.run;
     let longest = draw.run.min(elements) as u64;
@@ -256,10 +252,9 @@ fn check_draw(draw: &Draw, elements: usize) -> Result<(), KernelError> {
         .and_then(|start| start.checked_add(longest));
     match end {
         Some(_) => Ok(()),
-        None => refuse(
-            "first",
-            format!("{} with a pitch of {}", draw.first, draw.pitch),
-            "one whose last draw is below 2^64",
-        ),
+        None => {
+            let value = format!("{} with a pitch of {}", draw.first, draw.pitch);
+            refuse("first", &value, "one whose last draw is below 2^64")
+        }
     }
 }

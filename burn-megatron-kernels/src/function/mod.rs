@@ -22,6 +22,12 @@ pub use observe::{CallObserver, observed};
 /// The largest number of inputs a [`Function`] can have.
 pub const MAX_INPUTS: usize = 7;
 
+/// The inputs of a function, or what it saves for its backward.
+pub type Tensors = Vec<DispatchTensor>;
+
+/// Gradients of the inputs of a function, or of its outputs.
+pub type Gradients = Vec<Option<DispatchTensor>>;
+
 /// A differentiable operation with one float output.
 ///
 /// Inputs, saved tensors and gradients are rank-erased; turn them into `Tensor<D>` with
@@ -37,12 +43,7 @@ pub trait Function: Debug + Send + Sync + 'static {
     /// `needed[i]` is false if input `i` is not tracked: its gradient may be omitted, and is
     /// ignored otherwise. `None` for a tracked input means that its gradient was delivered another
     /// way.
-    fn backward(
-        &self,
-        saved: Vec<DispatchTensor>,
-        gradient: DispatchTensor,
-        needed: &[bool],
-    ) -> Vec<Option<DispatchTensor>>;
+    fn backward(&self, saved: Tensors, gradient: DispatchTensor, needed: &[bool]) -> Gradients;
 }
 
 /// A differentiable operation with several float outputs; otherwise a [`Function`].
@@ -57,12 +58,7 @@ pub trait MultiFunction: Debug + Send + Sync + 'static {
 
     /// Computes one gradient per input from those of the outputs. An output that the loss does not
     /// depend on has none.
-    fn backward(
-        &self,
-        saved: Vec<DispatchTensor>,
-        gradients: Vec<Option<DispatchTensor>>,
-        needed: &[bool],
-    ) -> Vec<Option<DispatchTensor>>;
+    fn backward(&self, saved: Tensors, gradients: Gradients, needed: &[bool]) -> Gradients;
 }
 
 /// Runs `function` on `inputs` and records it where an input is tracked.
@@ -144,12 +140,7 @@ impl<F: Function> MultiFunction for SingleOutput<F> {
         (vec![output], saved)
     }
 
-    fn backward(
-        &self,
-        saved: Vec<DispatchTensor>,
-        mut gradients: Vec<Option<DispatchTensor>>,
-        needed: &[bool],
-    ) -> Vec<Option<DispatchTensor>> {
+    fn backward(&self, saved: Tensors, mut gradients: Gradients, needed: &[bool]) -> Gradients {
         match gradients.remove(0) {
             Some(gradient) => self.0.backward(saved, gradient, needed),
             None => unreachable!("the backward runs for an output with a gradient"),

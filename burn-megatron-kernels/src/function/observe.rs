@@ -9,6 +9,8 @@ use std::sync::Arc;
 
 use burn::backend::DispatchTensor;
 
+use super::Gradients;
+
 /// Sees the calls of functions, and may change what they return.
 pub trait CallObserver: Send + Sync + 'static {
     /// The tensors that a forward is about to read, or the gradients that the backward of the call `forward` is; returns a
@@ -80,9 +82,9 @@ impl ObservedCall {
     pub fn backward(
         &self,
         function: &str,
-        of_outputs: Vec<Option<DispatchTensor>>,
-        run: impl FnOnce(Vec<Option<DispatchTensor>>) -> Vec<Option<DispatchTensor>>,
-    ) -> Vec<Option<DispatchTensor>> {
+        of_outputs: Gradients,
+        run: impl FnOnce(Gradients) -> Gradients,
+    ) -> Gradients {
         let read: Vec<_> = of_outputs.iter().flatten().collect();
         let inputs = self.observer.inputs(Some(self.forward), &read);
         let mut gradients = run(of_outputs);

@@ -73,6 +73,16 @@ pub struct Parameter {
     pub destination: Option<Destination>,
 }
 
+impl Parameter {
+    /// The value and the destination of a parameter, where there is one.
+    pub(crate) fn into_parts(parameter: Option<Self>) -> (Option<Tensor<1>>, Option<Destination>) {
+        match parameter {
+            Some(Self { value, destination }) => (Some(value), destination),
+            None => (None, None),
+        }
+    }
+}
+
 /// A parameter of a [`GradientBuffer`].
 #[derive(Clone)]
 pub struct Destination {

@@ -105,12 +105,11 @@ pub(crate) fn launch(kernel: impl DeviceOp, inputs: Vec<DispatchTensor>) -> Vec<
     backend::run(Arc::new(kernel), inputs, outputs)
 }
 
-/// The inputs or outputs of a kernel, which has this number of them.
+/// Returns a known number of inputs or outputs of a kernel.
 pub(crate) fn exactly<T, const N: usize>(tensors: Vec<T>) -> [T; N] {
-    let found = tensors.len();
-    match tensors.try_into() {
+    match <[T; N]>::try_from(tensors) {
         Ok(tensors) => tensors,
-        Err(_) => unreachable!("a kernel of {N} tensors was given {found}"),
+        Err(tensors) => unreachable!("{} tensors of a kernel that has {N}", tensors.len()),
     }
 }
 

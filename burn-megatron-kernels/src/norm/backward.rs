@@ -12,7 +12,7 @@ use super::cpu;
 use super::kernel;
 use crate::column_sum::bias_gradient;
 use crate::cpu::wide;
-use crate::function::{Function, MultiFunction};
+use crate::function::{Function, Gradients, MultiFunction, Tensors};
 use crate::gradient::{self, Destination, FlatGradients, Place};
 use crate::launch::{DeviceOp, Spec, launch};
 
@@ -198,12 +198,7 @@ impl Function for NormFunction {
         (outputs.remove(0), vec![x, statistics, weight])
     }
 
-    fn backward(
-        &self,
-        saved: Vec<DispatchTensor>,
-        gradient: DispatchTensor,
-        needed: &[bool],
-    ) -> Vec<Option<DispatchTensor>> {
+    fn backward(&self, saved: Tensors, gradient: DispatchTensor, needed: &[bool]) -> Gradients {
         let source = BackwardSource {
             formula: self.formula,
             inputs: self.inputs,
@@ -249,12 +244,7 @@ impl<const D: usize> MultiFunction for StreamNormFunction<D> {
         (vec![outputs.remove(0), sum], saved)
     }
 
-    fn backward(
-        &self,
-        saved: Vec<DispatchTensor>,
-        mut of_outputs: Vec<Option<DispatchTensor>>,
-        needed: &[bool],
-    ) -> Vec<Option<DispatchTensor>> {
+    fn backward(&self, saved: Tensors, mut of_outputs: Gradients, needed: &[bool]) -> Gradients {
         let (of_sum, of_norm) = (of_outputs.remove(1), of_outputs.remove(0));
         let terms = self.terms();
         let mut results = match (of_norm, of_sum) {
@@ -331,11 +321,7 @@ impl<const D: usize> StreamNormFunction<D> {
     }
 
     /// The gradients of `[sum, weight, bias?, x_bias?]` where the loss does not depend on the norm.
-    fn of_sum_alone(
-        &self,
-        gradient: DispatchTensor,
-        needed: &[bool],
-    ) -> Vec<Option<DispatchTensor>> {
+    fn of_sum_alone(&self, gradient: DispatchTensor, needed: &[bool]) -> Gradients {
         let mut results = vec![None; needed.len() + 1 - self.terms()];
         if let (Some(dtype), Some(last)) = (self.inputs.x_bias, results.last_mut()) {
             let dtype = (needed.last() == Some(&true)).then_some(dtype);
@@ -360,11 +346,7 @@ struct BackwardSource {
 
 impl BackwardSource {
     /// The gradients of `[source, weight, bias?, x_bias?]`. Those of parameters with destinations go there.
-    fn gradients(
-        self,
-        needed: &[bool],
-        destinations: &NormDestinations,
-    ) -> Vec<Option<DispatchTensor>> {
+    fn gradients(self, needed: &[bool], destinations: &NormDestinations) -> Gradients {
         let NormDestinations {
             weight: to_weight,
             bias: to_bias,

@@ -5,10 +5,10 @@ use std::sync::{Mutex, PoisonError};
 use burn::backend::DispatchTensor;
 use burn::tensor::{DType, Int, Tensor};
 
-use super::ops::{MlaBackwardOp, MlaForwardOp, RotateOp};
+use super::ops::{RotateOp, Rotation};
 use super::{MlaDims, Positions, RopeTable, RotaryHeads};
-use crate::launch::{launch, launch_one};
-use crate::{Function, apply};
+use crate::function::{Function, Gradients, Tensors, apply};
+use crate::launch::{exactly, launch};
 
 /// The table and the positions of one call, as inputs of launches.
 #[derive(Clone, Debug)]
@@ -44,15 +44,26 @@ impl AngleInputs {
     }
 
     /// The inputs of a launch: the given tensors, then the angles.
-    fn after(&self, tensors: impl IntoIterator<Item = DispatchTensor>) -> Vec<DispatchTensor> {
+    fn after(&self, tensors: Tensors) -> Tensors {
         let table = [self.cosine.clone(), self.sine.clone()].map(Tensor::into_dispatch);
         let each = self.each.clone().map(Tensor::into_dispatch);
         tensors.into_iter().chain(table).chain(each).collect()
     }
 
-    fn rotate(&self, x: DispatchTensor, heads: RotaryHeads, back: bool) -> DispatchTensor {
+    /// Launches a rotation of `tensors`.
+    fn launch(&self, rotation: Rotation, heads: RotaryHeads, tensors: Tensors) -> Tensors {
         let start = self.start;
-        launch_one(RotateOp { heads, start, back }, self.after([x]))
+        let op = RotateOp {
+            rotation,
+            heads,
+            start,
+        };
+        launch(op, self.after(tensors))
+    }
+
+    fn rotate(&self, x: DispatchTensor, heads: RotaryHeads, back: bool) -> DispatchTensor {
+        self.launch(Rotation::Heads { back }, heads, vec![x])
+            .remove(0)
     }
 }
 
@@ -80,12 +91,7 @@ impl Function for Rotate {
     }
 
     /// The transpose of a rotation, its concentration included, is the one by the negative angle.
-    fn backward(
-        &self,
-        _saved: Vec<DispatchTensor>,
-        gradient: DispatchTensor,
-        _needed: &[bool],
-    ) -> Vec<Option<DispatchTensor>> {
+    fn backward(&self, _saved: Tensors, gradient: DispatchTensor, _needed: &[bool]) -> Gradients {
         vec![Some(self.angles.rotate(gradient, self.heads, true))]
     }
 }
@@ -139,23 +145,15 @@ struct RotateMlaQueries {
 
 impl Function for RotateMlaQueries {
     fn forward(&self, inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>) {
-        let kernel = MlaForwardOp {
-            heads: self.heads,
-            mla: self.mla,
-            start: self.angles.start,
-        };
-        let mut outputs = launch(kernel, self.angles.after(inputs));
-        let keys = outputs.remove(1);
+        let outputs = self
+            .angles
+            .launch(Rotation::Mla(self.mla), self.heads, inputs);
+        let [queries, keys] = exactly(outputs);
         *self.keys.lock().unwrap_or_else(PoisonError::into_inner) = Some(keys);
-        (outputs.remove(0), vec![])
+        (queries, vec![])
     }
 
-    fn backward(
-        &self,
-        _saved: Vec<DispatchTensor>,
-        gradient: DispatchTensor,
-        _needed: &[bool],
-    ) -> Vec<Option<DispatchTensor>> {
+    fn backward(&self, _saved: Tensors, gradient: DispatchTensor, _needed: &[bool]) -> Gradients {
         let gradient = self.angles.rotate(gradient, self.heads, true);
         vec![Some(gradient), None, None]
     }
@@ -182,18 +180,9 @@ impl Function for RotateMlaKeys {
         }
     }
 
-    fn backward(
-        &self,
-        _saved: Vec<DispatchTensor>,
-        gradient: DispatchTensor,
-        _needed: &[bool],
-    ) -> Vec<Option<DispatchTensor>> {
-        let kernel = MlaBackwardOp {
-            heads: self.heads,
-            mla: self.mla,
-            start: self.angles.start,
-        };
-        let gradients = launch(kernel, self.angles.after([gradient]));
+    fn backward(&self, _saved: Tensors, gradient: DispatchTensor, _needed: &[bool]) -> Gradients {
+        let rotation = Rotation::MlaBack(self.mla);
+        let gradients = self.angles.launch(rotation, self.heads, vec![gradient]);
         gradients.into_iter().map(Some).collect()
     }
 }

@@ -9,6 +9,10 @@ use crate::cpu::wide;
 /// The name used in errors.
 pub(super) const NAME: &str = "rope";
 
+fn refuse<T>(message: String) -> Result<T, KernelError> {
+    Err(KernelError::shape(NAME, message))
+}
+
 /// Checks the inputs of `rotate` and returns what is rotated.
 pub(super) fn rotate(
     x: &Tensor<4>,
@@ -20,24 +24,18 @@ pub(super) fn rotate(
     let (first, width) = (options.first, table.width());
     let fits = first.checked_add(width).is_some_and(|end| end <= features);
     if !fits {
-        return Err(KernelError::shape(
-            NAME,
-            format!(
-                "x {:?} has heads of {features} features, and {width} features from feature {first} on are rotated: expected \
+        return refuse(format!(
+            "x {:?} has heads of {features} features, and {width} features from feature {first} on are rotated: expected \
                  at least {} features",
-                x.dims(),
-                first.saturating_add(width)
-            ),
+            x.dims(),
+            first.saturating_add(width)
         ));
     }
     let rotated = options.heads.unwrap_or(heads);
     if rotated > heads {
-        return Err(KernelError::shape(
-            NAME,
-            format!(
-                "x {:?} has {heads} heads, of which {rotated} are to be rotated: expected at most {heads}",
-                x.dims()
-            ),
+        return refuse(format!(
+            "x {:?} has {heads} heads, of which {rotated} are to be rotated: expected at most {heads}",
+            x.dims()
         ));
     }
     check_table(x, table)?;
@@ -62,19 +60,14 @@ pub(super) fn mla(
 ) -> Result<RotaryHeads, KernelError> {
     for (name, width) in [("nope", nope), ("value", value)] {
         if width == 0 {
-            return Err(KernelError::Option {
-                operation: NAME,
-                name,
-                value: "0".into(),
-                fits: "a positive number",
-            });
+            return Err(KernelError::option(NAME, name, 0, "a positive number"));
         }
     }
     let [batch, seq, heads, _] = q.dims();
     if heads == 0 {
-        return Err(KernelError::shape(
-            NAME,
-            format!("q {:?} has no heads: expected at least one", q.dims()),
+        return refuse(format!(
+            "q {:?} has no heads: expected at least one",
+            q.dims()
         ));
     }
     let width = table.width();
@@ -84,29 +77,23 @@ pub(super) fn mla(
         [batch, seq, width],
     );
     if (q.dims(), kv.dims(), k_rope.dims()) != wanted {
-        return Err(KernelError::shape(
-            NAME,
-            format!(
-                "q {:?}, kv {:?} and k_rope {:?} do not agree: expected {:?}, {:?} and {:?} for \
+        return refuse(format!(
+            "q {:?}, kv {:?} and k_rope {:?} do not agree: expected {:?}, {:?} and {:?} for \
                  nope = {nope}, rotary width {width} and value = {value}",
-                q.dims(),
-                kv.dims(),
-                k_rope.dims(),
-                wanted.0,
-                wanted.1,
-                wanted.2
-            ),
+            q.dims(),
+            kv.dims(),
+            k_rope.dims(),
+            wanted.0,
+            wanted.1,
+            wanted.2
         ));
     }
     if kv.dtype() != q.dtype() || k_rope.dtype() != q.dtype() {
-        return Err(KernelError::shape(
-            NAME,
-            format!(
-                "q is {:?}, kv {:?} and k_rope {:?}: expected one type",
-                q.dtype(),
-                kv.dtype(),
-                k_rope.dtype()
-            ),
+        return refuse(format!(
+            "q is {:?}, kv {:?} and k_rope {:?}: expected one type",
+            q.dtype(),
+            kv.dtype(),
+            k_rope.dtype()
         ));
     }
     check_table(q, table)?;
@@ -123,24 +110,18 @@ pub(super) fn mla(
 
 fn check_table(x: &Tensor<4>, table: &RopeTable) -> Result<(), KernelError> {
     if table.dtype() != wide(x.dtype()) {
-        return Err(KernelError::shape(
-            NAME,
-            format!(
-                "x is {:?} and the table {:?}: expected a table made for {:?}",
-                x.dtype(),
-                table.dtype(),
-                x.dtype()
-            ),
+        return refuse(format!(
+            "x is {:?} and the table {:?}: expected a table made for {:?}",
+            x.dtype(),
+            table.dtype(),
+            x.dtype()
         ));
     }
     if table.device() != x.device().inner() {
-        return Err(KernelError::shape(
-            NAME,
-            format!(
-                "x is on {:?} and the table on {:?}: move it with `RopeTable::to_device`",
-                x.device(),
-                table.device()
-            ),
+        return refuse(format!(
+            "x is on {:?} and the table on {:?}: move it with `RopeTable::to_device`",
+            x.device(),
+            table.device()
         ));
     }
     Ok(())
@@ -161,32 +142,21 @@ fn check_positions(
             if start.checked_add(seq).is_some_and(|end| end <= max) {
                 return Ok(());
             }
-            Err(KernelError::shape(
-                NAME,
-                format!(
-                    "{seq} tokens from position {start} on reach past a table of {max} positions: expected at least {}",
-                    start.saturating_add(seq)
-                ),
+            refuse(format!(
+                "{seq} tokens from position {start} on reach past a table of {max} positions: expected at least {}",
+                start.saturating_add(seq)
             ))
         }
-        Positions::Each(each) if each.dims() != [batch, seq] => Err(KernelError::shape(
-            NAME,
-            format!(
-                "positions {:?} do not fit x {:?}: expected [{batch}, {seq}]",
-                each.dims(),
-                x.dims()
-            ),
+        Positions::Each(each) if each.dims() != [batch, seq] => refuse(format!(
+            "positions {:?} do not fit x {:?}: expected [{batch}, {seq}]",
+            each.dims(),
+            x.dims()
         )),
-        Positions::Each(each) if each.device().inner() != x.device().inner() => {
-            Err(KernelError::shape(
-                NAME,
-                format!(
-                    "x is on {:?} and the positions on {:?}: expected one device",
-                    x.device(),
-                    each.device()
-                ),
-            ))
-        }
+        Positions::Each(each) if each.device().inner() != x.device().inner() => refuse(format!(
+            "x is on {:?} and the positions on {:?}: expected one device",
+            x.device(),
+            each.device()
+        )),
         _ => Ok(()),
     }
 }

@@ -4,6 +4,7 @@ use burn::backend::TensorMetadata;
 use burn::backend::flex::FlexTensor;
 use rayon::prelude::*;
 
+use super::ops::RotateOp;
 use super::{MlaDims, Pairing, RotaryHeads};
 use crate::cpu::{Element, ROW_GRAIN, Real, rows_per_task, slice, vectorized};
 
@@ -29,15 +30,19 @@ struct TokenAngle<'a, R> {
 
 impl<'a, E: Element> CpuAngles<'a, E> {
     /// From the table and the positions, the last inputs of a launch.
-    pub(super) fn new(inputs: &'a [FlexTensor], seq: usize, start: usize, back: bool) -> Self {
+    pub(super) fn new(inputs: &'a [FlexTensor], seq: usize, op: &RotateOp) -> Self {
         Self {
             cosine: slice(&inputs[0]),
             sine: slice(&inputs[1]),
             each: inputs.get(2).map(slice_of_positions),
             half: inputs[0].shape()[1],
-            start,
+            start: op.start,
             seq,
-            direction: if back { -E::Wide::ONE } else { E::Wide::ONE },
+            direction: if op.is_back() {
+                -E::Wide::ONE
+            } else {
+                E::Wide::ONE
+            },
         }
     }
 

@@ -1,4 +1,4 @@
-//! The device operations of rotary positions.
+//! The device operation of rotary positions.
 //!
 //! After the tensors that a launch works on come cosines, sines and, where every token has its own
 //! position, the positions.
@@ -13,15 +13,46 @@ use super::check::NAME;
 use super::kernel;
 use super::{MlaDims, RotaryHeads, cpu};
 use crate::cpu::for_float;
+#[cfg(feature = "cubecl")]
+use crate::launch::exactly;
 use crate::launch::{DeviceOp, InPlace, Spec};
 
-/// Rotates `x` forward or back.
+/// The work of a launch.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Rotation {
+    /// Rotates `x`, by the negative angles if `back`.
+    Heads { back: bool },
+    /// `q`, `kv` and the shared key to the queries and the keys.
+    Mla(MlaDims),
+    /// The gradient of the keys to those of `kv`, 0 for the values, and of the shared key.
+    MlaBack(MlaDims),
+}
+
 #[derive(Debug)]
 pub(super) struct RotateOp {
+    pub rotation: Rotation,
     pub heads: RotaryHeads,
     /// The position of the first token where not every token has its own.
     pub start: usize,
-    pub back: bool,
+}
+
+impl RotateOp {
+    /// The number of inputs before the angles.
+    fn rotated_inputs(&self) -> usize {
+        match self.rotation {
+            Rotation::Mla(_) => 3,
+            _ => 1,
+        }
+    }
+
+    /// Whether angles are negative.
+    pub(super) fn is_back(&self) -> bool {
+        match self.rotation {
+            Rotation::Heads { back } => back,
+            Rotation::Mla(_) => false,
+            Rotation::MlaBack(_) => true,
+        }
+    }
 }
 
 impl DeviceOp for RotateOp {
@@ -30,103 +61,53 @@ impl DeviceOp for RotateOp {
     }
 
     fn outputs(&self, inputs: &[Spec]) -> Vec<Spec> {
-        vec![inputs[0].clone()]
+        let x = inputs[0].clone();
+        match self.rotation {
+            Rotation::Heads { .. } => vec![x],
+            Rotation::Mla(_) => vec![x; 2],
+            Rotation::MlaBack(mla) => {
+                let ([batch, seq], heads) = ([x.shape[0], x.shape[1]], self.heads);
+                vec![
+                    Spec::new([batch, seq, heads.heads, mla.nope + mla.value], x.dtype),
+                    Spec::new([batch, seq, heads.width], x.dtype),
+                ]
+            }
+        }
     }
 
     fn in_place(&self) -> Option<InPlace> {
-        Some(InPlace::FIRST)
+        match self.rotation {
+            Rotation::MlaBack(_) => None,
+            _ => Some(InPlace::FIRST),
+        }
     }
 
     fn cpu(&self, mut inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
+        let angles = inputs.split_off(self.rotated_inputs());
         let x = inputs.remove(0);
         for_float!(x.dtype(), E => {
-            let angles = cpu::CpuAngles::<E>::new(&inputs, x.shape()[1], self.start, self.back);
-            vec![cpu::rotate::<E>(x, &angles, self.heads)]
+            let angles = cpu::CpuAngles::<E>::new(&angles, x.shape()[1], self);
+            match self.rotation {
+                Rotation::Heads { .. } => vec![cpu::rotate::<E>(x, &angles, self.heads)],
+                Rotation::Mla(mla) => {
+                    let k = cpu::mla_forward::<E>(&inputs[0], &inputs[1], &angles, self.heads, mla);
+                    vec![cpu::rotate::<E>(x, &angles, self.heads), k]
+                }
+                Rotation::MlaBack(mla) => cpu::mla_backward::<E>(&x, &angles, self.heads, mla),
+            }
         })
     }
 
     #[cfg(feature = "cubecl")]
     fn cube(&self, mut inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
-        let x = inputs.remove(0);
-        let angles = kernel::AngleArgs::new(inputs, x.shape()[1], self.start, self.back);
-        vec![kernel::rotate(x, angles, self.heads)]
-    }
-}
-
-/// `q`, `kv` and the shared key to the queries and the keys.
-#[derive(Debug)]
-pub(super) struct MlaForwardOp {
-    pub heads: RotaryHeads,
-    pub mla: MlaDims,
-    pub start: usize,
-}
-
-impl DeviceOp for MlaForwardOp {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
-    fn outputs(&self, inputs: &[Spec]) -> Vec<Spec> {
-        vec![inputs[0].clone(); 2]
-    }
-
-    fn in_place(&self) -> Option<InPlace> {
-        Some(InPlace::FIRST)
-    }
-
-    fn cpu(&self, mut inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
-        let angles = inputs.split_off(3);
-        let q = inputs.remove(0);
-        for_float!(q.dtype(), E => {
-            let angles = cpu::CpuAngles::<E>::new(&angles, q.shape()[1], self.start, false);
-            let k = cpu::mla_forward::<E>(&inputs[0], &inputs[1], &angles, self.heads, self.mla);
-            vec![cpu::rotate::<E>(q, &angles, self.heads), k]
-        })
-    }
-
-    #[cfg(feature = "cubecl")]
-    fn cube(&self, mut inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
-        let angles = inputs.split_off(3);
-        let angles = kernel::AngleArgs::new(angles, inputs[0].shape()[1], self.start, false);
-        kernel::mla_forward(inputs, angles, self.heads, self.mla)
-    }
-}
-
-/// The gradient of the keys to those of `kv`, 0 for the values, and of the shared key.
-#[derive(Debug)]
-pub(super) struct MlaBackwardOp {
-    pub heads: RotaryHeads,
-    pub mla: MlaDims,
-    pub start: usize,
-}
-
-impl DeviceOp for MlaBackwardOp {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
-    fn outputs(&self, inputs: &[Spec]) -> Vec<Spec> {
-        let [batch, seq] = [inputs[0].shape[0], inputs[0].shape[1]];
-        let features = self.mla.nope + self.mla.value;
-        let dtype = inputs[0].dtype;
-        vec![
-            Spec::new([batch, seq, self.heads.heads, features], dtype),
-            Spec::new([batch, seq, self.heads.width], dtype),
-        ]
-    }
-
-    fn cpu(&self, mut inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
-        let dk = inputs.remove(0);
-        for_float!(dk.dtype(), E => {
-            let angles = cpu::CpuAngles::<E>::new(&inputs, dk.shape()[1], self.start, true);
-            cpu::mla_backward::<E>(&dk, &angles, self.heads, self.mla)
-        })
-    }
-
-    #[cfg(feature = "cubecl")]
-    fn cube(&self, mut inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
-        let dk = inputs.remove(0);
-        let angles = kernel::AngleArgs::new(inputs, dk.shape()[1], self.start, true);
-        kernel::mla_backward(dk, angles, self.heads, self.mla)
+        let angles = inputs.split_off(self.rotated_inputs());
+        let angles = kernel::AngleArgs::new(angles, inputs[0].shape()[1], self);
+        match self.rotation {
+            Rotation::Heads { .. } => vec![kernel::rotate(inputs.remove(0), angles, self.heads)],
+            Rotation::Mla(mla) => kernel::mla_forward(exactly(inputs), angles, self.heads, mla),
+            Rotation::MlaBack(mla) => {
+                kernel::mla_backward(inputs.remove(0), angles, self.heads, mla)
+            }
+        }
     }
 }

@@ -100,30 +100,19 @@ fn is_positive(factor: f64) -> bool {
 }
 
 fn option(name: &'static str, value: impl ToString, fits: &'static str) -> KernelError {
-    KernelError::Option {
-        operation: NAME,
-        name,
-        value: value.to_string(),
-        fits,
-    }
+    KernelError::option(NAME, name, value, fits)
 }
 
 impl RopeConfig {
     fn check(&self) -> Result<(), KernelError> {
-        let at_least_one = |name, value: f64| {
-            if value.is_finite() && value >= 1.0 {
-                Ok(())
-            } else {
-                Err(option(name, value, "a finite number of at least 1"))
-            }
-        };
-        let finite = |name, value: f64| {
-            if value.is_finite() && value >= 0.0 {
-                Ok(())
-            } else {
-                Err(option(name, value, "a finite number of at least 0"))
-            }
-        };
+        let is_finite =
+            |name, value: f64, least: f64, fits| match value.is_finite() && value >= least {
+                true => Ok(()),
+                false => Err(option(name, value, fits)),
+            };
+        let at_least_one =
+            |name, value| is_finite(name, value, 1.0, "a finite number of at least 1");
+        let finite = |name, value| is_finite(name, value, 0.0, "a finite number of at least 0");
         let ordered = |(name, less): (_, f64), (other, more): (_, f64), fits| {
             if !(less.is_finite() && less > 0.0) {
                 return Err(option(name, less, "a finite number above 0"));

@@ -182,12 +182,7 @@ fn check(shape: [usize; 4], scale: f64, mask: &Mask, sink: &Sink) -> Result<(), 
     let [batch, heads, queries, keys] = shape;
     let refuse = |message: String| Err(KernelError::shape(NAME, message));
     if !scale.is_finite() {
-        return Err(KernelError::Option {
-            operation: NAME,
-            name: "scale",
-            value: scale.to_string(),
-            fits: "a finite number",
-        });
+        return Err(KernelError::option(NAME, "scale", scale, "a finite number"));
     }
     if queries.saturating_add(keys) > MAX_POSITIONS {
         return refuse(format!(

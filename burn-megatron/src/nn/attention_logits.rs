@@ -11,9 +11,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use burn::tensor::{Device, Tensor, s};
 use burn_megatron_kernels::adamw::outcome::statistics_dtype;
 use burn_megatron_kernels::attention::{
-    AttentionEngine, AttentionGradients, AttentionProblem, Projections,
+    AttentionEngine, AttentionGradients, AttentionInputs, AttentionOutputs, AttentionProblem,
+    BackwardInputs,
 };
-use burn_megatron_kernels::gradient::FlatGradients;
 use burn_megatron_kernels::softmax::{self, Mask};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -235,35 +235,23 @@ impl AttentionEngine for MeasuredEngine {
         self.engine.supports(problem)
     }
 
-    fn forward(
-        &self,
-        problem: &AttentionProblem,
-        projections: Projections,
-        sink: Option<Tensor<1>>,
-        with_max: bool,
-    ) -> (Tensor<4>, Tensor<3>, Option<Tensor<3>>) {
+    fn forward(&self, problem: &AttentionProblem, inputs: AttentionInputs) -> AttentionOutputs {
         let is_measured = self.logits.is_measured();
-        let engine = &self.engine;
-        let (out, lse, rows) = engine.forward(problem, projections, sink, with_max || is_measured);
-        if let Some(rows) = rows.clone().filter(|_| is_measured)
+        let problem = AttentionProblem {
+            with_max: problem.with_max || is_measured,
+            ..problem.clone()
+        };
+        let outputs = self.engine.forward(&problem, inputs);
+        if let Some(rows) = outputs.largest.clone().filter(|_| is_measured)
             && !rows.dims().contains(&0)
         {
             self.logits.record(self.first, rows);
         }
-        (out, lse, rows)
+        outputs
     }
 
-    fn backward(
-        &self,
-        problem: &AttentionProblem,
-        projections: Projections,
-        sink: Option<Tensor<1>>,
-        result: (Tensor<4>, Tensor<3>),
-        dout: Tensor<4>,
-        sums: Option<FlatGradients>,
-    ) -> AttentionGradients {
-        let engine = &self.engine;
-        engine.backward(problem, projections, sink, result, dout, sums)
+    fn backward(&self, problem: &AttentionProblem, inputs: BackwardInputs) -> AttentionGradients {
+        self.engine.backward(problem, inputs)
     }
 }
 

@@ -16,7 +16,7 @@ pub(crate) mod curve;
 mod rows;
 
 use curve::Gaussian;
-use rows::{ActivationRows, GateLimits, GradientTask};
+use rows::{ActivationRows, GradientTask};
 
 /// Rows that a task has at least where it sums over them, so that the partial sums are few.
 const MIN_SUMMED_ROWS: usize = 16;
@@ -24,27 +24,14 @@ const MIN_SUMMED_ROWS: usize = 16;
 /// Calls `$body` with the type `$shape` of a [`Curve`].
 macro_rules! for_curve {
     ($curve:expr, $shape:ident => $body:expr) => {
+        for_curve!($curve, $shape => $body, Normal, Tanh, Quick, Silu, SquaredRelu)
+    };
+    ($curve:expr, $shape:ident => $body:expr, $($name:ident),*) => {
         match $curve {
-            Curve::Normal => {
-                type $shape = curve::Normal;
+            $(Curve::$name => {
+                type $shape = curve::$name;
                 $body
-            }
-            Curve::Tanh => {
-                type $shape = curve::Tanh;
-                $body
-            }
-            Curve::Quick => {
-                type $shape = curve::Quick;
-                $body
-            }
-            Curve::Silu => {
-                type $shape = curve::Silu;
-                $body
-            }
-            Curve::SquaredRelu => {
-                type $shape = curve::SquaredRelu;
-                $body
-            }
+            })*
         }
     };
 }
@@ -54,8 +41,7 @@ pub(super) fn forward<E: Element>(fused: &FusedActivation, inputs: Vec<FlexTenso
 where
     E::Wide: Gaussian,
 {
-    let (x, bias, weight) = fused.split(&inputs);
-    let mut shape: Vec<usize> = x.layout().shape().iter().copied().collect();
+    let mut shape = inputs[0].layout().shape().to_vec();
     let width = shape.pop().unwrap_or(1);
     let output_width = fused.kind.output_width(width);
     shape.push(output_width);
@@ -63,14 +49,7 @@ where
     if y.is_empty() {
         return tensor(y, shape);
     }
-    let rows = ActivationRows {
-        x: slice::<E>(x),
-        bias: bias.map(slice::<E>),
-        weight: weight.map(slice::<E::Wide>),
-        width,
-        gated: fused.kind.is_gated(),
-        limits: GateLimits::new(&fused.options),
-    };
+    let rows = ActivationRows::<E>::new(fused, &inputs, width);
     let per_task = rows_per_task(width);
     let task = |(i, y): (usize, &mut [E])| {
         for_curve!(fused.kind.curve(), S => vectorized(
@@ -95,17 +74,10 @@ where
     let Some(gradient) = inputs.pop() else {
         unreachable!("the last input of a backward is the gradient")
     };
-    let (x, bias, weight) = fused.split(&inputs);
-    let shape = x.layout().shape().clone();
+    let (_, _, weight) = fused.split(&inputs);
+    let shape = inputs[0].layout().shape().clone();
     let width = shape.iter().copied().last().unwrap_or(1);
-    let rows = ActivationRows {
-        x: slice::<E>(x),
-        bias: bias.map(slice::<E>),
-        weight: weight.map(slice::<E::Wide>),
-        width,
-        gated: fused.kind.is_gated(),
-        limits: GateLimits::new(&fused.options),
-    };
+    let rows = ActivationRows::<E>::new(fused, &inputs, width);
     let count = shape.num_elements() / width.max(1);
     let zero = <E::Wide as Real>::ZERO;
     let mut dx = vec![E::narrow(zero); if wanted.x { rows.x.len() } else { 0 }];

@@ -1,8 +1,10 @@
 //! One task: a range of rows, one chunk of columns at a time.
 
+use burn::backend::flex::FlexTensor;
+
 use super::curve::{Gaussian, Nonlinear, bounded};
-use crate::activation::ActivationOptions;
-use crate::cpu::{Element, Real};
+use crate::activation::{ActivationOptions, FusedActivation};
+use crate::cpu::{Element, Real, slice};
 
 /// Columns that are worked on at a time: three buffers of them fit the first cache.
 const CHUNK: usize = 512;
@@ -44,10 +46,23 @@ pub(super) struct GradientTask<'a, E: Element> {
     pub dbias: Option<Vec<E::Wide>>,
 }
 
-impl<E: Element> ActivationRows<'_, E>
+impl<'a, E: Element> ActivationRows<'a, E>
 where
     E::Wide: Gaussian,
 {
+    /// The inputs of an activation, whose rows have `width` elements.
+    pub fn new(fused: &FusedActivation, inputs: &'a [FlexTensor], width: usize) -> Self {
+        let (x, bias, weight) = fused.split(inputs);
+        Self {
+            x: slice(x),
+            bias: bias.map(slice),
+            weight: weight.map(slice),
+            width,
+            gated: fused.kind.is_gated(),
+            limits: GateLimits::new(&fused.options),
+        }
+    }
+
     fn output_width(&self) -> usize {
         if self.gated {
             self.width / 2

@@ -2,11 +2,11 @@
 
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn_cubecl::tensor::CubeTensor;
-use cubecl::prelude::{ComptimeOptionArgs, CubeDim};
+use cubecl::prelude::CubeDim;
 
 use super::ActivationPlan;
 use super::elements::{backward_kernel, forward_kernel};
-use crate::cube::{Elementwise, Operation, Split, grid, launch_tuned};
+use crate::cube::{Elementwise, Operation, Split, grid, optional};
 
 /// A forward, or the backward of the input alone where there is a gradient.
 #[derive(Clone)]
@@ -18,15 +18,6 @@ pub(super) struct ElementwiseLaunch {
     pub gradient: Option<CubeTensor>,
     /// The output, not initialised.
     pub output: CubeTensor,
-}
-
-impl ElementwiseLaunch {
-    /// Writes the output, if it has any elements.
-    pub(super) fn launch(self) {
-        if self.plan.vectors() > 0 {
-            launch_tuned(self);
-        }
-    }
 }
 
 impl Elementwise for ElementwiseLaunch {
@@ -63,8 +54,8 @@ impl Elementwise for ElementwiseLaunch {
                     units,
                     plan.row.vector,
                     self.x.into_tensor_arg(),
-                    optional!(self.bias),
-                    optional!(self.weight),
+                    optional(self.bias),
+                    optional(self.weight),
                     self.output.into_tensor_arg(),
                     plan.clamp,
                     plan.offset,
@@ -82,8 +73,8 @@ impl Elementwise for ElementwiseLaunch {
                     units,
                     plan.row.vector,
                     self.x.into_tensor_arg(),
-                    optional!(self.bias),
-                    optional!(self.weight),
+                    optional(self.bias),
+                    optional(self.weight),
                     gradient.into_tensor_arg(),
                     self.output.into_tensor_arg(),
                     plan.clamp,

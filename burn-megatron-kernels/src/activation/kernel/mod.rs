@@ -9,23 +9,16 @@ use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
-use cubecl::prelude::{ComptimeOptionArgs, CubeDim, SequenceArg};
+use cubecl::prelude::{CubeDim, SequenceArg};
 
 use super::backward::{ActivationBackwardOp, FusedActivation};
 use crate::column_sum::kernel::{Partials, SumTarget, fold};
-use crate::cube::{Reduction, RowPlan, empty, grid};
-
-macro_rules! optional {
-    ($tensor:expr) => {
-        ComptimeOptionArgs::from($tensor.map(CubeTensor::into_tensor_arg))
-    };
-}
+use crate::cube::{RowPlan, empty, grid, launch_tuned, optional};
 
 mod aot_instances;
 mod elements;
 mod formula;
 mod launch;
-
 mod sums;
 
 pub(crate) use aot_instances::aot_instances;
@@ -73,23 +66,13 @@ impl ActivationPlan {
 
 /// The output of `inputs`, see [`FusedActivation`].
 pub(super) fn forward(fused: &FusedActivation, inputs: Vec<CubeTensor>) -> CubeTensor {
-    let (x, bias, weight) = fused.split(inputs);
-    let plan = ActivationPlan::new(fused, &x);
-    let mut shape: Vec<usize> = x.shape().iter().copied().collect();
+    let plan = ActivationPlan::new(fused, &inputs[0]);
+    let mut shape = inputs[0].shape().to_vec();
     if let Some(width) = shape.last_mut() {
         *width = fused.kind.output_width(*width);
     }
-    let y = empty(&x, shape, x.dtype);
-    ElementwiseLaunch {
-        plan,
-        x,
-        bias,
-        weight,
-        gradient: None,
-        output: y.clone(),
-    }
-    .launch();
-    y
+    let output = empty(&inputs[0], shape, inputs[0].dtype);
+    elementwise(fused, plan, inputs, None, output)
 }
 
 /// See [`ActivationBackwardOp`].
@@ -101,25 +84,34 @@ pub(super) fn backward(op: &ActivationBackwardOp, mut inputs: Vec<CubeTensor>) -
     };
     let plan = ActivationPlan::new(fused, &inputs[0]);
     if wanted.bias || wanted.weight {
-        let of_bias = match flat.zip(op.place) {
-            Some((flat, place)) => SumTarget::Flat(flat, vec![place]),
-            None => SumTarget::Each(gradient.dtype),
-        };
+        let of_bias = SumTarget::new(flat, op.place, gradient.dtype);
         sums(op, &plan, inputs, gradient, of_bias)
     } else {
-        let (x, bias, weight) = fused.split(inputs);
-        let dx = empty(&x, x.shape(), x.dtype);
-        ElementwiseLaunch {
+        let dx = empty(&inputs[0], inputs[0].shape(), inputs[0].dtype);
+        vec![elementwise(fused, plan, inputs, Some(gradient), dx)]
+    }
+}
+
+/// Fills the output of a forward, or the gradient of the input where there is a gradient of the output.
+fn elementwise(
+    fused: &FusedActivation,
+    plan: ActivationPlan,
+    inputs: Vec<CubeTensor>,
+    gradient: Option<CubeTensor>,
+    output: CubeTensor,
+) -> CubeTensor {
+    let (x, bias, weight) = fused.split(inputs);
+    if plan.vectors() > 0 {
+        launch_tuned(ElementwiseLaunch {
             plan,
             x,
             bias,
             weight,
-            gradient: Some(gradient),
-            output: dx.clone(),
-        }
-        .launch();
-        vec![dx]
+            gradient,
+            output: output.clone(),
+        });
     }
+    output
 }
 
 fn sums(
@@ -159,7 +151,7 @@ fn sums(
             columns,
             tile,
             units,
-            planes: plan.row.reduction == Reduction::Planes,
+            planes: plan.row.planes(),
         };
         unsafe {
             sums_kernel::launch_unchecked(
@@ -168,8 +160,8 @@ fn sums(
                 CubeDim::new_1d(units),
                 plan.row.vector,
                 x.into_tensor_arg(),
-                optional!(bias),
-                optional!(weight),
+                optional(bias),
+                optional(weight),
                 gradient.into_tensor_arg(),
                 sequence(&dx),
                 sequence(&dbias),

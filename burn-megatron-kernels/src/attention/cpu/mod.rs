@@ -25,16 +25,12 @@ use crate::cpu::{
 use crate::flat::cpu::accumulate;
 use crate::gradient::Place;
 
-/// Outputs as [`AttentionForwardOp`](super::ops::AttentionForwardOp) has them.
-pub(super) fn forward(
-    problem: &AttentionProblem,
-    inputs: Vec<FlexTensor>,
-    with_max: bool,
-) -> Vec<FlexTensor> {
-    for_float!(problem.dtype, E => forward_in::<E>(problem, inputs, with_max))
+/// See [`Pass::Forward`](super::ops::Pass::Forward).
+pub(super) fn forward(problem: &AttentionProblem, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
+    for_float!(problem.dtype, E => forward_in::<E>(problem, inputs))
 }
 
-/// Outputs as [`AttentionBackwardOp`](super::ops::AttentionBackwardOp) has them.
+/// See [`Pass::Backward`](super::ops::Pass::Backward).
 pub(super) fn backward(
     problem: &AttentionProblem,
     inputs: Vec<FlexTensor>,
@@ -46,9 +42,8 @@ pub(super) fn backward(
 fn forward_in<E: Element>(
     problem: &AttentionProblem,
     mut inputs: Vec<FlexTensor>,
-    with_max: bool,
 ) -> Vec<FlexTensor> {
-    let rest = inputs.split_off(projections(problem));
+    let rest = inputs.split_off(problem.projections());
     let heads = HeadTensors::<E>::new(problem, inputs, rest.first());
     let outputs = tasks(problem, 2, |task| {
         Arch::new().dispatch(ForwardTask(heads.head(task)))
@@ -62,10 +57,10 @@ fn forward_in<E: Element>(
     };
     let out = gather::<E>(problem, problem.queries, &[rows]);
     let mut statistics: Vec<&[E::Wide]> = outputs.iter().map(|output| &output.lse[..]).collect();
-    if with_max {
+    if problem.with_max {
         statistics.extend(outputs.iter().map(|output| &output.largest[..]));
     }
-    let statistics = tensor(statistics.concat(), problem.statistics_shape(with_max));
+    let statistics = tensor(statistics.concat(), problem.statistics_shape());
     vec![tensor(out, shape), statistics]
 }
 
@@ -74,29 +69,23 @@ fn backward_in<E: Element>(
     mut inputs: Vec<FlexTensor>,
     places: Option<[Place; 2]>,
 ) -> Vec<FlexTensor> {
-    let mut rest = inputs.split_off(projections(problem));
+    let mut rest = inputs.split_off(problem.projections());
     let flat = places.and_then(|_| rest.pop());
     let heads = HeadTensors::<E>::new(problem, inputs, rest.get(3));
     let [out, lse, dout] = [0, 1, 2].map(|i| rest[i].to_contiguous());
     let (out, dout, lse) = (slice::<E>(&out), slice::<E>(&dout), slice::<E::Wide>(&lse));
     let (count, width, queries) = (problem.heads.heads, problem.value_width, problem.queries);
     let gradients = tasks(problem, 5, |task| {
-        let rows = |values: &'_ [E]| {
-            let first = (task / count * queries * count + task % count) * width;
-            (first, values.len())
-        };
-        let source = |values| {
-            let (first, end) = rows(values);
-            HeadRows {
-                values: &values[first..end],
-                stride: count * width,
-                count: queries,
-                width,
-            }
-        };
+        let first = (task / count * queries * count + task % count) * width;
+        let [out, dout] = [out, dout].map(|values| HeadRows {
+            values: &values[first..],
+            stride: count * width,
+            count: queries,
+            width,
+        });
         let given = SavedForward {
-            out: source(out),
-            dout: source(dout),
+            out,
+            dout,
             lse: &lse[task * queries..][..queries],
         };
         Arch::new().dispatch(BackwardTask(heads.head(task), given))
@@ -150,11 +139,6 @@ fn backward_in<E: Element>(
         outputs.push(tensor(dsink, [count]));
     }
     outputs
-}
-
-/// Returns the number of tensors that hold the projections.
-fn projections(problem: &AttentionProblem) -> usize {
-    if problem.packed { 1 } else { 3 }
 }
 
 /// The forward of one head. A struct, because a closure this large would not be inlined into SIMD

@@ -4,8 +4,8 @@
 use cubecl::prelude::*;
 
 use super::tile::{
-    AttentionSizes, AttentionStrides, DeviceStrides, LANES, TileShape, accumulate, dots, head_rows,
-    load, store, visible_end, visible_ranges, visible_start, zeros,
+    AttentionSizes, AttentionStrides, DeviceStrides, LANES, Tile, TileShape, VisibleRanges,
+    accumulate, block, block_count, dots, filled, head_rows, store, zeros,
 };
 use crate::cube::{cube_sum, lane_sum};
 
@@ -100,87 +100,42 @@ pub(crate) fn attention_queries<F: Float, N: Size>(
     let own = comptime!(shape.own);
     let columns = comptime!(shape.columns_per_unit());
     let weight_pitch = comptime!(shape.weight_pitch());
-    let queries = sizes.mask_range.rows as usize;
-    let keys = sizes.mask_range.columns as usize;
-    let tiles = queries.div_ceil(shape.rows);
-    let sequences = (sizes.batches * sizes.heads) as usize;
-    let cube = CUBE_POS;
-    if cube < tiles * sequences {
-        let tile = tiles - 1 - cube / sequences;
-        let head = cube % sequences % sizes.heads as usize;
-        let batch = cube % sequences / sizes.heads as usize;
+    let heads = sizes.heads as usize;
+    if CUBE_POS < block_count(sizes, heads, shape.rows) {
+        let block = block(sizes, heads, bounds, true, shape.rows);
+        let (batch, head, first) = (block.batch, block.head, block.first);
         let group = head / sizes.heads_per_group as usize;
-        let first = tile * shape.rows;
+        let queries = sizes.mask_range.rows as usize;
+        let keys = sizes.mask_range.columns as usize;
         let lane = UNIT_POS as usize % LANES;
         let row = UNIT_POS as usize / LANES * own;
 
-        let mut resident =
-            Shared::<[Vector<f32, N>]>::new_slice(comptime!(shape.rows * shape.pitch()));
-        let mut gradient =
-            Shared::<[Vector<f32, N>]>::new_slice(comptime!(shape.rows * shape.pitch()));
-        let mut streamed =
-            Shared::<[Vector<f32, N>]>::new_slice(comptime!(shape.columns * shape.pitch()));
+        let mut resident = Tile::<N>::new(shape.rows, shape);
+        let mut gradient = Tile::<N>::new(shape.rows, shape);
+        let mut streamed = Tile::<N>::new(shape.columns, shape);
         let mut weights = Shared::<[f32]>::new_slice(comptime!(shape.rows * weight_pitch));
         let q_rows = head_rows(&strides.q, batch, head, queries);
         let out_rows = head_rows(&strides.out, batch, head, queries);
         let k_rows = head_rows(&strides.k, batch, group, keys);
         let v_rows = head_rows(&strides.v, batch, group, keys);
-        load(
-            q,
-            &q_rows,
-            first,
-            sizes.scale,
-            &mut resident,
-            shape.rows,
-            shape.width,
-            shape,
-        );
-        load(
-            dout,
-            &out_rows,
-            first,
-            1.0f32,
-            &mut gradient,
-            shape.rows,
-            shape.value_width,
-            shape,
-        );
+        resident.load(q, &q_rows, first, sizes.scale, shape.width);
+        gradient.load(dout, &out_rows, first, 1.0f32, shape.value_width);
 
         let mut sums = zeros::<N>(shape.width, shape);
         let mut row_lse = Shared::<[f32]>::new_slice(shape.rows);
         let mut row_delta = Shared::<[f32]>::new_slice(shape.rows);
-        let mut lows = Shared::<[i32]>::new_slice(shape.rows);
-        let mut highs = Shared::<[i32]>::new_slice(shape.rows);
-        visible_ranges(
-            first,
-            &sizes.mask_range,
-            bounds,
-            &mut lows,
-            &mut highs,
-            shape,
-        );
-        let statistics = (batch * sizes.heads as usize + head) * queries;
+        let visible = VisibleRanges::new(first, sizes, bounds, shape);
+        let statistics = (batch * heads + head) * queries;
         if (UNIT_POS as usize) < shape.rows {
             let at = statistics + min(first + UNIT_POS as usize, queries - 1);
             row_lse[UNIT_POS as usize] = lse[at];
             row_delta[UNIT_POS as usize] = delta[at];
         }
-        let last = min(first + shape.rows, queries) - 1;
-        let mut at = visible_start(first as i32, &sizes.mask_range, bounds);
-        let end = visible_end(last as i32, &sizes.mask_range, bounds);
-        while at < end {
+        let mut at = block.start;
+        while at < block.end {
             sync_cube();
             let key = at as usize;
-            load(
-                v,
-                &v_rows,
-                key,
-                1.0f32,
-                &mut streamed,
-                shape.columns,
-                shape.value_width,
-                shape,
-            );
+            streamed.load(v, &v_rows, key, 1.0f32, shape.value_width);
             sync_cube();
             // Kept in shared memory while the scores are computed; only this unit reads it.
             let dp = dots::<N>(&gradient, &streamed, shape.value_width, shape);
@@ -193,16 +148,7 @@ pub(crate) fn attention_queries<F: Float, N: Size>(
                 }
             }
             sync_cube();
-            load(
-                k,
-                &k_rows,
-                key,
-                1.0f32,
-                &mut streamed,
-                shape.columns,
-                shape.width,
-                shape,
-            );
+            streamed.load(k, &k_rows, key, 1.0f32, shape.width);
             sync_cube();
             let scores = dots::<N>(&resident, &streamed, shape.width, shape);
             #[unroll]
@@ -213,18 +159,14 @@ pub(crate) fn attention_queries<F: Float, N: Size>(
                     let j = at + (lane + c * LANES) as i32;
                     let cell = (row + r) * weight_pitch + lane + c * LANES;
                     let ds = (scores[i] - row_lse[row + r]).exp() * weights[cell];
-                    weights[cell] = select(j >= lows[row + r] && j < highs[row + r], ds, 0.0f32);
+                    weights[cell] = select(visible.contains(row + r, j), ds, 0.0f32);
                 }
             }
             sync_cube();
             accumulate::<N>(&weights, &streamed, &mut sums, shape.width, shape);
             at += shape.columns as i32;
         }
-        let mut factors = Array::<f32>::new(own);
-        #[unroll]
-        for r in 0..own {
-            factors[r] = sizes.scale;
-        }
+        let factors = filled(sizes.scale, own);
         let dq_rows = head_rows(dq_strides, batch, head, queries);
         store(
             &sums,
@@ -263,83 +205,38 @@ pub(crate) fn attention_keys<F: Float, G: Float, N: Size>(
     let own = comptime!(shape.own);
     let columns = comptime!(shape.columns_per_unit());
     let weight_pitch = comptime!(shape.weight_pitch());
-    let keys = sizes.mask_range.rows as usize;
-    let queries = sizes.mask_range.columns as usize;
-    let tiles = keys.div_ceil(shape.rows);
-    let groups = (sizes.heads / sizes.heads_per_group) as usize;
-    let sequences = sizes.batches as usize * groups;
-    let cube = CUBE_POS;
-    if cube < tiles * sequences {
-        let first = cube / sequences * shape.rows;
-        let group = cube % sequences % groups;
-        let batch = cube % sequences / groups;
+    let heads = sizes.heads as usize;
+    let groups = heads / sizes.heads_per_group as usize;
+    if CUBE_POS < block_count(sizes, groups, shape.rows) {
+        let block = block(sizes, groups, bounds, false, shape.rows);
+        let (batch, group, first) = (block.batch, block.head, block.first);
+        let keys = sizes.mask_range.rows as usize;
+        let queries = sizes.mask_range.columns as usize;
         let lane = UNIT_POS as usize % LANES;
         let row = UNIT_POS as usize / LANES * own;
 
-        let mut resident =
-            Shared::<[Vector<f32, N>]>::new_slice(comptime!(shape.rows * shape.pitch()));
-        let mut values =
-            Shared::<[Vector<f32, N>]>::new_slice(comptime!(shape.rows * shape.pitch()));
-        let mut streamed =
-            Shared::<[Vector<f32, N>]>::new_slice(comptime!(shape.columns * shape.pitch()));
+        let mut resident = Tile::<N>::new(shape.rows, shape);
+        let mut values = Tile::<N>::new(shape.rows, shape);
+        let mut streamed = Tile::<N>::new(shape.columns, shape);
         let mut weights = Shared::<[f32]>::new_slice(comptime!(shape.rows * weight_pitch));
         let k_rows = head_rows(&strides.k, batch, group, keys);
         let v_rows = head_rows(&strides.v, batch, group, keys);
-        load(
-            k,
-            &k_rows,
-            first,
-            1.0f32,
-            &mut resident,
-            shape.rows,
-            shape.width,
-            shape,
-        );
-        load(
-            v,
-            &v_rows,
-            first,
-            1.0f32,
-            &mut values,
-            shape.rows,
-            shape.value_width,
-            shape,
-        );
+        resident.load(k, &k_rows, first, 1.0f32, shape.width);
+        values.load(v, &v_rows, first, 1.0f32, shape.value_width);
 
         let mut dk = zeros::<N>(shape.width, shape);
         let mut dv = zeros::<N>(shape.value_width, shape);
-        let mut lows = Shared::<[i32]>::new_slice(shape.rows);
-        let mut highs = Shared::<[i32]>::new_slice(shape.rows);
-        visible_ranges(
-            first,
-            &sizes.mask_range,
-            bounds,
-            &mut lows,
-            &mut highs,
-            shape,
-        );
-        let last = min(first + shape.rows, keys) - 1;
-        let begin = visible_start(first as i32, &sizes.mask_range, bounds);
-        let end = visible_end(last as i32, &sizes.mask_range, bounds);
+        let visible = VisibleRanges::new(first, sizes, bounds, shape);
         for member in 0..sizes.heads_per_group as usize {
             let head = group * sizes.heads_per_group as usize + member;
             let q_rows = head_rows(&strides.q, batch, head, queries);
             let out_rows = head_rows(&strides.out, batch, head, queries);
-            let statistics = (batch * sizes.heads as usize + head) * queries;
-            let mut at = begin;
-            while at < end {
+            let statistics = (batch * heads + head) * queries;
+            let mut at = block.start;
+            while at < block.end {
                 let query = at as usize;
                 sync_cube();
-                load(
-                    q,
-                    &q_rows,
-                    query,
-                    sizes.scale,
-                    &mut streamed,
-                    shape.columns,
-                    shape.width,
-                    shape,
-                );
+                streamed.load(q, &q_rows, query, sizes.scale, shape.width);
                 sync_cube();
                 let scores = dots::<N>(&resident, &streamed, shape.width, shape);
                 #[unroll]
@@ -350,20 +247,11 @@ pub(crate) fn attention_keys<F: Float, G: Float, N: Size>(
                     for r in 0..own {
                         let p = (scores[comptime!(r * columns + c)] - of_query).exp();
                         weights[(row + r) * weight_pitch + lane + c * LANES] =
-                            select(i >= lows[row + r] && i < highs[row + r], p, 0.0f32);
+                            select(visible.contains(row + r, i), p, 0.0f32);
                     }
                 }
                 sync_cube();
-                load(
-                    dout,
-                    &out_rows,
-                    query,
-                    1.0f32,
-                    &mut streamed,
-                    shape.columns,
-                    shape.value_width,
-                    shape,
-                );
+                streamed.load(dout, &out_rows, query, 1.0f32, shape.value_width);
                 sync_cube();
                 accumulate::<N>(&weights, &streamed, &mut dv, shape.value_width, shape);
                 let dp = dots::<N>(&values, &streamed, shape.value_width, shape);
@@ -378,26 +266,13 @@ pub(crate) fn attention_keys<F: Float, G: Float, N: Size>(
                             dp[comptime!(r * columns + c)] - of_query;
                     }
                 }
-                load(
-                    q,
-                    &q_rows,
-                    query,
-                    sizes.scale,
-                    &mut streamed,
-                    shape.columns,
-                    shape.width,
-                    shape,
-                );
+                streamed.load(q, &q_rows, query, sizes.scale, shape.width);
                 sync_cube();
                 accumulate::<N>(&weights, &streamed, &mut dk, shape.width, shape);
                 at += shape.columns as i32;
             }
         }
-        let mut factors = Array::<f32>::new(own);
-        #[unroll]
-        for r in 0..own {
-            factors[r] = 1.0f32;
-        }
+        let factors = filled(1.0f32, own);
         let dk_rows = head_rows(dk_strides, batch, group, keys);
         let dv_rows = head_rows(dv_strides, batch, group, keys);
         store(

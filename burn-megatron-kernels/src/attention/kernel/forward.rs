@@ -3,8 +3,8 @@
 use cubecl::prelude::*;
 
 use super::tile::{
-    AttentionSizes, AttentionStrides, LANES, TileShape, accumulate, dots, head_rows, load,
-    reduce_lanes, store, vectors_per_unit, visible_end, visible_start, zeros,
+    AttentionSizes, AttentionStrides, LANES, Tile, TileShape, accumulate, block, block_count, dots,
+    head_rows, reduce_lanes, store, vectors_per_unit, visible_end, visible_start, zeros,
 };
 
 /// Below every score. Not infinity, because not every shader language has a literal for it.
@@ -32,39 +32,24 @@ pub(crate) fn attention_forward<F: Float, N: Size>(
     let values = comptime!(shape.value_width);
     let vectors_per_unit = comptime!(vectors_per_unit(values));
     let weight_pitch = comptime!(shape.weight_pitch());
-    let queries = sizes.mask_range.rows as usize;
-    let keys = sizes.mask_range.columns as usize;
-    let tiles = queries.div_ceil(shape.rows);
-    let sequences = (sizes.batches * sizes.heads) as usize;
-    let cube = CUBE_POS;
-    if cube < tiles * sequences {
-        let tile = tiles - 1 - cube / sequences;
-        let head = cube % sequences % sizes.heads as usize;
-        let batch = cube % sequences / sizes.heads as usize;
+    let heads = sizes.heads as usize;
+    if CUBE_POS < block_count(sizes, heads, shape.rows) {
+        let block = block(sizes, heads, bounds, true, shape.rows);
+        let (batch, head, first) = (block.batch, block.head, block.first);
         let group = head / sizes.heads_per_group as usize;
-        let first = tile * shape.rows;
+        let queries = sizes.mask_range.rows as usize;
+        let keys = sizes.mask_range.columns as usize;
         let lane = UNIT_POS as usize % LANES;
         let row = UNIT_POS as usize / LANES * own;
 
-        let mut resident =
-            Shared::<[Vector<f32, N>]>::new_slice(comptime!(shape.rows * shape.pitch()));
-        let mut streamed =
-            Shared::<[Vector<f32, N>]>::new_slice(comptime!(shape.columns * shape.pitch()));
+        let mut resident = Tile::<N>::new(shape.rows, shape);
+        let mut streamed = Tile::<N>::new(shape.columns, shape);
         let mut weights = Shared::<[f32]>::new_slice(comptime!(shape.rows * weight_pitch));
         let mut exchange = Shared::<[f32]>::new_slice(comptime!(shape.exchange()));
         let q_rows = head_rows(&strides.q, batch, head, queries);
         let k_rows = head_rows(&strides.k, batch, group, keys);
         let v_rows = head_rows(&strides.v, batch, group, keys);
-        load(
-            q,
-            &q_rows,
-            first,
-            sizes.scale,
-            &mut resident,
-            shape.rows,
-            shape.width,
-            shape,
-        );
+        resident.load(q, &q_rows, first, sizes.scale, shape.width);
 
         let mut sums = zeros::<N>(values, shape);
         let mut largest = Array::<f32>::new(own);
@@ -79,22 +64,11 @@ pub(crate) fn attention_forward<F: Float, N: Size>(
             lows[r] = visible_start(at, &sizes.mask_range, bounds);
             highs[r] = visible_end(at, &sizes.mask_range, bounds);
         }
-        let last = min(first + shape.rows, queries) - 1;
-        let mut at = visible_start(first as i32, &sizes.mask_range, bounds);
-        let end = visible_end(last as i32, &sizes.mask_range, bounds);
-        while at < end {
+        let mut at = block.start;
+        while at < block.end {
             sync_cube();
             let key = at as usize;
-            load(
-                k,
-                &k_rows,
-                key,
-                1.0f32,
-                &mut streamed,
-                shape.columns,
-                shape.width,
-                shape,
-            );
+            streamed.load(k, &k_rows, key, 1.0f32, shape.width);
             sync_cube();
             let mut scores = dots::<N>(&resident, &streamed, shape.width, shape);
             let mut most = Array::<f32>::new(own);
@@ -128,16 +102,7 @@ pub(crate) fn attention_forward<F: Float, N: Size>(
                 }
             }
             sync_cube();
-            load(
-                v,
-                &v_rows,
-                key,
-                1.0f32,
-                &mut streamed,
-                shape.columns,
-                values,
-                shape,
-            );
+            streamed.load(v, &v_rows, key, 1.0f32, values);
             sync_cube();
             accumulate::<N>(&weights, &streamed, &mut sums, values, shape);
             at += shape.columns as i32;
@@ -151,10 +116,10 @@ pub(crate) fn attention_forward<F: Float, N: Size>(
             factors[r] = factor;
             let query = first + row + r;
             if lane == 0 && query < queries {
-                let at = (batch * sizes.heads as usize + head) * queries + query;
+                let at = (batch * heads + head) * queries + query;
                 lse[at] = most + total.ln();
                 if comptime!(with_max) {
-                    lse[sequences * queries + at] = largest[r];
+                    lse[sizes.batches as usize * heads * queries + at] = largest[r];
                 }
             }
         }

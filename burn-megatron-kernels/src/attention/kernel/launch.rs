@@ -9,7 +9,8 @@ use super::tile::{AttentionSizesLaunch, AttentionStridesLaunch, DeviceStridesLau
 /// The arguments that the kernels of a problem share.
 pub(super) struct LaunchArgs<T> {
     pub client: Client,
-    pub cubes: usize,
+    pub count: CubeCount,
+    pub units: CubeDim,
     pub tiles: T,
     /// Elements of a load.
     pub vector: usize,
@@ -26,22 +27,17 @@ pub(super) struct LaunchArgs<T> {
 pub(super) struct KeyTarget {
     pub buffer: BufferArg,
     pub dtype: ElemType,
-    /// Of keys and of values, in elements.
-    pub strides: [HeadStrides; 2],
+    /// Elements of a vector.
+    pub vector: usize,
+    /// Of keys and of values.
+    pub strides: [DeviceStridesLaunch; 2],
     /// Whether to add to what is there.
     pub add: [bool; 2],
     /// Whether it is a flat buffer of sums, not in the type of the inputs.
     pub is_flat: bool,
 }
 
-impl KeyTarget {
-    /// The strides of keys and of values, in vectors.
-    pub fn strides(&self, vector: usize) -> [DeviceStridesLaunch; 2] {
-        self.strides.map(|strides| in_vectors(strides, vector))
-    }
-}
-
-/// Strides in vectors of so many elements.
+/// Converts strides in elements to strides in vectors of `vector` elements.
 pub(super) fn in_vectors(strides: HeadStrides, vector: usize) -> DeviceStridesLaunch {
     let vectors = |elements: usize| (elements / vector) as u32;
     DeviceStridesLaunch::new(
@@ -54,8 +50,8 @@ pub(super) fn in_vectors(strides: HeadStrides, vector: usize) -> DeviceStridesLa
 
 /// The sizes of tiles, and the kernels that work on them.
 pub(super) trait Tiles: Copy {
-    /// Rows of the resident tile.
-    fn rows(&self) -> usize;
+    /// Rows of the resident tile, and units of a cube.
+    fn sizes(&self) -> [usize; 2];
 
     /// Writes `[out, lse]`, with the largest score of each query behind the log-sum-exps if `with_max`.
     fn forward(
@@ -77,35 +73,111 @@ pub(super) trait Tiles: Copy {
     fn keys(args: LaunchArgs<Self>, statistics: [BufferArg; 3], target: KeyTarget);
 }
 
-/// Launches a kernel with arguments of its own before the ranges, before the strides, before the sizes and
-/// at the end, and sizes of vectors beside that of the inputs.
-macro_rules! launch {
+/// Implements [`Tiles`] by three kernels. The brackets name two more arguments of the kernel of the keys, where it has
+/// them: the vectors of its gradients, and whether these are in a flat buffer.
+macro_rules! tiles {
     (
-        $kernel:ident, $args:ident, [$($vector:expr),*], [$($first:expr),*], [$($output:expr),*],
-        [$($strides:expr),*], [$($last:expr),*]
-    ) => {{
-        let [q, k, v] = $args.projections;
-        // SAFETY: kernels access only rows that there are, and the places in a flat buffer were checked.
-        unsafe {
-            $kernel::launch_unchecked(
-                &$args.client,
-                $crate::cube::grid(&$args.client, $args.cubes),
-                cubecl::prelude::CubeDim::new_1d($args.tiles.units() as u32),
-                $args.vector,
-                $($vector,)*
-                q,
-                k,
-                v,
-                $($first,)*
-                $args.bounds,
-                $($output,)*
-                $args.strides,
-                $($strides,)*
-                $args.sizes,
-                $args.tiles,
-                $($last,)*
-            )
+        $tiles:ident, $sizes:expr, $forward:ident, $queries:ident, $keys:ident,
+        [$($vector:ident, $is_flat:ident)?]
+    ) => {
+        impl Tiles for $tiles {
+            fn sizes(&self) -> [usize; 2] {
+                $sizes(self)
+            }
+
+            fn forward(
+                args: LaunchArgs<Self>,
+                sink: ComptimeOptionArgs<OwnedTensor<f32>>,
+                [out, lse]: [BufferArg; 2],
+                with_max: bool,
+            ) {
+                let [q, k, v] = args.projections;
+                // SAFETY: kernels access only rows that there are.
+                unsafe {
+                    $forward::launch_unchecked(
+                        &args.client,
+                        args.count,
+                        args.units,
+                        args.vector,
+                        q,
+                        k,
+                        v,
+                        sink,
+                        args.bounds,
+                        out,
+                        lse,
+                        args.strides,
+                        args.sizes,
+                        args.tiles,
+                        with_max,
+                        args.dtype,
+                    )
+                }
+            }
+
+            fn queries(
+                args: LaunchArgs<Self>,
+                [dout, lse, delta]: [BufferArg; 3],
+                dq: BufferArg,
+                strides: DeviceStridesLaunch,
+            ) {
+                let [q, k, v] = args.projections;
+                // SAFETY: as above.
+                unsafe {
+                    $queries::launch_unchecked(
+                        &args.client,
+                        args.count,
+                        args.units,
+                        args.vector,
+                        q,
+                        k,
+                        v,
+                        dout,
+                        lse,
+                        delta,
+                        args.bounds,
+                        dq,
+                        args.strides,
+                        strides,
+                        args.sizes,
+                        args.tiles,
+                        args.dtype,
+                    )
+                }
+            }
+
+            fn keys(args: LaunchArgs<Self>, [dout, lse, delta]: [BufferArg; 3], target: KeyTarget) {
+                let [q, k, v] = args.projections;
+                let [dk, dv] = target.strides;
+                $(let ($vector, $is_flat) = (target.vector, target.is_flat);)?
+                // SAFETY: as above, and the places in a flat buffer were checked.
+                unsafe {
+                    $keys::launch_unchecked(
+                        &args.client,
+                        args.count,
+                        args.units,
+                        args.vector,
+                        $($vector,)?
+                        q,
+                        k,
+                        v,
+                        dout,
+                        lse,
+                        delta,
+                        args.bounds,
+                        target.buffer,
+                        args.strides,
+                        dk,
+                        dv,
+                        args.sizes,
+                        args.tiles,
+                        $($is_flat,)?
+                        target.add,
+                        [args.dtype, target.dtype],
+                    )
+                }
+            }
         }
-    }};
+    };
 }
-pub(super) use launch;
+pub(super) use tiles;

@@ -24,7 +24,7 @@ pub(crate) use aot_instances::aot_instances;
 
 use backward::{attention_delta, attention_keys, attention_queries, attention_sink};
 use forward::attention_forward;
-use launch::{KeyTarget, LaunchArgs, Tiles, in_vectors, launch};
+use launch::{KeyTarget, LaunchArgs, Tiles, in_vectors, tiles};
 use plan::TilePlan;
 use tile::{
     AttentionSizesLaunch, AttentionStridesLaunch, DeviceMaskRangeLaunch, DeviceStridesLaunch,
@@ -32,87 +32,37 @@ use tile::{
 };
 
 use super::mask::MaskRange;
-use super::ops::HeadStrides;
+use super::ops::{AttentionOp, HeadStrides, Kernels, Pass};
 use super::problem::AttentionProblem;
 use crate::cpu::wide;
-use crate::cube::{Reduction, RowPlan, empty, grid, own};
+use crate::cube::{RowPlan, empty, grid, optional, own};
 use crate::gradient::Place;
 
-/// Outputs as [`AttentionForwardOp`](super::ops::AttentionForwardOp) has them.
-pub(super) fn forward(
-    problem: &AttentionProblem,
-    inputs: Vec<CubeTensor>,
-    with_max: bool,
-) -> Vec<CubeTensor> {
-    AttentionCall::new(problem, inputs, None, TilePlan::new).forward(with_max)
-}
-
-/// Outputs as [`AttentionBackwardOp`](super::ops::AttentionBackwardOp) has them.
-pub(super) fn backward(
-    problem: &AttentionProblem,
-    inputs: Vec<CubeTensor>,
-    places: Option<[Place; 2]>,
-) -> Vec<CubeTensor> {
-    AttentionCall::new(problem, inputs, places, TilePlan::new).backward()
-}
-
-impl Tiles for TileShape {
-    fn rows(&self) -> usize {
-        self.rows
-    }
-
-    fn forward(
-        args: LaunchArgs<Self>,
-        sink: ComptimeOptionArgs<OwnedTensor<f32>>,
-        [out, lse]: [BufferArg; 2],
-        with_max: bool,
-    ) {
-        launch!(
-            attention_forward,
-            args,
-            [],
-            [sink],
-            [out, lse],
-            [],
-            [with_max, args.dtype]
-        )
-    }
-
-    fn queries(
-        args: LaunchArgs<Self>,
-        [dout, lse, delta]: [BufferArg; 3],
-        dq: BufferArg,
-        strides: DeviceStridesLaunch,
-    ) {
-        launch!(
-            attention_queries,
-            args,
-            [],
-            [dout, lse, delta],
-            [dq],
-            [strides],
-            [args.dtype]
-        )
-    }
-
-    fn keys(args: LaunchArgs<Self>, [dout, lse, delta]: [BufferArg; 3], target: KeyTarget) {
-        let [dk, dv] = target.strides(args.vector);
-        launch!(
-            attention_keys,
-            args,
-            [],
-            [dout, lse, delta],
-            [target.buffer],
-            [dk, dv],
-            [target.add, [args.dtype, target.dtype]]
-        )
+/// See [`Pass`] for inputs and outputs.
+pub(super) fn run(op: &AttentionOp, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
+    match op.kernels {
+        Kernels::Portable => AttentionCall::new(op, inputs, TilePlan::new).run(),
+        Kernels::Mma => {
+            let inputs = mma::aligned(&op.problem, inputs);
+            AttentionCall::new(op, inputs, mma::plan).run()
+        }
     }
 }
+
+tiles!(
+    TileShape,
+    |tiles: &Self| [tiles.rows, tiles.units()],
+    attention_forward,
+    attention_queries,
+    attention_keys,
+    []
+);
 
 /// One problem on one device.
 #[derive(Debug)]
 struct AttentionCall<'a, T> {
     problem: &'a AttentionProblem,
+    pass: Pass,
     projections: Vec<CubeTensor>,
     /// The inputs after the projections, contiguous.
     rest: VecDeque<CubeTensor>,
@@ -125,12 +75,16 @@ struct AttentionCall<'a, T> {
 
 impl<'a, T: Tiles> AttentionCall<'a, T> {
     fn new(
-        problem: &'a AttentionProblem,
+        op: &'a AttentionOp,
         mut inputs: Vec<CubeTensor>,
-        places: Option<[Place; 2]>,
         plan: impl FnOnce(&Client, &AttentionProblem, &[HeadStrides]) -> TilePlan<T>,
     ) -> Self {
-        let rest = inputs.split_off(if problem.packed { 1 } else { 3 });
+        let (problem, pass) = (&op.problem, op.pass);
+        let places = match pass {
+            Pass::Forward => None,
+            Pass::Backward { places } => places,
+        };
+        let rest = inputs.split_off(problem.projections());
         let projections: Vec<_> = inputs.into_iter().map(readable).collect();
         let layouts: Vec<_> = projections
             .iter()
@@ -141,6 +95,7 @@ impl<'a, T: Tiles> AttentionCall<'a, T> {
         let all = [head_strides, gradients].concat();
         Self {
             problem,
+            pass,
             plan: plan(&projections[0].client, problem, &all),
             projections,
             rest: rest.into_iter().map(into_contiguous).collect(),
@@ -158,19 +113,26 @@ impl<'a, T: Tiles> AttentionCall<'a, T> {
         }
     }
 
-    fn forward(mut self, with_max: bool) -> Vec<CubeTensor> {
+    fn run(self) -> Vec<CubeTensor> {
+        match self.pass {
+            Pass::Forward => self.forward(),
+            Pass::Backward { .. } => self.backward(),
+        }
+    }
+
+    fn forward(mut self) -> Vec<CubeTensor> {
         let problem = self.problem;
         let sink = problem.sink.then(|| self.next());
         let bounds = problem.options.ranges.is_some().then(|| self.next());
         let like = &self.projections[0];
         let out = empty(like, problem.out_shape(), problem.dtype);
-        let shape = problem.statistics_shape(with_max);
+        let shape = problem.statistics_shape();
         let lse = empty(like, shape, wide(problem.dtype));
         T::forward(
             self.of_queries(self.plan.forward, bounds),
-            ComptimeOptionArgs::from(sink.map(CubeTensor::into_tensor_arg)),
+            optional(sink),
             [&out, &lse].map(buffer),
-            with_max,
+            problem.with_max,
         );
         vec![out, lse]
     }
@@ -202,15 +164,21 @@ impl<'a, T: Tiles> AttentionCall<'a, T> {
             in_vectors(dq, self.plan.vector),
         );
         let gradients = &outputs[outputs.len() - 1];
+        let is_flat = self.places.is_some();
+        let vector = if is_flat {
+            self.plan.flat_vector
+        } else {
+            self.plan.vector
+        };
+        let add = self.places.map(|places| places.map(|place| place.add));
         for tiles in &self.plan.keys {
             let target = KeyTarget {
                 buffer: buffer(gradients),
                 dtype: dtype_to_storage_type(gradients.dtype),
-                strides: [dk, dv],
-                add: self
-                    .places
-                    .map_or([false; 2], |places| places.map(|place| place.add)),
-                is_flat: self.places.is_some(),
+                vector,
+                strides: [dk, dv].map(|strides| in_vectors(strides, vector)),
+                add: add.unwrap_or_default(),
+                is_flat,
             };
             T::keys(self.of_keys(*tiles, of_keys.clone()), statistics(), target);
         }
@@ -257,13 +225,17 @@ impl<'a, T: Tiles> AttentionCall<'a, T> {
         };
         let in_vectors = |strides| in_vectors(strides, self.plan.vector);
         let [q, k, v] = self.head_strides.map(in_vectors);
+        let client = self.projections[0].client.clone();
+        let [tile_rows, units] = tiles.sizes();
+        let cubes = rows.div_ceil(tile_rows) * heads * problem.batch;
         LaunchArgs {
-            client: self.projections[0].client.clone(),
-            cubes: rows.div_ceil(tiles.rows()) * heads * problem.batch,
+            count: grid(&client, cubes),
+            units: CubeDim::new_1d(units as u32),
+            client,
             tiles,
             vector: self.plan.vector,
             projections: [0, 1, 2].map(|part| buffer(&self.projections[part.min(last)])),
-            bounds: ComptimeOptionArgs::from(bounds.map(CubeTensor::into_tensor_arg)),
+            bounds: optional(bounds),
             strides: AttentionStridesLaunch::new(q, k, v, in_vectors(out)),
             sizes: AttentionSizesLaunch::new(
                 DeviceMaskRangeLaunch::new(
@@ -314,7 +286,7 @@ impl<'a, T: Tiles> AttentionCall<'a, T> {
         let heads = problem.heads.heads;
         let dsink = empty(&sink, [heads], wide(problem.dtype));
         let client = sink.client.clone();
-        let reduction = RowPlan::new(&client, problem.dtype, problem.heads.width).reduction;
+        let plan = RowPlan::new(&client, problem.dtype, problem.heads.width);
         let units = client.properties().hardware.plane_size_max.max(256);
         unsafe {
             attention_sink::launch_unchecked(
@@ -329,7 +301,7 @@ impl<'a, T: Tiles> AttentionCall<'a, T> {
                 heads as u32,
                 problem.queries as u32,
                 units,
-                reduction == Reduction::Planes,
+                plan.planes(),
             );
         }
         dsink

@@ -6,7 +6,7 @@ use cubecl::client::Client;
 use super::super::ops::HeadStrides;
 use super::super::problem::AttentionProblem;
 use super::tile::{LANES, TileShape};
-use crate::cube::{Reduction, RowPlan};
+use crate::cube::RowPlan;
 
 /// Shared memory per cube up to which three cubes fit on a multiprocessor.
 const SHARED_MEMORY_TARGET: usize = 64 * 1024;
@@ -36,6 +36,8 @@ const BACKWARD: [[usize; 3]; 6] = [
 #[derive(Clone, Debug)]
 pub(super) struct TilePlan<T> {
     pub vector: usize,
+    /// Elements that gradients of keys and values in a flat buffer are written by.
+    pub flat_vector: usize,
     pub forward: T,
     /// The tiles of the gradient of the queries.
     pub queries: T,
@@ -52,9 +54,9 @@ impl TilePlan<TileShape> {
     ) -> Self {
         let widths = [problem.heads.width, problem.value_width];
         let hardware = &client.properties().hardware;
-        let reduction = RowPlan::new(client, problem.dtype, widths[0]).reduction;
+        let row = RowPlan::new(client, problem.dtype, widths[0]);
         // A row's lanes must be neighbours in one plane.
-        let planes = reduction == Reduction::Planes && hardware.plane_size_min as usize >= LANES;
+        let planes = row.planes() && hardware.plane_size_min as usize >= LANES;
         let vector = vector(client, problem.dtype, widths, head_strides);
         let memory = hardware.max_shared_memory_size.min(SHARED_MEMORY_TARGET);
         let units = hardware.max_units_per_cube as usize;
@@ -62,6 +64,7 @@ impl TilePlan<TileShape> {
         let backward = shape(BACKWARD, 2);
         Self {
             vector,
+            flat_vector: vector,
             forward: shape(FORWARD, 1),
             queries: backward,
             keys: vec![backward],

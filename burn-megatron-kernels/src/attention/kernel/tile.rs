@@ -144,6 +144,51 @@ pub(crate) fn head_rows(
     }
 }
 
+/// The rows of one head that a cube works on, and the columns that some of them see.
+#[derive(CubeType, Clone, Copy)]
+pub(crate) struct Block {
+    /// The first row.
+    pub first: usize,
+    pub batch: usize,
+    pub head: usize,
+    /// The visible columns of all rows: from the first one of the first row to the last one of the last row.
+    pub start: i32,
+    pub end: i32,
+}
+
+/// The number of blocks of `rows` rows in a launch over `heads` heads.
+#[cube]
+pub(crate) fn block_count(sizes: &AttentionSizes, heads: usize, #[comptime] rows: usize) -> usize {
+    (sizes.mask_range.rows as usize).div_ceil(rows) * (sizes.batches as usize * heads)
+}
+
+/// The block of this cube. With `backwards`, the last rows of all heads come first: where attention is causal, the last
+/// queries have the most keys.
+#[cube]
+pub(crate) fn block(
+    sizes: &AttentionSizes,
+    heads: usize,
+    bounds: &ComptimeOption<OwnedTensor<i32>>,
+    #[comptime] backwards: bool,
+    #[comptime] rows: usize,
+) -> Block {
+    let count = sizes.mask_range.rows as usize;
+    let sequences = sizes.batches as usize * heads;
+    let mut tile = CUBE_POS / sequences;
+    if comptime!(backwards) {
+        tile = count.div_ceil(rows) - 1 - tile;
+    }
+    let first = tile * rows;
+    let last = min(first + rows, count) - 1;
+    Block {
+        first,
+        batch: CUBE_POS % sequences / heads,
+        head: CUBE_POS % sequences % heads,
+        start: visible_start(first as i32, &sizes.mask_range, bounds),
+        end: visible_end(last as i32, &sizes.mask_range, bounds),
+    }
+}
+
 /// The first column that `row` sees.
 #[cube]
 pub(crate) fn visible_start(
@@ -151,15 +196,12 @@ pub(crate) fn visible_start(
     mask_range: &DeviceMaskRange,
     bounds: &ComptimeOption<OwnedTensor<i32>>,
 ) -> i32 {
-    let mut visible_start = max(row + mask_range.shift - mask_range.before, 0i32);
+    let start = max(row + mask_range.shift - mask_range.before, 0i32);
     #[comptime]
     match bounds {
-        ComptimeOption::Some(bounds) => {
-            visible_start = max(visible_start, bounds.as_slice()[row as usize])
-        }
-        ComptimeOption::None => {}
+        ComptimeOption::Some(bounds) => max(start, bounds.as_slice()[row as usize]),
+        ComptimeOption::None => start,
     }
-    visible_start
 }
 
 /// The end of the columns that `row` sees.
@@ -169,68 +211,96 @@ pub(crate) fn visible_end(
     mask_range: &DeviceMaskRange,
     bounds: &ComptimeOption<OwnedTensor<i32>>,
 ) -> i32 {
-    let mut visible_end = min(
-        row + mask_range.shift + mask_range.after + 1,
-        mask_range.columns,
-    );
+    let past = row + mask_range.shift + mask_range.after + 1;
+    let end = min(past, mask_range.columns);
     #[comptime]
     match bounds {
         ComptimeOption::Some(bounds) => {
-            visible_end = min(
-                visible_end,
-                bounds.as_slice()[(row + mask_range.rows) as usize],
-            );
+            min(end, bounds.as_slice()[(row + mask_range.rows) as usize])
         }
-        ComptimeOption::None => {}
-    }
-    visible_end
-}
-
-/// Stores the visible range of each resident row in shared memory, to save registers.
-#[cube]
-pub(crate) fn visible_ranges(
-    first: usize,
-    mask_range: &DeviceMaskRange,
-    bounds: &ComptimeOption<OwnedTensor<i32>>,
-    lows: &mut Shared<[i32]>,
-    highs: &mut Shared<[i32]>,
-    #[comptime] shape: TileShape,
-) {
-    let row = UNIT_POS as usize;
-    if row < shape.rows {
-        let at = min((first + row) as i32, mask_range.rows - 1);
-        lows[row] = visible_start(at, mask_range, bounds);
-        highs[row] = visible_end(at, mask_range, bounds);
+        ComptimeOption::None => end,
     }
 }
 
-/// Loads `rows` rows of `width` vectors of a head from `first` on, times `factor`, to row `0` of a tile;
-/// zeros past the last row and past the width.
+/// The visible range of each row of a block, in shared memory to save registers.
+#[derive(CubeType)]
+pub(crate) struct VisibleRanges {
+    lows: Shared<[i32]>,
+    highs: Shared<[i32]>,
+}
+
 #[cube]
-pub(crate) fn load<F: Float, N: Size>(
-    from: &[Vector<F, N>],
-    head: &HeadRows,
-    first: usize,
-    factor: f32,
-    tile: &mut Shared<[Vector<f32, N>]>,
-    #[comptime] rows: usize,
-    #[comptime] width: usize,
-    #[comptime] shape: TileShape,
-) {
-    let pitch = comptime!(shape.pitch());
-    let columns = comptime!(shape.pitch() - 1);
-    let units = comptime!(shape.units());
-    let mut at = UNIT_POS as usize;
-    while at < rows * columns {
-        let row = at / columns;
-        let column = at % columns;
-        let mut value = Vector::<f32, N>::new(0.0);
-        if first + row < head.count && column < width {
-            let read = from[head.start + (first + row) * head.stride + column];
-            value = Vector::<f32, N>::cast_from(read) * Vector::new(factor);
+impl VisibleRanges {
+    pub(crate) fn new(
+        first: usize,
+        sizes: &AttentionSizes,
+        bounds: &ComptimeOption<OwnedTensor<i32>>,
+        #[comptime] shape: TileShape,
+    ) -> VisibleRanges {
+        let mut lows = Shared::<[i32]>::new_slice(shape.rows);
+        let mut highs = Shared::<[i32]>::new_slice(shape.rows);
+        let row = UNIT_POS as usize;
+        if row < shape.rows {
+            let at = min((first + row) as i32, sizes.mask_range.rows - 1);
+            lows[row] = visible_start(at, &sizes.mask_range, bounds);
+            highs[row] = visible_end(at, &sizes.mask_range, bounds);
         }
-        tile[row * pitch + column] = value;
-        at += units;
+        VisibleRanges { lows, highs }
+    }
+
+    /// Whether a row of the block sees a column.
+    pub(crate) fn contains(&self, row: usize, column: i32) -> bool {
+        column >= self.lows[row] && column < self.highs[row]
+    }
+}
+
+/// Rows of a head in shared memory.
+#[derive(CubeType)]
+pub(crate) struct Tile<N: Size> {
+    vectors: Shared<[Vector<f32, N>]>,
+    #[cube(comptime)]
+    rows: usize,
+    #[cube(comptime)]
+    shape: TileShape,
+}
+
+#[cube]
+impl<N: Size> Tile<N> {
+    pub(crate) fn new(#[comptime] rows: usize, #[comptime] shape: TileShape) -> Tile<N> {
+        let vectors = Shared::<[Vector<f32, N>]>::new_slice(comptime!(rows * shape.pitch()));
+        Tile::<N> {
+            vectors,
+            rows,
+            shape,
+        }
+    }
+
+    /// Fills the tile with rows of `width` vectors of a head from `first` on, times `factor`; zeros past the last row and
+    /// past the width.
+    pub(crate) fn load<F: Float>(
+        &mut self,
+        from: &[Vector<F, N>],
+        head: &HeadRows,
+        first: usize,
+        factor: f32,
+        #[comptime] width: usize,
+    ) {
+        let pitch = comptime!(self.shape.pitch());
+        let columns = comptime!(self.shape.pitch() - 1);
+        let units = comptime!(self.shape.units());
+        let cells = comptime!(self.rows * (self.shape.pitch() - 1));
+        let mut at = UNIT_POS as usize;
+        while at < cells {
+            let row = at / columns;
+            let column = at % columns;
+            let mut value = Vector::<f32, N>::new(0.0);
+            if first + row < head.count && column < width {
+                let read = from[head.start + (first + row) * head.stride + column];
+                value = Vector::<f32, N>::cast_from(read) * Vector::new(factor);
+            }
+            self.vectors[row * pitch + column] = value;
+            at += units;
+        }
     }
 }
 
@@ -238,8 +308,8 @@ pub(crate) fn load<F: Float, N: Size>(
 /// `width` vectors.
 #[cube]
 pub(crate) fn dots<N: Size>(
-    resident: &Shared<[Vector<f32, N>]>,
-    streamed: &Shared<[Vector<f32, N>]>,
+    resident: &Tile<N>,
+    streamed: &Tile<N>,
     #[comptime] width: usize,
     #[comptime] shape: TileShape,
 ) -> Array<f32> {
@@ -257,11 +327,11 @@ pub(crate) fn dots<N: Size>(
         let mut left = Array::<Vector<f32, N>>::new(own);
         #[unroll]
         for r in 0..own {
-            left[r] = resident[(row + r) * pitch + k];
+            left[r] = resident.vectors[(row + r) * pitch + k];
         }
         #[unroll]
         for c in 0..columns {
-            let right = streamed[(lane + c * LANES) * pitch + k];
+            let right = streamed.vectors[(lane + c * LANES) * pitch + k];
             #[unroll]
             for r in 0..own {
                 #[unroll]
@@ -280,7 +350,7 @@ pub(crate) fn dots<N: Size>(
 #[cube]
 pub(crate) fn accumulate<N: Size>(
     weights: &Shared<[f32]>,
-    streamed: &Shared<[Vector<f32, N>]>,
+    streamed: &Tile<N>,
     sums: &mut Array<Vector<f32, N>>,
     #[comptime] width: usize,
     #[comptime] shape: TileShape,
@@ -295,7 +365,7 @@ pub(crate) fn accumulate<N: Size>(
         let mut right = Array::<Vector<f32, N>>::new(vectors_per_unit);
         #[unroll]
         for t in 0..vectors_per_unit {
-            right[t] = streamed[j * pitch + lane + t * LANES];
+            right[t] = streamed.vectors[j * pitch + lane + t * LANES];
         }
         #[unroll]
         for r in 0..own {
@@ -322,6 +392,17 @@ pub(crate) fn zeros<N: Size>(
         sums[i] = Vector::new(0.0);
     }
     sums
+}
+
+/// `count` times `value`, in registers.
+#[cube]
+pub(crate) fn filled(value: f32, #[comptime] count: usize) -> Array<f32> {
+    let mut values = Array::<f32>::new(count);
+    #[unroll]
+    for i in 0..count {
+        values[i] = value;
+    }
+    values
 }
 
 /// Writes the unit's vectors of its rows of `width`, or adds them to what is there; `first` is the first

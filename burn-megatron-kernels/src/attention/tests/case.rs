@@ -69,7 +69,7 @@ pub fn compare_matrix_engines(
         for dtype in types {
             let x = |width| Tensor::<4>::zeros([1, 1, 1, width], (&device, dtype));
             let (q, v, options) = (x(width), x(values), AttentionOptions::default());
-            let problem = AttentionProblem::separate(&q, &q, &v, None, &options).unwrap();
+            let problem = AttentionProblem::separate([&q, &q, &v], None, &options).unwrap();
             if engine.supports(&problem).is_err() {
                 continue;
             }

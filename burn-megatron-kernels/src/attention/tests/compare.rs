@@ -97,14 +97,8 @@ impl AttentionEngine for Rounding {
         Ok(())
     }
 
-    fn forward(
-        &self,
-        problem: &AttentionProblem,
-        projections: Projections,
-        _sink: Option<Tensor<1>>,
-        _with_max: bool,
-    ) -> (Tensor<4>, Tensor<3>, Option<Tensor<3>>) {
-        let [q, k, v] = self.inputs(problem, projections);
+    fn forward(&self, problem: &AttentionProblem, inputs: AttentionInputs) -> AttentionOutputs {
+        let [q, k, v] = self.inputs(problem, inputs.projections);
         let scores = self.scores(problem, q, k);
         let most = scores.clone().max_dim(3);
         let weights = (scores - most.clone()).exp();
@@ -123,19 +117,16 @@ impl AttentionEngine for Rounding {
         } else {
             lse
         };
-        (out.swap_dims(1, 2).cast(problem.dtype), lse, None)
+        AttentionOutputs {
+            out: out.swap_dims(1, 2).cast(problem.dtype),
+            lse,
+            largest: None,
+        }
     }
 
-    fn backward(
-        &self,
-        problem: &AttentionProblem,
-        projections: Projections,
-        _sink: Option<Tensor<1>>,
-        (out, lse): (Tensor<4>, Tensor<3>),
-        dout: Tensor<4>,
-        _sums: Option<FlatGradients>,
-    ) -> AttentionGradients {
-        let [q, k, v] = self.inputs(problem, projections);
+    fn backward(&self, problem: &AttentionProblem, inputs: BackwardInputs) -> AttentionGradients {
+        let ((out, lse), dout) = (inputs.result, inputs.dout);
+        let [q, k, v] = self.inputs(problem, inputs.inputs.projections);
         let [out, dout] = [out, dout].map(|x| x.cast(DType::F32).swap_dims(1, 2));
         let scores = self.scores(problem, q.clone(), k.clone());
         let weights = (scores - lse.unsqueeze_dim::<4>(3)).exp();

@@ -376,16 +376,20 @@ fn the_largest_scores_are_those_of_the_visible_products() {
                 let [of_q, of_k] = [&q, &k].map(|x| doubles(x.clone()));
                 let options = case.options(&device);
                 let problem =
-                    AttentionProblem::separate(&q, &k, &v, sink.as_ref(), &options).unwrap();
-                let projections = Projections::Separate { q, k, v };
-                let forward = |with_max| {
-                    engine.forward(&problem, projections.clone(), sink.clone(), with_max)
+                    AttentionProblem::separate([&q, &k, &v], sink.as_ref(), &options).unwrap();
+                let inputs = AttentionInputs {
+                    projections: Projections::Separate { q, k, v },
+                    sink: sink.clone(),
                 };
-                let (out, lse, largest) = forward(true);
-                let plain = forward(false);
+                let plain = engine.forward(&problem, inputs.clone());
+                let measured = AttentionProblem {
+                    with_max: true,
+                    ..problem.clone()
+                };
+                let AttentionOutputs { out, lse, largest } = engine.forward(&measured, inputs);
                 assert_eq!(
                     [doubles(out), doubles(lse)],
-                    [doubles(plain.0), doubles(plain.1)]
+                    [doubles(plain.out), doubles(plain.lse)]
                 );
 
                 let Heads {

@@ -37,12 +37,15 @@ fn the_log_sum_exp_of_the_matrix_units_is_that_of_the_portable_kernels() {
                 causal: true,
                 ..Default::default()
             };
-            let problem = AttentionProblem::separate(&q, &k, &v, None, &options).unwrap();
-            let projections = Projections::Separate { q, k, v };
-            let (out, lse, _) = engine.forward(&problem, projections.clone(), None, false);
-            let (expected, of_portable, _) = Portable.forward(&problem, projections, None, false);
-            assert_near("out", doubles(out), doubles(expected), 2e-2);
-            let lse = [lse, of_portable].map(doubles);
+            let problem = AttentionProblem::separate([&q, &k, &v], None, &options).unwrap();
+            let inputs = AttentionInputs {
+                projections: Projections::Separate { q, k, v },
+                sink: None,
+            };
+            let found = engine.forward(&problem, inputs.clone());
+            let expected = Portable.forward(&problem, inputs);
+            assert_near("out", doubles(found.out), doubles(expected.out), 2e-2);
+            let lse = [found.lse, expected.lse].map(doubles);
             for (ours, expected) in lse[0].iter().zip(&lse[1]) {
                 let near = (ours - expected).abs() < 1e-5 * (1.0 + expected.abs());
                 assert!(near || ours == expected, "{ours} and {expected}");

@@ -91,25 +91,11 @@ impl AttentionEngine for Picky {
         ))
     }
 
-    fn forward(
-        &self,
-        _: &AttentionProblem,
-        _: Projections,
-        _: Option<Tensor<1>>,
-        _: bool,
-    ) -> (Tensor<4>, Tensor<3>, Option<Tensor<3>>) {
+    fn forward(&self, _: &AttentionProblem, _: AttentionInputs) -> AttentionOutputs {
         panic!("an engine that does not support a problem must not be called")
     }
 
-    fn backward(
-        &self,
-        _: &AttentionProblem,
-        _: Projections,
-        _: Option<Tensor<1>>,
-        _: (Tensor<4>, Tensor<3>),
-        _: Tensor<4>,
-        _: Option<FlatGradients>,
-    ) -> AttentionGradients {
+    fn backward(&self, _: &AttentionProblem, _: BackwardInputs) -> AttentionGradients {
         panic!("an engine that does not support a problem must not be called")
     }
 }

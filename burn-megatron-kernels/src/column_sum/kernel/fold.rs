@@ -51,6 +51,16 @@ pub(crate) enum SumTarget {
     Flat(CubeTensor, Vec<Place>),
 }
 
+impl SumTarget {
+    /// The place in a flat buffer where there are both, otherwise a tensor of type `dtype`.
+    pub(crate) fn new(flat: Option<CubeTensor>, place: Option<Place>, dtype: DType) -> Self {
+        match flat.zip(place) {
+            Some((flat, place)) => Self::Flat(flat, vec![place]),
+            None => Self::Each(dtype),
+        }
+    }
+}
+
 impl Partials {
     /// Of one set of `width` sums, `[count, width]`.
     pub(crate) fn of_rows(tensor: CubeTensor, width: usize, count: usize) -> Self {

@@ -4,7 +4,7 @@ use burn::backend::cubecl::dtype_to_storage_type;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::super::ops::{LossWeights, Vocabulary};
+use super::super::ops::{LossOp, LossWeights};
 use super::super::{STATISTICS, ignored};
 use super::statistics::RowStatistics;
 use super::{IGNORED_TARGET, INVALID_TARGET, token_of};
@@ -112,23 +112,17 @@ pub(super) fn row_loss(
 }
 
 /// Statistics and targets to the loss and the log-sum-exp.
-pub(in crate::cross_entropy) fn combine(
-    inputs: Vec<CubeTensor>,
-    vocabulary: &Vocabulary,
-    weights: &LossWeights,
-) -> Vec<CubeTensor> {
-    let Ok([statistics, targets]) = <[CubeTensor; 2]>::try_from(inputs) else {
-        unreachable!("`CombineOp` is launched with two inputs")
-    };
+pub(in crate::cross_entropy) fn combine(op: &LossOp, inputs: [CubeTensor; 2]) -> [CubeTensor; 2] {
+    let [statistics, targets] = inputs;
     let rows = targets.meta.shape()[0];
-    let row = || empty(&statistics, [rows], statistics.dtype);
-    let (loss, lse) = (row(), row());
+    let outputs = [(); 2].map(|()| empty(&statistics, [rows], statistics.dtype));
     if rows == 0 {
-        return vec![loss, lse];
+        return outputs;
     }
     let parts = statistics.meta.shape().num_elements() / (rows * STATISTICS);
     let client = statistics.client.clone();
     let dtype = targets.dtype;
+    let [loss, lse] = outputs.clone().map(CubeTensor::into_tensor_arg);
     unsafe {
         combine_kernel::launch_unchecked(
             &client,
@@ -136,16 +130,16 @@ pub(in crate::cross_entropy) fn combine(
             CubeDim::new_1d(UNITS),
             statistics.into_tensor_arg(),
             targets.into_tensor_arg(),
-            loss.clone().into_tensor_arg(),
-            lse.clone().into_tensor_arg(),
+            loss,
+            lse,
             parts as u32,
             rows as u32,
-            vocabulary.tokens,
-            LossScales::launch(weights),
-            weights.smoothing != 0.0,
-            ignored(vocabulary.ignore, dtype),
+            op.vocabulary.tokens,
+            LossScales::launch(&op.weights),
+            op.weights.smoothing != 0.0,
+            ignored(op.vocabulary.ignore, dtype),
             dtype_to_storage_type(dtype),
         );
     }
-    vec![loss, lse]
+    outputs
 }

@@ -1,13 +1,11 @@
 //! The gradient of the logits: each is read once and written once.
 
-use burn::backend::cubecl::dtype_to_storage_type;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::super::ignored;
-use super::super::ops::{LossWeights, Vocabulary};
-use super::{IGNORED_TARGET, INVALID_TARGET, LOADS_PER_STEP, token_of, vector};
-use crate::cube::{RowPlan, grid};
+use super::super::ops::{LossOp, LossWeights, Vocabulary};
+use super::{IGNORED_TARGET, INVALID_TARGET, LOADS_PER_STEP, LossLaunch, token_of};
+use crate::cube::output_over;
 
 /// The scalars of the gradient of a row: `softmax * exp(x - lse) - share`, and `- keep` at the
 /// target.
@@ -138,6 +136,26 @@ impl RowGradient {
     }
 }
 
+/// The [`LOADS_PER_STEP`] vectors that a unit loads at a time, from number `i` of a row's `count` on, which begin at `head`.
+#[cube]
+pub(super) fn load_step<F: Float, N: Size>(
+    logits: &Tensor<Vector<F, N>>,
+    head: usize,
+    i: usize,
+    count: usize,
+    #[comptime] units: u32,
+) -> Array<Vector<f32, N>> {
+    let step = units as usize;
+    let mut values = Array::<Vector<f32, N>>::new(LOADS_PER_STEP);
+    #[unroll]
+    for k in 0..LOADS_PER_STEP {
+        if i + k * step < count {
+            values[k] = Vector::cast_from(logits[head + i + k * step]);
+        }
+    }
+    values
+}
+
 /// One cube per row; it writes the vectors that begin in the row. `output` may be `logits`.
 #[cube(launch_unchecked)]
 pub(super) fn gradient_kernel<F: Float, I: Int, N: Size>(
@@ -167,13 +185,7 @@ pub(super) fn gradient_kernel<F: Float, I: Int, N: Size>(
 
         let mut i = UNIT_POS as usize;
         while i < count {
-            let mut values = Array::<Vector<f32, N>>::new(LOADS_PER_STEP);
-            #[unroll]
-            for k in 0..LOADS_PER_STEP {
-                if i + k * step < count {
-                    values[k] = Vector::cast_from(logits[head + i + k * step]);
-                }
-            }
+            let values = load_step(logits, head, i, count, units);
             #[unroll]
             for k in 0..LOADS_PER_STEP {
                 if i + k * step < count {
@@ -211,48 +223,31 @@ pub(super) fn gradient_kernel<F: Float, I: Int, N: Size>(
 }
 
 /// Logits, targets, log-sum-exp and gradient of the loss to the gradient of the logits.
-pub(in crate::cross_entropy) fn gradient(
-    inputs: Vec<CubeTensor>,
-    vocabulary: &Vocabulary,
-    weights: &LossWeights,
-) -> Vec<CubeTensor> {
-    let Ok([logits, targets, lse, gradient]) = <[CubeTensor; 4]>::try_from(inputs) else {
-        unreachable!("`GradientOp` is launched with four inputs")
-    };
-    let shape = logits.meta.shape().clone();
-    let [rows, width] = [shape[0], shape[1]];
-    if rows == 0 {
-        return vec![logits];
+pub(in crate::cross_entropy) fn gradient(op: &LossOp, inputs: [CubeTensor; 4]) -> CubeTensor {
+    let [logits, targets, lse, gradient] = inputs;
+    let launch = LossLaunch::new(op, &logits, &targets);
+    if launch.rows == 0 {
+        return logits;
     }
-    let client = logits.client.clone();
-    let types = [logits.dtype, targets.dtype];
-    let plan = RowPlan::new(&client, logits.dtype, width);
-    let vector = vector(&client, &logits);
-    // Checked before a second handle shares the memory.
-    let (output, argument) = if logits.can_mut() {
-        (logits.clone(), logits.as_tensor_alias(0))
-    } else {
-        let output = crate::cube::empty(&logits, shape, logits.dtype);
-        (output.clone(), output.into_tensor_arg())
-    };
+    let (output, argument) = output_over(&logits);
     unsafe {
         gradient_kernel::launch_unchecked(
-            &client,
-            grid(&client, rows),
-            plan.cube_dim(),
-            vector,
+            &launch.client,
+            launch.grid(),
+            launch.plan.cube_dim(),
+            launch.vector,
             logits.into_tensor_arg(),
             targets.into_tensor_arg(),
             lse.into_tensor_arg(),
             gradient.into_tensor_arg(),
             argument,
-            rows as u32,
-            VocabularyColumns::launch(width, vocabulary),
-            GradientScales::launch(weights),
-            ignored(vocabulary.ignore, types[1]),
-            plan.units,
-            types.map(dtype_to_storage_type),
+            launch.rows as u32,
+            VocabularyColumns::launch(launch.width, &op.vocabulary),
+            GradientScales::launch(&op.weights),
+            launch.ignore,
+            launch.plan.units,
+            launch.types,
         );
     }
-    vec![output]
+    output
 }

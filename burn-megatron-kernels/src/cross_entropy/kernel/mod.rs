@@ -8,9 +8,14 @@
 // Kernels have no `is_multiple_of`, and a test at compile time cannot be joined to one at run time.
 #![allow(clippy::manual_is_multiple_of, clippy::collapsible_if)]
 
+use burn::backend::cubecl::dtype_to_storage_type;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::client::Client;
 use cubecl::prelude::*;
+
+use super::ignored;
+use super::ops::LossOp;
+use crate::cube::{RowPlan, grid};
 
 mod aot_instances;
 mod combine;
@@ -48,11 +53,38 @@ fn token_of<I: Int>(target: I, tokens: u32, #[comptime] ignore: Option<i64>) -> 
     token
 }
 
-/// The largest vector that divides all elements of `logits`, and so the start of its memory too.
-fn vector(client: &Client, logits: &CubeTensor) -> usize {
-    let elements = logits.meta.shape().num_elements();
-    client
-        .io_optimized_vector_sizes(logits.dtype.size())
-        .find(|size| elements.is_multiple_of(*size))
-        .unwrap_or(1)
+/// The launch of a kernel with one cube for each row of the logits.
+struct LossLaunch {
+    client: Client,
+    rows: usize,
+    width: usize,
+    /// The largest vector that divides all elements of the logits, and so the start of its memory too.
+    vector: usize,
+    plan: RowPlan,
+    ignore: Option<i64>,
+    types: [ElemType; 2],
+}
+
+impl LossLaunch {
+    fn new(op: &LossOp, logits: &CubeTensor, targets: &CubeTensor) -> Self {
+        let shape = logits.meta.shape();
+        let client = logits.client.clone();
+        let fits = |size: &usize| shape.num_elements().is_multiple_of(*size);
+        let vector = client
+            .io_optimized_vector_sizes(logits.dtype.size())
+            .find(fits);
+        Self {
+            rows: shape[0],
+            width: shape[1],
+            vector: vector.unwrap_or(1),
+            plan: RowPlan::new(&client, logits.dtype, shape[1]),
+            ignore: ignored(op.vocabulary.ignore, targets.dtype),
+            types: [logits.dtype, targets.dtype].map(dtype_to_storage_type),
+            client,
+        }
+    }
+
+    fn grid(&self) -> CubeCount {
+        grid(&self.client, self.rows)
+    }
 }

@@ -1,14 +1,13 @@
 //! Maximum, sum of exponentials and sum of each row in one reading.
 
-use burn::backend::cubecl::dtype_to_storage_type;
 use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::super::ops::Vocabulary;
-use super::super::{STATISTICS, ignored};
-use super::{LOADS_PER_STEP, token_of, vector};
-use crate::cube::{Reduction, RowPlan, cube_max, cube_sum, empty, grid, lane_max, lane_sum};
+use super::super::STATISTICS;
+use super::super::ops::LossOp;
+use super::{LOADS_PER_STEP, LossLaunch, token_of};
+use crate::cube::{cube_max, cube_sum, empty, lane_max, lane_sum};
 
 /// A unit's running statistics of its row: the maximum, and per lane the sum of `exp(x - maximum)`
 /// and the sum.
@@ -185,42 +184,32 @@ pub(super) fn statistics_kernel<F: Float, I: Int, N: Size>(
 }
 
 /// Logits and targets to the statistics.
-pub(in crate::cross_entropy) fn statistics(
-    inputs: Vec<CubeTensor>,
-    vocabulary: &Vocabulary,
-) -> Vec<CubeTensor> {
-    let Ok([logits, targets]) = <[CubeTensor; 2]>::try_from(inputs) else {
-        unreachable!("`StatisticsOp` is launched with two inputs")
-    };
-    let shape = logits.meta.shape();
-    let [rows, width] = [shape[0], shape[1]];
-    let output = empty(&logits, [rows, STATISTICS], DType::F32);
-    if rows == 0 {
-        return vec![output];
+pub(in crate::cross_entropy) fn statistics(op: &LossOp, inputs: [CubeTensor; 2]) -> CubeTensor {
+    let [logits, targets] = inputs;
+    let launch = LossLaunch::new(op, &logits, &targets);
+    let output = empty(&logits, [launch.rows, STATISTICS], DType::F32);
+    if launch.rows == 0 {
+        return output;
     }
-    let client = logits.client.clone();
-    let types = [logits.dtype, targets.dtype];
-    let plan = RowPlan::new(&client, logits.dtype, width);
-    let vector = vector(&client, &logits);
     unsafe {
         statistics_kernel::launch_unchecked(
-            &client,
-            grid(&client, rows),
-            plan.cube_dim(),
-            vector,
+            &launch.client,
+            launch.grid(),
+            launch.plan.cube_dim(),
+            launch.vector,
             logits.into_tensor_arg(),
             targets.into_tensor_arg(),
             output.clone().into_tensor_arg(),
-            rows as u32,
-            width as u32,
-            vocabulary.valid,
-            vocabulary.first,
-            vocabulary.tokens,
-            ignored(vocabulary.ignore, types[1]),
-            plan.units,
-            plan.reduction == Reduction::Planes,
-            types.map(dtype_to_storage_type),
+            launch.rows as u32,
+            launch.width as u32,
+            op.vocabulary.valid,
+            op.vocabulary.first,
+            op.vocabulary.tokens,
+            launch.ignore,
+            launch.plan.units,
+            launch.plan.planes(),
+            launch.types,
         );
     }
-    vec![output]
+    output
 }

@@ -77,11 +77,11 @@ pub(in super::super) fn backward(
     if !op.bias {
         return vec![elementwise(gradient, None, None, op.input, op.mask)];
     }
-    let target = match op.place {
-        Some(place) => SumTarget::Flat(inputs.remove(0), vec![place]),
-        None => SumTarget::Each(DType::F32),
-    };
-    summed(op, gradient, target)
+    summed(
+        op,
+        gradient,
+        SumTarget::new(inputs.pop(), op.place, DType::F32),
+    )
 }
 
 /// The gradient of the input, and the sum of its rows.

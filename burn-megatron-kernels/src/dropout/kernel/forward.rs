@@ -9,7 +9,7 @@ use cubecl::prelude::*;
 use super::super::backward::DropoutForwardOp;
 use super::*;
 use crate::cube::instance::{AotList, given, instance, types};
-use crate::cube::{Elementwise, Operation, SPLITS, Split, empty, grid, launch_tuned};
+use crate::cube::{Elementwise, Operation, SPLITS, Split, empty, grid, launch_tuned, optional};
 
 /// A portion of the split is a group of `each` vectors.
 #[cube(launch_unchecked)]

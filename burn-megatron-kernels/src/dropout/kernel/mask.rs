@@ -5,20 +5,29 @@ use cubecl::prelude::*;
 
 use super::alignment::{MaskAlignment, WORDS};
 use crate::cube::instance::default_fields;
-use crate::dropout::DropoutMask;
+use crate::dropout::{DropoutMask, halves};
 use crate::philox::{MULTIPLIERS, ROUNDS, WEYL};
 
-/// A [`DropoutMask`] as the kernels take it: numbers of 64 bits in two halves.
+/// A number of 64 bits in two halves.
+#[derive(CubeLaunch, CubeType)]
+pub(crate) struct U64Halves {
+    low: u32,
+    high: u32,
+}
+
+impl U64Halves {
+    fn launch([low, high]: [u32; 2]) -> U64HalvesLaunch {
+        U64HalvesLaunch::new(low, high)
+    }
+}
+
+/// A [`DropoutMask`] as the kernels take it.
 #[derive(CubeLaunch, CubeType)]
 pub(crate) struct MaskArgs {
-    key_low: u32,
-    key_high: u32,
-    position_low: u32,
-    position_high: u32,
-    first_low: u32,
-    first_high: u32,
-    pitch_low: u32,
-    pitch_high: u32,
+    key: U64Halves,
+    position: U64Halves,
+    first: U64Halves,
+    pitch: U64Halves,
     run: u32,
     threshold: u32,
     scale: f32,
@@ -38,14 +47,10 @@ impl MaskArgs {
         };
         let mask = mask.copied().unwrap_or(none);
         MaskArgsLaunch::new(
-            mask.key[0],
-            mask.key[1],
-            mask.position[0],
-            mask.position[1],
-            mask.first as u32,
-            (mask.first >> 32) as u32,
-            mask.pitch as u32,
-            (mask.pitch >> 32) as u32,
+            U64Halves::launch(mask.key),
+            U64Halves::launch(mask.position),
+            U64Halves::launch(halves(mask.first)),
+            U64Halves::launch(halves(mask.pitch)),
             mask.run as u32,
             mask.threshold,
             mask.scale,
@@ -53,11 +58,8 @@ impl MaskArgs {
     }
 }
 
-default_fields!(
-    MaskArgsCompilationArg
-    [key_low key_high position_low position_high first_low first_high pitch_low pitch_high run
-    threshold scale]
-);
+default_fields!(U64HalvesCompilationArg [low high]);
+default_fields!(MaskArgsCompilationArg [key position first pitch run threshold scale]);
 
 /// The words of one block.
 #[derive(CubeType)]
@@ -68,21 +70,15 @@ struct PhiloxBlock {
     d: u32,
 }
 
-#[derive(CubeType)]
-struct U64Halves {
-    low: u32,
-    high: u32,
-}
-
 /// The draw of an element: `first + (element / run) * pitch + element % run`.
 #[cube]
 fn draw(mask: &MaskArgs, element: u32) -> U64Halves {
     let run = element / mask.run;
     let offset = element - run * mask.run;
-    let jump = run * mask.pitch_low;
-    let jump_high = u32::mul_hi(run, mask.pitch_low) + run * mask.pitch_high;
-    let start = jump + mask.first_low;
-    let start_high = jump_high + mask.first_high + u32::cast_from(start < jump);
+    let jump = run * mask.pitch.low;
+    let jump_high = u32::mul_hi(run, mask.pitch.low) + run * mask.pitch.high;
+    let start = jump + mask.first.low;
+    let start_high = jump_high + mask.first.high + u32::cast_from(start < jump);
     let low = start + offset;
     U64Halves {
         low,
@@ -93,12 +89,12 @@ fn draw(mask: &MaskArgs, element: u32) -> U64Halves {
 /// The block that holds a draw.
 #[cube]
 fn block_of(mask: &MaskArgs, draw: &U64Halves) -> PhiloxBlock {
-    let mut key_low = mask.key_low;
-    let mut key_high = mask.key_high;
+    let mut key_low = mask.key.low;
+    let mut key_high = mask.key.high;
     let mut a = (draw.low >> 2u32) | (draw.high << 30u32);
     let mut b = draw.high >> 2u32;
-    let mut c = mask.position_low;
-    let mut d = mask.position_high;
+    let mut c = mask.position.low;
+    let mut d = mask.position.high;
     #[unroll]
     for _ in 0..ROUNDS {
         let first = comptime!(MULTIPLIERS[0]).runtime();

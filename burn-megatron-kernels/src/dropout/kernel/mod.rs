@@ -2,9 +2,7 @@
 
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::tensor::DType;
-use burn_cubecl::tensor::CubeTensor;
 use cubecl::client::Client;
-use cubecl::prelude::*;
 
 use super::DropoutMask;
 use crate::cube::instance::AotList;
@@ -27,10 +25,6 @@ fn vector(client: &Client, dtypes: &[DType], width: usize) -> usize {
     let widest = dtypes.iter().map(DType::size).max().unwrap_or(4);
     let mut sizes = client.io_optimized_vector_sizes(widest);
     sizes.find(|size| width.is_multiple_of(*size)).unwrap_or(1)
-}
-
-fn optional<T: CubePrimitive>(tensor: Option<CubeTensor>) -> ComptimeOptionArgs<OwnedTensor<T>> {
-    tensor.map(CubeTensor::into_tensor_arg).into()
 }
 
 /// The AOT instances of the operation.

@@ -36,14 +36,14 @@ fn rotate_instances(list: &mut AotList, (name, dtype, vector): Type, pairing: Pa
     let items = plan.rotated_units() + plan.unrotated_vectors();
     instance!(
         list.streaming("rope/each/{name}/{pairing:?}"), UNITS,
-        rotate_kernel::RotateKernel [_ _ _ (given(true)) _ _ _ _ _ _]
+        rotate_kernel::RotateKernel [_ _ _ (given(true)) _ _]
         (plan.vector, plan.lanes, plan, items, UNITS, dtype)
     );
     for split in SPLITS {
         let plan = plan.grouped(split.each);
         instance!(
             list.streaming("rope/in_place/{name}/{pairing:?}-{split}"), split.units,
-            rotate_kernel::RotateKernel [_ _ _ (given(false)) _ _ _ _ _ _]
+            rotate_kernel::RotateKernel [_ _ _ (given(false)) _ _]
             (plan.vector, plan.lanes, plan, plan.rotated_units(), split.units, dtype)
         );
     }
@@ -67,12 +67,12 @@ fn mla_instances(list: &mut AotList, (name, dtype, vector): Type, pairing: Pairi
     let mla = in_vectors(mla, plan);
     instance!(
         list.streaming("rope/keys/{name}/{pairing:?}"), UNITS,
-        mla_forward_kernel::MlaForwardKernel [_ _ _ _ _ (given(false)) _ _ _ _ _ _ _]
+        mla_forward_kernel::MlaForwardKernel [_ _ _ _ _ (given(false)) _ _ _]
         (plan.vector, plan.lanes, plan, mla, plan.rotated_units(), dtype)
     );
     instance!(
         list.streaming("rope/keys_back/{name}/{pairing:?}"), UNITS,
-        mla_backward_kernel::MlaBackwardKernel [_ _ _ (given(false)) _ _ _ _ _ _ _]
+        mla_backward_kernel::MlaBackwardKernel [_ _ _ (given(false)) _ _ _]
         (plan.vector, plan.lanes, plan, mla, dtype)
     );
 }

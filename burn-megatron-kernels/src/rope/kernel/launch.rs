@@ -16,7 +16,7 @@ pub(in crate::rope) fn rotate(x: CubeTensor, angles: AngleArgs, heads: RotaryHea
         return x;
     }
     let plan = RopePlan::new(&x.client, x.dtype, heads, &[]);
-    let in_place = x.can_mut() && x.is_nonoverlapping();
+    let in_place = x.can_mut();
     let y = if in_place {
         x.clone()
     } else {
@@ -113,11 +113,7 @@ impl Elementwise for RotateLaunch {
                 sine,
                 angles.each(),
                 output,
-                angles.start as u32,
-                angles.last(),
-                angles.seq as u32,
-                tokens as u32,
-                angles.direction,
+                angles.launch(tokens),
                 plan,
                 items,
                 split.units,

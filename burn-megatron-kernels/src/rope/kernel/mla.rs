@@ -5,9 +5,9 @@ use burn::backend::cubecl::dtype_to_storage_type;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::rotate::{cosines, rotate_item, sines, swapped_neighbors, table_row};
+use super::rotate::{TokenAngles, cosines, rotate_item, sines, swapped_neighbors, table_row};
 use super::{AngleArgs, RopePlan, UNITS, cubes};
-use crate::cube::{empty, grid};
+use crate::cube::{empty, grid, output_over};
 use crate::rope::{MlaDims, RotaryHeads};
 
 /// [`MlaDims`] in vectors.
@@ -30,11 +30,7 @@ pub(super) fn mla_forward_kernel<F: Float, N: Size, T: Size>(
     each: &ComptimeOption<OwnedTensor<i32>>,
     rotated: &mut Tensor<Vector<F, N>>,
     k: &mut Tensor<Vector<F, N>>,
-    start: u32,
-    last: u32,
-    seq: u32,
-    tokens: u32,
-    direction: f32,
+    angles: &TokenAngles,
     #[comptime] plan: RopePlan,
     #[comptime] mla: MlaDims,
     #[comptime] queries: usize,
@@ -44,17 +40,18 @@ pub(super) fn mla_forward_kernel<F: Float, N: Size, T: Size>(
     let items = comptime!(queries + plan.items + own);
     let unit = CUBE_POS * comptime!(UNITS as usize) + UNIT_POS as usize;
     let token = unit / items;
-    if token < tokens as usize {
+    if token < angles.tokens as usize {
         let item = unit % items;
-        let row = table_row(each, token, start, seq, last, plan);
+        let row = table_row(each, token, angles, plan);
         let keys = token * comptime!(plan.heads * plan.features);
         if item < queries {
+            let direction = angles.direction;
             rotate_item(q, cosine, sine, rotated, token, row, item, direction, plan);
         } else if item < comptime!(queries + plan.items) {
             let part = item - queries;
             let angle = row + part * plan.loads;
             let cosine = cosines::<N, T>(cosine, angle, plan);
-            let sine = sines::<N, T>(sine, angle, direction, plan);
+            let sine = sines::<N, T>(sine, angle, angles.direction, plan);
             let from = token * plan.width + part * plan.stride;
             let to = keys + plan.first + part * plan.stride;
             let a = Vector::<f32, N>::cast_from(shared[from]);
@@ -94,11 +91,7 @@ pub(super) fn mla_backward_kernel<F: Float, N: Size, T: Size>(
     each: &ComptimeOption<OwnedTensor<i32>>,
     dkv: &mut Tensor<Vector<F, N>>,
     shared: &mut Tensor<Vector<F, N>>,
-    start: u32,
-    last: u32,
-    seq: u32,
-    tokens: u32,
-    direction: f32,
+    angles: &TokenAngles,
     #[comptime] plan: RopePlan,
     #[comptime] mla: MlaDims,
     #[define(F)] _dtype: ElemType,
@@ -107,14 +100,14 @@ pub(super) fn mla_backward_kernel<F: Float, N: Size, T: Size>(
     let items = comptime!(plan.items + plan.heads * features);
     let unit = CUBE_POS * comptime!(UNITS as usize) + UNIT_POS as usize;
     let token = unit / items;
-    if token < tokens as usize {
+    if token < angles.tokens as usize {
         let item = unit % items;
         let keys = token * comptime!(plan.heads * plan.features);
         if item < plan.items {
-            let row = table_row(each, token, start, seq, last, plan);
+            let row = table_row(each, token, angles, plan);
             let angle = row + item * plan.loads;
             let cosine = cosines::<N, T>(cosine, angle, plan);
-            let sine = sines::<N, T>(sine, angle, direction, plan);
+            let sine = sines::<N, T>(sine, angle, angles.direction, plan);
             let from = keys + plan.first + item * plan.stride;
             let to = token * plan.width + item * plan.stride;
             let mut a = Vector::<f32, N>::new(0.0);
@@ -150,31 +143,22 @@ pub(super) fn mla_backward_kernel<F: Float, N: Size, T: Size>(
 
 /// `q`, `kv` and the shared key to the queries, in place if they are uniquely owned, and the keys.
 pub(in crate::rope) fn mla_forward(
-    inputs: Vec<CubeTensor>,
+    [q, kv, shared]: [CubeTensor; 3],
     angles: AngleArgs,
     heads: RotaryHeads,
     mla: MlaDims,
 ) -> Vec<CubeTensor> {
-    let Ok([q, kv, shared]) = <[CubeTensor; 3]>::try_from(inputs) else {
-        unreachable!("queries, keys and values, and the shared key")
-    };
     let k = empty(&q, q.shape(), q.dtype);
     if q.shape().num_elements() == 0 {
         return vec![q, k];
     }
     let plan = RopePlan::new(&q.client, q.dtype, heads, &[mla.nope, mla.value]);
-    let in_place = q.can_mut() && q.is_nonoverlapping();
-    let (rotated, output, queries) = if in_place {
-        (q.clone(), q.as_tensor_alias(0), plan.rotated_units())
+    let queries = if q.can_mut() {
+        plan.rotated_units()
     } else {
-        let rotated = empty(&q, q.shape(), q.dtype);
-        let output = rotated.clone().into_tensor_arg();
-        (
-            rotated,
-            output,
-            plan.rotated_units() + plan.unrotated_vectors(),
-        )
+        plan.rotated_units() + plan.unrotated_vectors()
     };
+    let (rotated, output) = output_over(&q);
     let mla = in_vectors(mla, plan);
     let tokens = q.shape()[0] * q.shape()[1];
     let items = queries + plan.items + plan.heads * mla.nope;
@@ -195,11 +179,7 @@ pub(in crate::rope) fn mla_forward(
             angles.each(),
             output,
             k.clone().into_tensor_arg(),
-            angles.start as u32,
-            angles.last(),
-            angles.seq as u32,
-            tokens as u32,
-            angles.direction,
+            angles.launch(tokens),
             plan,
             mla,
             queries,
@@ -242,11 +222,7 @@ pub(in crate::rope) fn mla_backward(
             angles.each(),
             dkv.clone().into_tensor_arg(),
             shared.clone().into_tensor_arg(),
-            angles.start as u32,
-            angles.last(),
-            angles.seq as u32,
-            tokens as u32,
-            angles.direction,
+            angles.launch(tokens),
             plan,
             mla,
             dtype_to_storage_type(dtype),

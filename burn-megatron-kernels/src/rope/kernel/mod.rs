@@ -10,7 +10,9 @@ use cubecl::client::Client;
 use cubecl::prelude::{ComptimeOptionArgs, OwnedTensor, TensorArg};
 
 use super::check::NAME;
+use super::ops::RotateOp;
 use super::{Pairing, RotaryHeads};
+use crate::cube::optional;
 use crate::error::{accept, check_size};
 
 mod aot_instances;
@@ -21,6 +23,7 @@ mod rotate;
 pub(crate) use aot_instances::aot_instances;
 pub(super) use launch::rotate;
 pub(super) use mla::{mla_backward, mla_forward};
+use rotate::TokenAnglesLaunch;
 
 /// Units of a cube where nothing is measured.
 const UNITS: u32 = 256;
@@ -123,7 +126,7 @@ pub(super) struct AngleArgs {
 
 impl AngleArgs {
     /// From the last inputs of a launch.
-    pub(super) fn new(inputs: Vec<CubeTensor>, seq: usize, start: usize, back: bool) -> Self {
+    pub(super) fn new(inputs: Vec<CubeTensor>, seq: usize, op: &RotateOp) -> Self {
         let mut inputs = inputs.into_iter();
         let (Some(cosine), Some(sine)) = (inputs.next(), inputs.next()) else {
             unreachable!("every launch of this operation has cosines and sines")
@@ -133,14 +136,19 @@ impl AngleArgs {
             sine,
             each: inputs.next(),
             seq,
-            start,
-            direction: if back { -1.0 } else { 1.0 },
+            start: op.start,
+            direction: if op.is_back() { -1.0 } else { 1.0 },
         }
     }
 
-    /// The last row of the table.
-    fn last(&self) -> u32 {
-        self.cosine.shape()[0] as u32 - 1
+    fn launch(&self, tokens: usize) -> TokenAnglesLaunch {
+        TokenAnglesLaunch::new(
+            self.start as u32,
+            self.cosine.shape()[0] as u32 - 1,
+            self.seq as u32,
+            tokens as u32,
+            self.direction,
+        )
     }
 
     fn table(&self) -> [TensorArg; 2] {
@@ -148,7 +156,7 @@ impl AngleArgs {
     }
 
     fn each(&self) -> ComptimeOptionArgs<OwnedTensor<i32>> {
-        self.each.clone().map(CubeTensor::into_tensor_arg).into()
+        optional(self.each.clone())
     }
 }
 

@@ -3,22 +3,37 @@
 use cubecl::prelude::*;
 
 use super::RopePlan;
+use crate::cube::instance::default_fields;
+
+/// The positions of the tokens of a launch, and the direction of the rotation.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub(super) struct TokenAngles {
+    /// The position of the first token of a sequence.
+    start: u32,
+    /// The last row of the table.
+    last: u32,
+    /// Tokens of a sequence.
+    seq: u32,
+    pub tokens: u32,
+    /// 1, or -1 for the inverse rotation.
+    pub direction: f32,
+}
+
+default_fields!(TokenAnglesCompilationArg [start last seq tokens direction]);
 
 /// The row of the token in the table, in vectors of the table.
 #[cube]
 pub(super) fn table_row(
     each: &ComptimeOption<OwnedTensor<i32>>,
     token: usize,
-    start: u32,
-    seq: u32,
-    last: u32,
+    angles: &TokenAngles,
     #[comptime] plan: RopePlan,
 ) -> usize {
-    let mut position = start + token as u32 % seq;
+    let mut position = angles.start + token as u32 % angles.seq;
     #[comptime]
     match each {
         ComptimeOption::Some(each) => {
-            position = clamp(each.as_slice()[token], 0i32, last as i32) as u32;
+            position = clamp(each.as_slice()[token], 0i32, angles.last as i32) as u32;
         }
         ComptimeOption::None => {}
     }
@@ -39,12 +54,13 @@ pub(super) fn cosines<N: Size, T: Size>(
         #[unroll]
         for lane in 0..plan.lanes {
             let value = vector.extract(lane);
-            if comptime!(plan.distance == 0) {
-                angles.insert(comptime!(2 * (load * plan.lanes + lane)), value);
-                angles.insert(comptime!(2 * (load * plan.lanes + lane) + 1), value);
-            } else {
-                angles.insert(comptime!(load * plan.lanes + lane), value);
-            }
+            insert_pair(
+                &mut angles,
+                comptime!(load * plan.lanes + lane),
+                value,
+                value,
+                plan,
+            );
         }
     }
     angles
@@ -66,15 +82,33 @@ pub(super) fn sines<N: Size, T: Size>(
         #[unroll]
         for lane in 0..plan.lanes {
             let value = vector.extract(lane) * direction;
-            if comptime!(plan.distance == 0) {
-                angles.insert(comptime!(2 * (load * plan.lanes + lane)), -value);
-                angles.insert(comptime!(2 * (load * plan.lanes + lane) + 1), value);
-            } else {
-                angles.insert(comptime!(load * plan.lanes + lane), -value);
-            }
+            insert_pair(
+                &mut angles,
+                comptime!(load * plan.lanes + lane),
+                -value,
+                value,
+                plan,
+            );
         }
     }
     angles
+}
+
+/// Inserts the numbers of both elements of a pair, or that of the first if the second is in another vector.
+#[cube]
+fn insert_pair<N: Size>(
+    angles: &mut Vector<f32, N>,
+    #[comptime] pair: usize,
+    first: f32,
+    second: f32,
+    #[comptime] plan: RopePlan,
+) {
+    if comptime!(plan.distance == 0) {
+        angles.insert(comptime!(2 * pair), first);
+        angles.insert(comptime!(2 * pair + 1), second);
+    } else {
+        angles.insert(pair, first);
+    }
 }
 
 /// The vector with adjacent elements swapped.
@@ -181,11 +215,7 @@ pub(super) fn rotate_kernel<F: Float, N: Size, T: Size>(
     sine: &Tensor<Vector<f32, T>>,
     each: &ComptimeOption<OwnedTensor<i32>>,
     y: &mut Tensor<Vector<F, N>>,
-    start: u32,
-    last: u32,
-    seq: u32,
-    tokens: u32,
-    direction: f32,
+    angles: &TokenAngles,
     #[comptime] plan: RopePlan,
     #[comptime] items: usize,
     #[comptime] units: u32,
@@ -193,18 +223,9 @@ pub(super) fn rotate_kernel<F: Float, N: Size, T: Size>(
 ) {
     let unit = CUBE_POS * comptime!(units as usize) + UNIT_POS as usize;
     let token = unit / items;
-    if token < tokens as usize {
-        let row = table_row(each, token, start, seq, last, plan);
-        rotate_item(
-            x,
-            cosine,
-            sine,
-            y,
-            token,
-            row,
-            unit % items,
-            direction,
-            plan,
-        );
+    if token < angles.tokens as usize {
+        let row = table_row(each, token, angles, plan);
+        let (item, direction) = (unit % items, angles.direction);
+        rotate_item(x, cosine, sine, y, token, row, item, direction, plan);
     }
 }

@@ -6,7 +6,7 @@ use cubecl::prelude::*;
 
 use super::*;
 use crate::cube::instance::{AotList, given, instance, types as elements};
-use crate::cube::{cube_sum, empty, grid, lane_sum};
+use crate::cube::{cube_sum, empty, grid, lane_sum, optional};
 
 /// Elements that a unit keeps at most, of the output and of its gradient each.
 const REGISTER_VALUES: usize = 16;
@@ -37,11 +37,7 @@ fn gradient_kernel<F: Float, N: Size>(
         let base = row * columns;
         let unit = UNIT_POS as usize;
         let mut partial = Vector::<f32, N>::new(0.0f32);
-        let size = comptime!(if register_vectors > 0 {
-            register_vectors
-        } else {
-            1
-        });
+        let size = comptime!(register_vectors.max(1));
         let mut outputs = Array::<Vector<F, N>>::new(size);
         let mut gradients = Array::<Vector<F, N>>::new(size);
         if comptime!(register_vectors > 0) {
@@ -181,7 +177,7 @@ pub(in super::super) fn backward(
             plan.span.into(),
             register_vectors(&launch, REGISTER_VALUES / launch.vector),
             launch.units,
-            planes(&launch),
+            launch.planes(),
             dtype,
         );
     }
@@ -203,7 +199,7 @@ fn sum_of_heads(plan: &SoftmaxProblem, rows: CubeTensor) -> CubeTensor {
             sink.clone().into_tensor_arg(),
             SoftmaxLayout::launch(plan),
             launch.units,
-            planes(&launch),
+            launch.planes(),
         );
     }
     sink

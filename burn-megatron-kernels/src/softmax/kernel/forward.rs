@@ -6,7 +6,7 @@ use cubecl::prelude::*;
 
 use super::*;
 use crate::cube::instance::{AotList, given, instance, types as elements};
-use crate::cube::{cube_max, cube_sum, empty, grid, lane_max, lane_sum};
+use crate::cube::{cube_max, cube_sum, empty, grid, lane_max, lane_sum, optional};
 
 /// Values in f32 that a unit keeps at most: a cube of 1024 units has 64 registers per unit.
 const REGISTER_VALUES: usize = 32;
@@ -38,7 +38,11 @@ fn softmax_kernel<F: Float, M: Int, N: Size>(
         let head = row / layout.queries % layout.heads;
         let batch = row / (layout.queries * layout.heads);
         let hidden_row = batch % hidden_batches * hidden_heads + head % hidden_heads;
-        let hidden_base = (hidden_row * layout.queries + row % layout.queries) * columns;
+        let place = RowPlace {
+            scores: base,
+            hidden: (hidden_row * layout.queries + row % layout.queries) * columns,
+            scale,
+        };
 
         let mut logit = f32::new(LOWEST);
         if comptime!(off_by_one) {
@@ -54,11 +58,7 @@ fn softmax_kernel<F: Float, M: Int, N: Size>(
         let mut largest = f32::new(LOWEST);
         let mut sum = 0.0f32;
         let unit = UNIT_POS as usize;
-        let mut values = Array::<Vector<f32, N>>::new(comptime!(if register_vectors > 0 {
-            register_vectors
-        } else {
-            1
-        }));
+        let mut values = Array::<Vector<f32, N>>::new(comptime!(register_vectors.max(1)));
         if comptime!(register_vectors > 0) {
             let mut most = Vector::<f32, N>::new(f32::new(LOWEST));
             #[unroll]
@@ -66,16 +66,7 @@ fn softmax_kernel<F: Float, M: Int, N: Size>(
                 let column = unit + i * units as usize;
                 let mut value = Vector::<f32, N>::new(f32::new(LOWEST));
                 if column >= visible.first && column < visible.last {
-                    value = scaled(
-                        scores,
-                        hidden,
-                        base,
-                        hidden_base,
-                        column,
-                        &visible,
-                        scale,
-                        span,
-                    );
+                    value = scaled(scores, hidden, &place, column, &visible, span);
                 }
                 values[i] = value;
                 most = max(most, value);
@@ -92,16 +83,7 @@ fn softmax_kernel<F: Float, M: Int, N: Size>(
         } else {
             let mut column = visible.first + unit;
             while column < visible.last {
-                let value = scaled(
-                    scores,
-                    hidden,
-                    base,
-                    hidden_base,
-                    column,
-                    &visible,
-                    scale,
-                    span,
-                );
+                let value = scaled(scores, hidden, &place, column, &visible, span);
                 let next = max(largest, lane_max(value));
                 sum = sum * (largest - next).exp() + lane_sum(exp_weight(value, next));
                 largest = next;
@@ -132,16 +114,7 @@ fn softmax_kernel<F: Float, M: Int, N: Size>(
             while column < columns {
                 let mut value = Vector::<f32, N>::new(0.0f32);
                 if column >= visible.first && column < visible.last {
-                    let again = scaled(
-                        scores,
-                        hidden,
-                        base,
-                        hidden_base,
-                        column,
-                        &visible,
-                        scale,
-                        span,
-                    );
+                    let again = scaled(scores, hidden, &place, column, &visible, span);
                     value = exp_weight(again, largest) * inverses;
                 }
                 output[base + column] = Vector::cast_from(value);
@@ -160,20 +133,26 @@ fn softmax_kernel<F: Float, M: Int, N: Size>(
     }
 }
 
+/// Where a row begins, in vectors, in the scores and in the mask tensor; and the scale of the scores.
+#[derive(CubeType, Clone, Copy)]
+struct RowPlace {
+    scores: usize,
+    hidden: usize,
+    scale: f32,
+}
+
 /// The scaled scores of a vector of keys, with the lowest value for what is hidden.
 #[cube]
-#[allow(clippy::too_many_arguments)]
 fn scaled<F: Float, M: Int, N: Size>(
     scores: &Tensor<Vector<F, N>>,
     hidden: &ComptimeOption<OwnedTensor<Vector<M, N>>>,
-    base: usize,
-    hidden_base: usize,
+    place: &RowPlace,
     column: usize,
     visible: &VisibleVectors,
-    scale: f32,
     #[comptime] span: KeyRangeKind,
 ) -> Vector<f32, N> {
-    let mut value = Vector::<f32, N>::cast_from(scores[base + column]) * Vector::new(scale);
+    let mut value =
+        Vector::<f32, N>::cast_from(scores[place.scores + column]) * Vector::new(place.scale);
     if comptime!(span != KeyRangeKind::All) {
         let start = column * N::value();
         // Only where the span ends are some lanes of a vector hidden.
@@ -190,7 +169,7 @@ fn scaled<F: Float, M: Int, N: Size>(
     #[comptime]
     match hidden {
         ComptimeOption::Some(hidden) => {
-            let bool_bytes = hidden.as_slice()[hidden_base + column];
+            let bool_bytes = hidden.as_slice()[place.hidden + column];
             #[unroll]
             for lane in 0..N::value() {
                 let hides = bool_bytes.extract(lane) != M::from_int(0);
@@ -250,7 +229,7 @@ pub(in super::super) fn forward(
             plan.sink == SinkKind::Zero,
             register_vectors(&launch, REGISTER_VALUES / launch.vector),
             launch.units,
-            planes(&launch),
+            launch.planes(),
             types,
         );
     }

@@ -10,8 +10,8 @@ use cubecl::ir::{ElemType, UIntKind};
 use cubecl::prelude::*;
 
 use super::{KeyRange, SinkKind, SoftmaxProblem};
+use crate::cube::RowPlan;
 use crate::cube::instance::{AotList, default_fields};
-use crate::cube::{Reduction, RowPlan};
 
 mod backward;
 mod forward;
@@ -118,10 +118,6 @@ fn register_vectors(plan: &RowPlan, most: usize) -> usize {
     if each <= most { each } else { 0 }
 }
 
-fn planes(plan: &RowPlan) -> bool {
-    plan.reduction == Reduction::Planes
-}
-
 /// The element types of a launch: floats, and truth values where there are any.
 fn types(float: &CubeTensor, hidden: Option<&CubeTensor>) -> [ElemType; 2] {
     let bool_bytes = match hidden {
@@ -129,13 +125,6 @@ fn types(float: &CubeTensor, hidden: Option<&CubeTensor>) -> [ElemType; 2] {
         None => ElemType::UInt(UIntKind::U32),
     };
     [dtype_to_storage_type(float.dtype), bool_bytes]
-}
-
-fn optional<T>(tensor: Option<CubeTensor>) -> ComptimeOptionArgs<OwnedTensor<T>>
-where
-    T: CubePrimitive,
-{
-    tensor.map(CubeTensor::into_tensor_arg).into()
 }
 
 /// The AOT instances of the operation.

@@ -3,13 +3,13 @@
 use cubecl::prelude::*;
 
 use super::super::forward::{MASKED_SCORE, with_sink};
-use super::super::tile::{AttentionSizes, AttentionStrides, head_rows, visible_end, visible_start};
+use super::super::tile::{AttentionSizes, AttentionStrides, block, block_count, head_rows};
 use super::plan::{LOG2_E, MmaShape};
-use super::tile::{accumulate, copy_tile, products, resident, store};
+use super::tile::{KeyStages, accumulate, copy_tile, products, resident, store};
 use super::visible::{mask, visible_columns};
 use crate::cube::mma::WARP;
 use crate::cube::mma::ptx::{Quad, commit_copies, exp2, shared_address, wait_for_copies};
-use crate::cube::mma::swizzle::{column_lane, lane_row, row_lane};
+use crate::cube::mma::swizzle::lane_row;
 
 /// One cube takes `shape.rows()` queries of one head, each of its warps `shape.warp_rows()` of them.
 /// Cubes with the last queries come first: where attention is causal these have the most keys.
@@ -34,49 +34,34 @@ pub(crate) fn mma_forward<F: Float, N: Size>(
     let values = comptime!(shape.of_values());
     let rows = comptime!(shape.rows());
     let columns = comptime!(shape.columns);
-    let queries = sizes.mask_range.rows as usize;
-    let keys = sizes.mask_range.columns as usize;
-    let tiles = queries.div_ceil(rows);
-    let sequences = (sizes.batches * sizes.heads) as usize;
-    let cube = CUBE_POS;
-    if cube < tiles * sequences {
-        let first = (tiles - 1 - cube / sequences) * rows;
-        let head = cube % sequences % sizes.heads as usize;
-        let batch = cube % sequences / sizes.heads as usize;
-        let group = head / sizes.heads_per_group as usize;
+    let heads = sizes.heads as usize;
+    if CUBE_POS < block_count(sizes, heads, rows) {
+        let block = block(sizes, heads, bounds, true, rows);
+        let (batch, head, first) = (block.batch, block.head, block.first);
+        let queries = sizes.mask_range.rows as usize;
         let q_rows = head_rows(&strides.q, batch, head, queries);
-        let k_rows = head_rows(&strides.k, batch, group, keys);
-        let v_rows = head_rows(&strides.v, batch, group, keys);
 
         let memory = Shared::<[Vector<u32, Quad>]>::new_aligned_slice(
             comptime!(shape.memory() / 16),
             128usize,
         );
         let query_tile = shared_address(&memory[0usize..1usize]);
-        let key_tile = query_tile + comptime!(shape.bytes(rows) as u32);
-        let value_tile = key_tile + comptime!(shape.bytes(columns) as u32);
+        let stages = query_tile + comptime!(shape.bytes(rows) as u32);
+        let streamed = KeyStages::new(k, v, strides, &block, sizes, stages, shape);
         let stage_bytes = comptime!(shape.stage() as u32);
 
-        let last = min(first + rows, queries) - 1;
-        let mut at = visible_start(first as i32, &sizes.mask_range, bounds);
-        let end = visible_end(last as i32, &sizes.mask_range, bounds);
+        let mut at = block.start;
         copy_tile(q, &q_rows, first, query_tile, rows, shape);
         commit_copies();
-        if at < end {
-            copy_tile(k, &k_rows, at as usize, key_tile, columns, shape);
-            copy_tile(v, &v_rows, at as usize, value_tile, columns, values);
+        if at < block.end {
+            streamed.copy(at, 0u32);
         }
         commit_copies();
         wait_for_copies(1usize);
         sync_cube();
         let q_resident = resident(query_tile, shape);
         let own = first + (UNIT_POS as usize / WARP) * comptime!(shape.warp_rows());
-        let visible = visible_columns(
-            own,
-            comptime!(shape.warp_rows()).runtime(),
-            &sizes.mask_range,
-            bounds,
-        );
+        let visible = visible_columns(own, sizes, bounds, shape);
 
         let scale = sizes.scale * LOG2_E;
         let mut sums = Array::<Vector<f32, Quad>>::new(comptime!(values.sum_tiles()));
@@ -87,39 +72,18 @@ pub(crate) fn mma_forward<F: Float, N: Size>(
             largest[row] = minus_infinity();
         }
         let mut stage = 0u32;
-        while at < end {
+        while at < block.end {
             wait_for_copies(0usize);
             sync_cube();
             let next = at + columns as i32;
-            if next < end {
-                let other = stage_bytes - stage;
-                copy_tile(k, &k_rows, next as usize, key_tile + other, columns, shape);
-                copy_tile(
-                    v,
-                    &v_rows,
-                    next as usize,
-                    value_tile + other,
-                    columns,
-                    values,
-                );
+            if next < block.end {
+                streamed.copy(next, stage_bytes - stage);
             }
             commit_copies();
             if visible.some(at, columns) {
-                let mut scores = products(
-                    &q_resident,
-                    column_lane(key_tile + stage, shape.swizzle()),
-                    shape,
-                );
+                let mut scores = products(&q_resident, streamed.key_tile(stage), shape);
                 if !visible.all(at, columns) {
-                    mask(
-                        &mut scores,
-                        minus_infinity(),
-                        own,
-                        at,
-                        &sizes.mask_range,
-                        bounds,
-                        shape,
-                    );
+                    mask(&mut scores, minus_infinity(), own, at, sizes, bounds, shape);
                 }
                 softmax(
                     &mut scores,
@@ -129,12 +93,7 @@ pub(crate) fn mma_forward<F: Float, N: Size>(
                     scale,
                     values,
                 );
-                accumulate(
-                    &mut sums,
-                    &scores,
-                    row_lane(value_tile + stage, values.swizzle()),
-                    values,
-                );
+                accumulate(&mut sums, &scores, streamed.value_tile(stage), values);
             }
             stage = stage_bytes - stage;
             at = next;
@@ -152,10 +111,10 @@ pub(crate) fn mma_forward<F: Float, N: Size>(
             factors[row] = factor;
             let query = own + lane_row(row) as usize;
             if UNIT_POS & 3 == 0 && query < queries {
-                let at = (batch * sizes.heads as usize + head) * queries + query;
+                let at = (batch * heads + head) * queries + query;
                 lse[at] = most + total.ln();
                 if comptime!(with_max) {
-                    lse[sequences * queries + at] = own_most;
+                    lse[sizes.batches as usize * heads * queries + at] = own_most;
                 }
             }
         }

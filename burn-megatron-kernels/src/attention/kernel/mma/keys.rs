@@ -4,8 +4,8 @@
 use cubecl::prelude::*;
 
 use super::super::tile::{
-    AttentionSizes, AttentionStrides, DeviceStrides, HeadRows, head_rows, visible_end,
-    visible_start,
+    AttentionSizes, AttentionStrides, DeviceStrides, HeadRows, block, block_count, filled,
+    head_rows,
 };
 use super::plan::{LOG2_E, MmaShape};
 use super::tile::{accumulate, copy_tile, products, resident, store, store_sums};
@@ -14,7 +14,7 @@ use crate::cube::mma::WARP;
 use crate::cube::mma::ptx::{
     Quad, commit_copies, copy_4_bytes, exp2, load_pair, shared_address, wait_for_copies,
 };
-use crate::cube::mma::swizzle::{column_lane, lane_column, row_lane};
+use crate::cube::mma::swizzle::lane_column;
 
 /// `dv = p^T dout` and `dk = scale * ds^T q`: one cube takes `shape.rows()` keys of one group, and
 /// all the heads of it one after the other. `sizes.mask_range`: which queries see a key. `flat`: whether
@@ -44,17 +44,13 @@ pub(crate) fn mma_keys<F: Float, N: Size, G: Float, M: Size>(
     let values = comptime!(shape.of_values());
     let rows = comptime!(shape.rows());
     let columns = comptime!(shape.columns);
-    let keys = sizes.mask_range.rows as usize;
-    let queries = sizes.mask_range.columns as usize;
-    let tiles = keys.div_ceil(rows);
     let heads = sizes.heads as usize;
     let groups = heads / sizes.heads_per_group as usize;
-    let sequences = sizes.batches as usize * groups;
-    let cube = CUBE_POS;
-    if cube < tiles * sequences {
-        let first = cube / sequences * rows;
-        let group = cube % sequences % groups;
-        let batch = cube % sequences / groups;
+    if CUBE_POS < block_count(sizes, groups, rows) {
+        let block = block(sizes, groups, bounds, false, rows);
+        let (batch, group, first) = (block.batch, block.head, block.first);
+        let keys = sizes.mask_range.rows as usize;
+        let queries = sizes.mask_range.columns as usize;
         let k_rows = head_rows(&strides.k, batch, group, keys);
         let v_rows = head_rows(&strides.v, batch, group, keys);
 
@@ -67,9 +63,7 @@ pub(crate) fn mma_keys<F: Float, N: Size, G: Float, M: Size>(
         let stages = value_tile + comptime!(values.bytes(rows) as u32);
         let stage_bytes = comptime!(shape.stage() as u32);
 
-        let last = min(first + rows, keys) - 1;
-        let begin = visible_start(first as i32, &sizes.mask_range, bounds);
-        let end = visible_end(last as i32, &sizes.mask_range, bounds);
+        let (begin, end) = (block.start, block.end);
         let mut head = group * sizes.heads_per_group as usize;
         let mut remaining = select(begin < end, sizes.heads_per_group, 0u32);
         let mut at = begin;
@@ -87,12 +81,7 @@ pub(crate) fn mma_keys<F: Float, N: Size, G: Float, M: Size>(
         let k_resident = resident(key_tile, shape);
         let v_resident = resident(value_tile, values);
         let own = first + (UNIT_POS as usize / WARP) * comptime!(shape.warp_rows());
-        let visible = visible_columns(
-            own,
-            comptime!(shape.warp_rows()).runtime(),
-            &sizes.mask_range,
-            bounds,
-        );
+        let visible = visible_columns(own, sizes, bounds, shape);
 
         let scale = sizes.scale * LOG2_E;
         let mut dk = Array::<Vector<f32, Quad>>::new(comptime!(shape.sum_tiles()));
@@ -119,75 +108,45 @@ pub(crate) fn mma_keys<F: Float, N: Size, G: Float, M: Size>(
                 let gradient_tile = query_tile + comptime!(shape.bytes(columns) as u32);
                 let of_queries =
                     gradient_tile + comptime!(values.bytes(columns) as u32) + lane_column() * 4;
-                let mut weights =
-                    products(&k_resident, column_lane(query_tile, shape.swizzle()), shape);
+                let mut weights = products(&k_resident, query_tile, shape);
                 weigh(&mut weights, of_queries, scale, shape);
                 if !visible.all(at, columns) {
-                    mask(
-                        &mut weights,
-                        0.0f32,
-                        own,
-                        at,
-                        &sizes.mask_range,
-                        bounds,
-                        shape,
-                    );
+                    mask(&mut weights, 0.0f32, own, at, sizes, bounds, shape);
                 }
                 if comptime!(shape.sums_values) {
-                    accumulate(
-                        &mut dv,
-                        &weights,
-                        row_lane(gradient_tile, values.swizzle()),
-                        values,
-                    );
+                    accumulate(&mut dv, &weights, gradient_tile, values);
                 }
                 if comptime!(shape.sums_keys) {
-                    let dp = products(
-                        &v_resident,
-                        column_lane(gradient_tile, values.swizzle()),
-                        values,
-                    );
+                    let dp = products(&v_resident, gradient_tile, values);
                     differentiate(&mut weights, &dp, of_queries, shape);
-                    accumulate(
-                        &mut dk,
-                        &weights,
-                        row_lane(query_tile, shape.swizzle()),
-                        shape,
-                    );
+                    accumulate(&mut dk, &weights, query_tile, shape);
                 }
             }
             stage = stage_bytes - stage;
             at = next;
         }
-        let mut factors = Array::<f32>::new(comptime!(2 * shape.row_tiles));
-        let mut ones = Array::<f32>::new(comptime!(2 * shape.row_tiles));
-        #[unroll]
-        for row in 0..2 * shape.row_tiles {
-            factors[row] = sizes.scale;
-            ones[row] = 1.0f32;
-        }
         if comptime!(shape.sums_keys) {
             let rows = head_rows(dk_strides, batch, group, keys);
-            let start = k_resident.start;
+            let (start, factor) = (k_resident.start, sizes.scale);
             write(
-                &dk, &factors, start, gradients, &rows, own, flat, add[0], shape,
+                &dk, factor, start, gradients, &rows, own, flat, add[0], shape,
             );
         }
         if comptime!(shape.sums_values) {
             let rows = head_rows(dv_strides, batch, group, keys);
             let start = v_resident.start;
             write(
-                &dv, &ones, start, gradients, &rows, own, flat, add[1], values,
+                &dv, 1.0f32, start, gradients, &rows, own, flat, add[1], values,
             );
         }
     }
 }
 
-/// Stores sums in the type of the inputs, or as they are.
+/// Stores sums times `factor`, in the type of the inputs or as they are.
 #[cube]
 fn write<G: Float, M: Size>(
     sums: &Array<Vector<f32, Quad>>,
-    factors: &Array<f32>,
+    factor: f32,
     start: u32,
     to: &mut [Vector<G, M>],
     head: &HeadRows,
@@ -196,10 +155,11 @@ fn write<G: Float, M: Size>(
     #[comptime] add: bool,
     #[comptime] shape: MmaShape,
 ) {
+    let factors = filled(factor, comptime!(2 * shape.row_tiles));
     if comptime!(flat) {
-        store_sums(sums, factors, to, head, first, add, shape);
+        store_sums(sums, &factors, to, head, first, add, shape);
     } else {
-        store(sums, factors, start, to, head, first, shape);
+        store(sums, &factors, start, to, head, first, shape);
     }
 }
 

@@ -22,90 +22,26 @@ pub(in crate::attention) use plan::{MAX_WIDTH, STEP, shared_memory};
 
 use forward::mma_forward;
 use keys::mma_keys;
-use plan::{MmaShape, plan};
+use plan::MmaShape;
+pub(super) use plan::plan;
 use queries::mma_queries;
 
 use super::super::problem::AttentionProblem;
-use super::AttentionCall;
-use super::launch::{KeyTarget, LaunchArgs, Tiles, launch};
+use super::launch::{KeyTarget, LaunchArgs, Tiles, tiles};
 use super::tile::DeviceStridesLaunch;
-use crate::cube::mma::{self, PAIR};
-use crate::gradient::Place;
-
-/// Outputs as [`AttentionForwardOp`](super::super::ops::AttentionForwardOp) has them.
-pub(in crate::attention) fn forward(
-    problem: &AttentionProblem,
-    inputs: Vec<CubeTensor>,
-    with_max: bool,
-) -> Vec<CubeTensor> {
-    AttentionCall::new(problem, aligned(problem, inputs), None, plan).forward(with_max)
-}
-
-/// Outputs as [`AttentionBackwardOp`](super::super::ops::AttentionBackwardOp) has them.
-pub(in crate::attention) fn backward(
-    problem: &AttentionProblem,
-    inputs: Vec<CubeTensor>,
-    places: Option<[Place; 2]>,
-) -> Vec<CubeTensor> {
-    AttentionCall::new(problem, aligned(problem, inputs), places, plan).backward()
-}
+use crate::cube::mma;
 
 /// The inputs with [aligned](mma::aligned) projections.
-fn aligned(problem: &AttentionProblem, mut inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
-    let rest = inputs.split_off(if problem.packed { 1 } else { 3 });
+pub(super) fn aligned(problem: &AttentionProblem, mut inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
+    let rest = inputs.split_off(problem.projections());
     inputs.into_iter().map(mma::aligned).chain(rest).collect()
 }
 
-impl Tiles for MmaShape {
-    fn rows(&self) -> usize {
-        self.rows()
-    }
-
-    fn forward(
-        args: LaunchArgs<Self>,
-        sink: ComptimeOptionArgs<OwnedTensor<f32>>,
-        [out, lse]: [BufferArg; 2],
-        with_max: bool,
-    ) {
-        launch!(
-            mma_forward,
-            args,
-            [],
-            [sink],
-            [out, lse],
-            [],
-            [with_max, args.dtype]
-        )
-    }
-
-    fn queries(
-        args: LaunchArgs<Self>,
-        [dout, lse, delta]: [BufferArg; 3],
-        dq: BufferArg,
-        strides: DeviceStridesLaunch,
-    ) {
-        launch!(
-            mma_queries,
-            args,
-            [],
-            [dout, lse, delta],
-            [dq],
-            [strides],
-            [args.dtype]
-        )
-    }
-
-    fn keys(args: LaunchArgs<Self>, [dout, lse, delta]: [BufferArg; 3], target: KeyTarget) {
-        let vector = if target.is_flat { PAIR } else { args.vector };
-        let [dk, dv] = target.strides(vector);
-        launch!(
-            mma_keys,
-            args,
-            [vector],
-            [dout, lse, delta],
-            [target.buffer],
-            [dk, dv],
-            [target.is_flat, target.add, [args.dtype, target.dtype]]
-        )
-    }
-}
+tiles!(
+    MmaShape,
+    |tiles: &Self| [tiles.rows(), tiles.units()],
+    mma_forward,
+    mma_queries,
+    mma_keys,
+    [vector, is_flat]
+);

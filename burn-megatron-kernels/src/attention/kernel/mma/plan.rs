@@ -7,7 +7,7 @@ use super::super::super::ops::HeadStrides;
 use super::super::super::problem::AttentionProblem;
 use super::super::plan::TilePlan;
 use crate::cube::mma::swizzle::Swizzle;
-use crate::cube::mma::{CHUNK, WARP};
+use crate::cube::mma::{CHUNK, PAIR, WARP};
 
 /// Features of one step of a product; widths are multiples of it.
 pub(crate) const STEP: usize = 16;
@@ -166,6 +166,7 @@ pub(super) fn shapes(width: usize, value_width: usize, bf16: bool) -> TilePlan<M
     };
     TilePlan {
         vector: CHUNK,
+        flat_vector: PAIR,
         forward,
         queries,
         keys,
@@ -181,7 +182,7 @@ pub(in crate::attention) fn shared_memory(width: usize, value_width: usize) -> u
 }
 
 /// The tiles for a problem.
-pub(super) fn plan(
+pub(in super::super) fn plan(
     _client: &Client,
     problem: &AttentionProblem,
     _head_strides: &[HeadStrides],

@@ -2,15 +2,15 @@
 
 use cubecl::prelude::*;
 
-use super::super::tile::HeadRows;
+use super::super::tile::{AttentionSizes, AttentionStrides, Block, HeadRows, head_rows};
 use super::plan::MmaShape;
 use crate::cube::mma::ptx::{Quad, copy_16_bytes, load_shared, multiply, pack, store_shared};
-use crate::cube::mma::swizzle::{fragment, lane_column, lane_row, permutation, row_lane};
+use crate::cube::mma::swizzle::{
+    column_lane, fragment, lane_column, lane_row, permutation, row_lane,
+};
 use crate::cube::mma::{CHUNK_BYTES, WARP};
 
 /// Starts to copy `rows` rows of a head from `first` on to the tile at `to`; zeros past the last row.
-// One condition is known when the kernel is compiled, the other is not.
-#[allow(clippy::if_same_then_else)]
 #[cube]
 pub(crate) fn copy_tile<F: Float, N: Size>(
     from: &[Vector<F, N>],
@@ -20,6 +20,7 @@ pub(crate) fn copy_tile<F: Float, N: Size>(
     #[comptime] rows: usize,
     #[comptime] shape: MmaShape,
 ) {
+    let chunks = comptime!(shape.swizzle().chunks);
     let group = comptime!(shape.swizzle().group());
     let step = comptime!(shape.units() / group);
     let row = UNIT_POS / group as u32;
@@ -28,58 +29,81 @@ pub(crate) fn copy_tile<F: Float, N: Size>(
     #[unroll]
     for part in 0..rows.div_ceil(step) {
         let at = row + comptime!((part * step) as u32);
+        let mut is_inside = at < rows as u32;
         if comptime!((part + 1) * step <= rows) {
-            copy_row(
-                from,
-                head,
-                first + at as usize,
-                column,
-                to,
-                at,
-                place,
-                shape,
-            );
-        } else if at < rows as u32 {
-            copy_row(
-                from,
-                head,
-                first + at as usize,
-                column,
-                to,
-                at,
-                place,
-                shape,
-            );
+            is_inside = true;
+        }
+        if is_inside {
+            // Every chunk number `group` of the row, from that of the unit on.
+            let source = first + at as usize;
+            let start = head.start + source * head.stride + column as usize;
+            let bytes = select(source < head.count, comptime!(CHUNK_BYTES as u32), 0u32);
+            let target = to + (at * chunks as u32 + place) * comptime!(CHUNK_BYTES as u32);
+            #[unroll]
+            for index in 0..chunks / group {
+                let chunk = start + comptime!(index * group);
+                copy_16_bytes(
+                    &from[chunk..chunk + 1],
+                    target + comptime!((index * group * CHUNK_BYTES) as u32),
+                    bytes,
+                );
+            }
         }
     }
 }
 
-/// Starts to copy every `shape.group()`th chunk of row `source` of a head, from `column` on, to row
-/// `at` of the tile at `to`, from chunk `place` on.
+/// Keys and values of a head, and where the stages begin to which a kernel with resident queries copies their tiles.
+#[derive(CubeType)]
+pub(crate) struct KeyStages<'a, F: Float, N: Size> {
+    k: &'a [Vector<F, N>],
+    v: &'a [Vector<F, N>],
+    k_rows: HeadRows,
+    v_rows: HeadRows,
+    stages: u32,
+    #[cube(comptime)]
+    shape: MmaShape,
+}
+
 #[cube]
-fn copy_row<F: Float, N: Size>(
-    from: &[Vector<F, N>],
-    head: &HeadRows,
-    source: usize,
-    column: u32,
-    to: u32,
-    at: u32,
-    place: u32,
-    #[comptime] shape: MmaShape,
-) {
-    let group = comptime!(shape.swizzle().group());
-    let start = head.start + source * head.stride + column as usize;
-    let bytes = select(source < head.count, comptime!(CHUNK_BYTES as u32), 0u32);
-    let target = to
-        + (at * comptime!(shape.swizzle().chunks as u32) + place) * comptime!(CHUNK_BYTES as u32);
-    #[unroll]
-    for index in 0..shape.swizzle().chunks / group {
-        let chunk = start + comptime!(index * group);
-        copy_16_bytes(
-            &from[chunk..chunk + 1],
-            target + comptime!((index * group * CHUNK_BYTES) as u32),
-            bytes,
-        );
+impl<'a, F: Float, N: Size> KeyStages<'a, F, N> {
+    pub(crate) fn new(
+        k: &'a [Vector<F, N>],
+        v: &'a [Vector<F, N>],
+        strides: &AttentionStrides,
+        queries: &Block,
+        sizes: &AttentionSizes,
+        stages: u32,
+        #[comptime] shape: MmaShape,
+    ) -> KeyStages<'a, F, N> {
+        let group = queries.head / sizes.heads_per_group as usize;
+        let keys = sizes.mask_range.columns as usize;
+        KeyStages::<'a, F, N> {
+            k,
+            v,
+            k_rows: head_rows(&strides.k, queries.batch, group, keys),
+            v_rows: head_rows(&strides.v, queries.batch, group, keys),
+            stages,
+            shape,
+        }
+    }
+
+    /// The tile of keys in the stage with this offset.
+    pub(crate) fn key_tile(&self, stage: u32) -> u32 {
+        self.stages + stage
+    }
+
+    /// The tile of values behind it.
+    pub(crate) fn value_tile(&self, stage: u32) -> u32 {
+        self.stages + comptime!(self.shape.bytes(self.shape.columns) as u32) + stage
+    }
+
+    /// Starts to copy the keys from `at` on, and their values, to a stage.
+    pub(crate) fn copy(&self, at: i32, stage: u32) {
+        let (at, columns) = (at as usize, comptime!(self.shape.columns));
+        let (keys, values) = (self.key_tile(stage), self.value_tile(stage));
+        let value_shape = comptime!(self.shape.of_values());
+        copy_tile(self.k, &self.k_rows, at, keys, columns, self.shape);
+        copy_tile(self.v, &self.v_rows, at, values, columns, value_shape);
     }
 }
 
@@ -118,14 +142,14 @@ pub(crate) fn resident(tile: u32, #[comptime] shape: MmaShape) -> Resident {
     Resident { start, fragments }
 }
 
-/// The products of this warp's rows with the rows of a streamed tile, whose lane is a
-/// [`column_lane`]: tiles of 16 by 8, row by row.
+/// The products of this warp's rows with the rows of the streamed tile at `tile`: tiles of 16 by 8, row by row.
 #[cube]
 pub(crate) fn products(
     rows: &Resident,
-    columns: u32,
+    tile: u32,
     #[comptime] shape: MmaShape,
 ) -> Array<Vector<f32, Quad>> {
+    let columns = column_lane(tile, shape.swizzle());
     let steps = comptime!(shape.width / 16);
     let across = comptime!(shape.columns / 8);
     let mut sums = Array::<Vector<f32, Quad>>::new(comptime!(shape.score_tiles()));
@@ -157,15 +181,15 @@ pub(crate) fn products(
     sums
 }
 
-/// Adds the products of `weights`, rounded to 16 bits, with the rows of a streamed tile, whose lane
-/// is a [`row_lane`].
+/// Adds the products of `weights`, rounded to 16 bits, with the rows of the streamed tile at `tile`.
 #[cube]
 pub(crate) fn accumulate(
     sums: &mut Array<Vector<f32, Quad>>,
     weights: &Array<Vector<f32, Quad>>,
-    rows: u32,
+    tile: u32,
     #[comptime] shape: MmaShape,
 ) {
+    let rows = row_lane(tile, shape.swizzle());
     let across = comptime!(shape.columns / 8);
     let features = comptime!(shape.width / 8);
     #[unroll]

@@ -2,7 +2,7 @@
 
 use cubecl::prelude::*;
 
-use super::super::tile::{DeviceMaskRange, visible_end, visible_start};
+use super::super::tile::{AttentionSizes, visible_end, visible_start};
 use super::plan::MmaShape;
 use crate::cube::mma::ptx::Quad;
 use crate::cube::mma::swizzle::{lane_column, lane_row};
@@ -17,16 +17,18 @@ pub(crate) struct VisibleColumns {
     pub all_to: i32,
 }
 
-/// The columns that the rows `first..first + rows` see; no columns if there is no such row. Starts
+/// The columns that the rows of a warp from `first` on see; no columns if there is no such row. Starts
 /// and ends do not decrease from row to row.
 #[cube]
 pub(crate) fn visible_columns(
     first: usize,
-    rows: usize,
-    mask_range: &DeviceMaskRange,
+    sizes: &AttentionSizes,
     bounds: &ComptimeOption<OwnedTensor<i32>>,
+    #[comptime] shape: MmaShape,
 ) -> VisibleColumns {
+    let mask_range = &sizes.mask_range;
     let count = mask_range.rows as usize;
+    let rows = comptime!(shape.warp_rows()).runtime();
     let (low, high) = (min(first, count - 1), min(first + rows, count) - 1);
     let to = visible_end(high as i32, mask_range, bounds);
     VisibleColumns {
@@ -58,10 +60,11 @@ pub(crate) fn mask(
     replacement: f32,
     first: usize,
     at: i32,
-    mask_range: &DeviceMaskRange,
+    sizes: &AttentionSizes,
     bounds: &ComptimeOption<OwnedTensor<i32>>,
     #[comptime] shape: MmaShape,
 ) {
+    let mask_range = &sizes.mask_range;
     let across = comptime!(shape.columns / 8);
     #[unroll]
     for row in 0..2 * shape.row_tiles {
