@@ -4,23 +4,24 @@
 //! type changes.
 
 use burn::backend::flex::FlexTensor;
-use burn::tensor::{DType, Int, Tensor, TensorData};
+use burn::tensor::{DType, Int, Tensor};
 #[cfg(feature = "cubecl")]
 use burn_cubecl::tensor::CubeTensor;
 
-use crate::KernelError;
-use crate::cpu::slice;
-use crate::error::accept;
+use crate::cpu::{slice, tensor};
+use crate::error::{F32, U32, accept, check_type};
 use crate::launch::{DeviceOp, Spec, launch_one};
+
+const NAME: &str = "bits";
 
 /// The bits of `words`, `[n]` of u32, as `[n]` of f32. Many of them may be NaN: move the result, do
 /// not compute with it.
 ///
 /// # Panics
 ///
-/// With a [`KernelError`] for words of another type.
+/// With a [`KernelError`](crate::KernelError) for words of another type.
 pub fn as_f32(words: Tensor<1, Int>) -> Tensor<1> {
-    accept(check(words.dtype(), DType::U32, "U32"));
+    accept(check_type(NAME, "type", words.dtype(), U32));
     Tensor::from_dispatch(launch_one(
         BitcastOp(DType::F32),
         vec![words.into_dispatch()],
@@ -31,26 +32,13 @@ pub fn as_f32(words: Tensor<1, Int>) -> Tensor<1> {
 ///
 /// # Panics
 ///
-/// With a [`KernelError`] for values of another type.
+/// With a [`KernelError`](crate::KernelError) for values of another type.
 pub fn as_u32(values: Tensor<1>) -> Tensor<1, Int> {
-    accept(check(values.dtype(), DType::F32, "F32"));
+    accept(check_type(NAME, "type", values.dtype(), F32));
     Tensor::from_dispatch(launch_one(
         BitcastOp(DType::U32),
         vec![values.into_dispatch()],
     ))
-}
-
-fn check(found: DType, expected: DType, fits: &'static str) -> Result<(), KernelError> {
-    if found == expected {
-        Ok(())
-    } else {
-        Err(KernelError::Option {
-            operation: "bits",
-            name: "type",
-            value: format!("{found:?}"),
-            fits,
-        })
-    }
 }
 
 /// The target type.
@@ -59,7 +47,7 @@ struct BitcastOp(DType);
 
 impl DeviceOp for BitcastOp {
     fn name(&self) -> &'static str {
-        "bits"
+        NAME
     }
 
     fn outputs(&self, inputs: &[Spec]) -> Vec<Spec> {
@@ -69,18 +57,16 @@ impl DeviceOp for BitcastOp {
     fn cpu(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
         let x = &inputs[0];
         let shape = x.layout().shape().clone();
-        let data = match self.0 {
+        vec![match self.0 {
             DType::F32 => {
-                let words = x.as_slice::<u32>().unwrap_or_default();
-                let values: Vec<f32> = words.iter().map(|word| f32::from_bits(*word)).collect();
-                TensorData::new(values, shape)
+                let words = slice::<u32>(x).iter();
+                tensor(words.map(|word| f32::from_bits(*word)).collect(), shape)
             }
             _ => {
-                let values: Vec<u32> = slice::<f32>(x).iter().map(|x| x.to_bits()).collect();
-                TensorData::new(values, shape)
+                let values = slice::<f32>(x).iter();
+                tensor(values.map(|x| x.to_bits()).collect(), shape)
             }
-        };
-        vec![FlexTensor::from_data(data)]
+        }]
     }
 
     #[cfg(feature = "cubecl")]
@@ -92,7 +78,7 @@ impl DeviceOp for BitcastOp {
 
 #[cfg(test)]
 mod tests {
-    use burn::tensor::Device;
+    use burn::tensor::{Device, TensorData};
 
     use super::*;
 

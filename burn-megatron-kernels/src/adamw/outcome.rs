@@ -11,7 +11,7 @@ use burn_cubecl::tensor::CubeTensor;
 use super::AdamWStep;
 use super::update::StepScalars;
 use crate::KernelError;
-use crate::cpu::{Element, Real, for_float, slice, tensor};
+use crate::cpu::{Element, Real, for_float, slice, vector};
 use crate::error::accept;
 use crate::launch::{DeviceOp, Spec, launch_one};
 
@@ -174,9 +174,7 @@ impl DeviceOp for StepOutcomeOp {
 
     fn cpu(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
         let outcome = self.0.outcome(&doubles(&inputs[0]), doubles(&inputs[1])[0]);
-        vec![
-            for_float!(inputs[0].dtype(), E => tensor::<E>(outcome.map(narrow::<E>).to_vec(), [elements::COUNT])),
-        ]
+        vec![for_float!(inputs[0].dtype(), E => vector(outcome.map(narrow::<E>).to_vec()))]
     }
 
     #[cfg(feature = "cubecl")]

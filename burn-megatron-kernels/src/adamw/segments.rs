@@ -42,12 +42,8 @@ impl Segments {
             .iter()
             .find(|range| !range.start.is_multiple_of(SEGMENT_ALIGNMENT));
         accept(off.map_or(Ok(()), |range| {
-            Err(KernelError::Option {
-                operation: NAME,
-                name: "start of a segment",
-                value: range.start.to_string(),
-                fits: "a multiple of 64",
-            })
+            let (name, fits) = ("start of a segment", "a multiple of 64");
+            Err(KernelError::option(NAME, name, range.start, fits))
         }));
         Self {
             ranges,

@@ -6,7 +6,7 @@ use burn::tensor::{DType, Tensor};
 use burn_cubecl::tensor::CubeTensor;
 
 use crate::KernelError;
-use crate::cpu::{Element, ROW_GRAIN, Real, for_float, map_tasks, slice, tensor, vectorized, wide};
+use crate::cpu::{Element, ROW_GRAIN, Real, for_float, map_tasks, slice, vector, vectorized, wide};
 use crate::error::accept;
 use crate::launch::{DeviceOp, Spec, launch_one};
 
@@ -34,12 +34,8 @@ pub fn sum_of_squares(x: Tensor<1>) -> Tensor<1> {
 /// With a [`KernelError`] without a buffer, and for a type that the device does not support.
 pub fn sum_of_squares_of(buffers: &[Tensor<1>]) -> Tensor<1> {
     if buffers.is_empty() {
-        accept(Err(KernelError::Option {
-            operation: "sum_of_squares_of",
-            name: "number of buffers",
-            value: "0".into(),
-            fits: "1 or more",
-        }))
+        let (operation, name) = ("sum_of_squares_of", "number of buffers");
+        accept(Err(KernelError::option(operation, name, 0, "1 or more")))
     }
     let inputs = buffers.iter().map(|buffer| buffer.clone().into_dispatch());
     Tensor::from_dispatch(launch_one(SumOfSquaresOp, inputs.collect()))
@@ -66,9 +62,9 @@ impl DeviceOp for SumOfSquaresOp {
             .map(|input| for_float!(input.dtype(), E => squares(slice::<E>(input))))
             .sum();
         vec![if double {
-            tensor(vec![sum], [1])
+            vector(vec![sum])
         } else {
-            tensor(vec![sum as f32], [1])
+            vector(vec![sum as f32])
         }]
     }
 

@@ -122,14 +122,7 @@ pub(crate) fn check_range(
 }
 
 fn check_types(flat: DType, values: DType) -> Result<(), KernelError> {
-    let option = |name, value, fits| {
-        Err(KernelError::Option {
-            operation: NAME,
-            name,
-            value,
-            fits,
-        })
-    };
+    let option = |name, value: String, fits| Err(KernelError::option(NAME, name, value, fits));
     let fits = match flat {
         DType::F64 => "F64",
         DType::F32 => "F32, F16 or BF16",

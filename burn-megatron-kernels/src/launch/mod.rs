@@ -18,7 +18,7 @@ mod backend;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use backend::memory_id;
+pub(crate) use backend::{check_float, memory_id};
 
 /// Shape and type of a tensor.
 #[derive(Clone, Debug, PartialEq)]

@@ -9,6 +9,7 @@ use crate::adamw::outcome::columns::{LARGEST, SQUARES, TOKENS_HIGH, TOKENS_LOW, 
 use crate::adamw::outcome::elements::{COUNT, DECAY, FACTOR, KIND, NORM, ROOT, SIZE, UNCLIPPED};
 use crate::cube::instance::{AotList, instance};
 use crate::cube::{Reduction, RowPlan, cube_sum, empty};
+use crate::launch::exactly;
 
 /// Units of the cube.
 const UNITS: u32 = 256;
@@ -102,9 +103,7 @@ fn outcome_kernel(
 
 /// See [`step_outcome`](crate::adamw::step_outcome).
 pub(in crate::adamw) fn step_outcome(inputs: Vec<CubeTensor>, rule: &OutcomeRule) -> CubeTensor {
-    let Ok([statistics, before]) = <[CubeTensor; 2]>::try_from(inputs) else {
-        unreachable!("the kernel has two inputs")
-    };
+    let [statistics, before] = exactly(inputs);
     let client = statistics.client.clone();
     let outcome = empty(&statistics, [COUNT], statistics.dtype);
     let count = statistics.shape().num_elements();

@@ -10,6 +10,7 @@ use cubecl::prelude::*;
 use crate::adamw::segments::CHUNK;
 use crate::cube::instance::{AotList, instance, types};
 use crate::cube::{Reduction, RowPlan, cube_sum, empty, grid, lane_sum, own};
+use crate::launch::exactly;
 
 /// Units of a cube.
 const UNITS: u32 = 256;
@@ -90,9 +91,7 @@ pub(in crate::adamw) fn largest_sums(
     segments: usize,
     first: usize,
 ) -> CubeTensor {
-    let Ok([largest, x, table]) = <[CubeTensor; 3]>::try_from(inputs) else {
-        unreachable!("the kernel has three inputs")
-    };
+    let [largest, x, table] = exactly(inputs);
     let largest = own(largest);
     let client = x.client.clone();
     let plan = RowPlan::new(&client, x.dtype, x.shape().num_elements());

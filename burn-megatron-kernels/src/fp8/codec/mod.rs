@@ -148,8 +148,11 @@ fn encode_as(values: Tensor<1>, coding: Coding) -> Tensor<1, Int> {
     };
     let kernel = EncodeOp(coding);
     let floats = [DType::F32, DType::Flex32, DType::F16, DType::BF16];
-    let device = || format!("{:?}", values.device());
-    accept(check_type(kernel.name(), values.dtype(), &floats, device));
+    let (dtype, device) = (values.dtype(), values.device());
+    if !floats.contains(&dtype) {
+        let error = KernelError::element_type(kernel.name(), dtype, device, floats);
+        accept(Err(error))
+    }
     Tensor::from_dispatch(launch_one(kernel, vec![values.into_dispatch()]))
 }
 
@@ -159,37 +162,13 @@ fn decode_as(codes: Tensor<1, Int>, count: usize, dtype: FloatDType, coding: Cod
         count,
         dtype: dtype.into(),
     };
-    let device = || format!("{:?}", codes.device());
-    accept(check_type(
-        kernel.name(),
-        codes.dtype(),
-        &[DType::U32],
-        device,
-    ));
+    let (given, device) = (codes.dtype(), codes.device());
+    if given != DType::U32 {
+        let error = KernelError::element_type(kernel.name(), given, device, [DType::U32]);
+        accept(Err(error))
+    }
     accept(check_count(&kernel, codes.dims()[0]));
     Tensor::from_dispatch(launch_one(kernel, vec![codes.into_dispatch()]))
-}
-
-fn check_type(
-    operation: &'static str,
-    dtype: DType,
-    fits: &[DType],
-    device: impl FnOnce() -> String,
-) -> Result<(), KernelError> {
-    if fits.contains(&dtype) {
-        Ok(())
-    } else {
-        Err(KernelError::Type {
-            operation,
-            dtype,
-            device: device(),
-            fits: fits
-                .iter()
-                .map(|dtype| format!("{dtype:?}"))
-                .collect::<Vec<_>>()
-                .join(", "),
-        })
-    }
 }
 
 fn check_count(kernel: &DecodeOp, words: usize) -> Result<(), KernelError> {

@@ -4,7 +4,7 @@ use burn::backend::flex::FlexTensor;
 
 use super::ops::LogOp;
 use super::{LOG_COLUMNS, NOTHING, ScaleRule, ScaleRules};
-use crate::cpu::{own, slice, slice_mut, tensor};
+use crate::cpu::{own, slice, slice_mut, vector};
 
 /// Adds to an entry of a log what was seen in `elements` values: the largest magnitude, and how many were
 /// beyond the format.
@@ -59,12 +59,7 @@ pub(super) fn next_scales(
         }
     }
     let log = NOTHING.repeat(slots);
-    [state, log, counts]
-        .map(|values| {
-            let shape = [values.len()];
-            tensor(values, shape)
-        })
-        .into()
+    [state, log, counts].map(vector).into()
 }
 
 impl ScaleRule {

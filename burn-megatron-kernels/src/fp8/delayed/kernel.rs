@@ -12,6 +12,7 @@ use crate::cube::instance::{AotList, instance};
 use crate::cube::{Reduction, RowPlan, cube_sum, empty, grid, own};
 use crate::fp8::kernel::tile::UNITS;
 use crate::fp8::quantize::kernel::reduce::cube_total;
+use crate::launch::exactly;
 
 /// The bits of infinity; those of NaN are above.
 const INFINITY: u32 = 0x7f80_0000;
@@ -42,8 +43,9 @@ fn log_kernel(log: &mut [u32], seen: &[u32], slot: u32, elements: f32, #[comptim
 }
 
 /// See [`log_magnitude`](super::log_magnitude).
-pub(super) fn log(op: &LogOp, mut inputs: Vec<CubeTensor>) -> CubeTensor {
-    let log = own(inputs.remove(0));
+pub(super) fn log(op: &LogOp, inputs: Vec<CubeTensor>) -> CubeTensor {
+    let [log, seen] = exactly(inputs);
+    let log = own(log);
     let client = log.client.clone();
     // SAFETY: one unit accesses what was seen, and an entry that the log has.
     unsafe {
@@ -52,7 +54,7 @@ pub(super) fn log(op: &LogOp, mut inputs: Vec<CubeTensor>) -> CubeTensor {
             CubeCount::Static(1, 1, 1),
             CubeDim::new_1d(1),
             log.clone().into_buffer_arg(),
-            inputs.remove(0).into_buffer_arg(),
+            seen.into_buffer_arg(),
             op.slot as u32,
             op.elements as f32,
             op.counts,
@@ -144,9 +146,7 @@ fn next_scales_kernel(
 
 /// See [`next_scales`](super::next_scales).
 pub(super) fn next_scales(rules: &ScaleRules, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
-    let Ok([logs, state, table]) = <[CubeTensor; 3]>::try_from(inputs) else {
-        unreachable!("the kernel has three inputs")
-    };
+    let [logs, state, table] = exactly(inputs);
     let (client, slots) = (state.client.clone(), rules.slots());
     let ranks = logs.shape().num_elements() / (LOG_COLUMNS * slots);
     let plan = RowPlan::new(&client, DType::F32, 1);

@@ -14,8 +14,8 @@ use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 
 use super::check;
 use crate::KernelError;
-use crate::error::accept;
-use crate::launch::{launch, launch_one};
+use crate::error::{F32, accept, check_type};
+use crate::launch::{exactly, launch, launch_one};
 
 mod cpu;
 #[cfg(feature = "cubecl")]
@@ -128,7 +128,7 @@ pub fn empty_log(slots: usize, device: &Device) -> Tensor<1> {
 pub fn log_magnitude(log: Tensor<1>, slot: usize, seen: Tensor<1>, elements: usize) -> Tensor<1> {
     const NAME: &str = "log_magnitude";
     accept(check::entry(NAME, &log, slot));
-    accept(check::f32s(NAME, "magnitude", &seen));
+    accept(check_type(NAME, "magnitude", seen.dtype(), F32));
     let [length] = seen.dims();
     if !matches!(length, 1 | 2) {
         let message = format!("a magnitude of {length} numbers: expected 1 or 2");
@@ -180,10 +180,7 @@ pub fn next_scales(logs: Tensor<1>, state: Tensor<1>, rules: &ScaleRules) -> Nex
     };
     let mut inputs = vec![logs.into_dispatch(), state.into_dispatch()];
     inputs.extend(rules.table.clone().map(Tensor::into_dispatch));
-    let outputs = launch(op, inputs).into_iter().map(Tensor::from_dispatch);
-    let Ok([state, log, counts]) = <[_; 3]>::try_from(outputs.collect::<Vec<_>>()) else {
-        unreachable!("the operation has three outputs")
-    };
+    let [state, log, counts] = exactly(launch(op, inputs)).map(Tensor::from_dispatch);
     NextScales { state, log, counts }
 }
 
@@ -193,8 +190,8 @@ fn check_lengths(
     rules: &ScaleRules,
 ) -> Result<(), KernelError> {
     const NAME: &str = "next_scales";
-    check::f32s(NAME, "logs", logs)?;
-    check::f32s(NAME, "state", state)?;
+    check_type(NAME, "logs", logs.dtype(), F32)?;
+    check_type(NAME, "state", state.dtype(), F32)?;
     let ([logs], [state], slots) = (logs.dims(), state.dims(), rules.slots());
     let row = LOG_COLUMNS * slots;
     if row == 0 || logs == 0 || !logs.is_multiple_of(row) {

@@ -1,13 +1,14 @@
 //! Transposed and padded codes as device operations.
 
 use burn::backend::flex::FlexTensor;
-use burn::tensor::{DType, TensorData};
+use burn::tensor::DType;
 #[cfg(feature = "cubecl")]
 use burn_cubecl::tensor::CubeTensor;
 
 #[cfg(feature = "cubecl")]
 use super::kernel;
 use super::{cpu, words};
+use crate::cpu::{slice, tensor};
 use crate::launch::{DeviceOp, Spec};
 
 /// Input: padded rows of `depth` codes.
@@ -28,9 +29,8 @@ impl DeviceOp for TransposeOp {
 
     fn cpu(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
         let rows = inputs[0].layout().shape()[0];
-        let codes = cpu::transposed_codes(cpu::words_of(&inputs[0]), [rows, self.depth]);
-        let codes = TensorData::new(codes, [self.depth, words(rows)]);
-        vec![FlexTensor::from_data(codes)]
+        let codes = cpu::transposed_codes(slice(&inputs[0]), [rows, self.depth]);
+        vec![tensor(codes, [self.depth, words(rows)])]
     }
 
     #[cfg(feature = "cubecl")]
@@ -56,10 +56,8 @@ impl DeviceOp for PadOp {
     }
 
     fn cpu(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
-        let sizes = [self.rows, self.depth];
-        let codes = cpu::padded(cpu::words_of(&inputs[0]), sizes);
-        let codes = TensorData::new(codes, [self.rows, words(self.depth)]);
-        vec![FlexTensor::from_data(codes)]
+        let codes = cpu::padded(slice(&inputs[0]), [self.rows, self.depth]);
+        vec![tensor(codes, [self.rows, words(self.depth)])]
     }
 
     #[cfg(feature = "cubecl")]

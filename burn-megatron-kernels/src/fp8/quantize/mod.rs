@@ -199,13 +199,12 @@ pub fn amax(x: Tensor<2>) -> Tensor<1> {
 /// With a [`KernelError`](crate::KernelError) for an `amax` that is not `[1]` in f32, for [`Format::E2M1`], and for an
 /// epsilon that is negative, infinite or NaN.
 pub fn current_scale(amax: Tensor<1>, format: Format, options: CurrentScale) -> Tensor<1> {
-    accept(check::format("current_scale", format));
-    accept(check::one("current_scale", "largest magnitude", &amax));
-    accept(check::epsilon(options.epsilon));
-    Tensor::from_dispatch(launch_one(
-        ScaleOp { format, options },
-        vec![amax.into_dispatch()],
-    ))
+    const NAME: &str = "current_scale";
+    accept(check::format(NAME, format));
+    accept(check::one(NAME, "largest magnitude", &amax));
+    accept(check::epsilon(NAME, options.epsilon));
+    let op = ScaleOp { format, options };
+    Tensor::from_dispatch(launch_one(op, vec![amax.into_dispatch()]))
 }
 
 /// The values of a quantised matrix, `[rows, depth]` in f32: each code times its scale.
@@ -217,8 +216,7 @@ pub fn current_scale(amax: Tensor<1>, format: Format, options: CurrentScale) -> 
 /// With a [`KernelError`](crate::KernelError) for codes and scales that do not match, or have other
 /// types than [`Fp8Matrix`] documents, and for [`Format::E2M1`].
 pub fn dequantize(matrix: &Fp8Matrix) -> Tensor<2> {
-    accept(check::format("dequantize", matrix.format));
-    accept(matrix.check("dequantize"));
+    accept(matrix.check("dequantize", "the matrix"));
     let kernel = DequantizeOp {
         format: matrix.format,
         kind: ScalingKind::of_matrix(matrix),

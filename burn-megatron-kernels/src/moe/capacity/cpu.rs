@@ -1,14 +1,13 @@
 //! On Burn's CPU backend: the pairs of each expert are sorted.
 
 use burn::backend::flex::FlexTensor;
-use burn::tensor::TensorData;
 
 use super::KeepOp;
-use crate::cpu::{Element, Real, for_float, slice};
+use crate::cpu::{Element, Real, for_float, slice, tensor};
 
 pub(super) fn keep(op: &KeepOp, inputs: &[FlexTensor]) -> FlexTensor {
-    let ints = |input: usize| inputs[input].as_slice::<i32>().unwrap_or_default();
-    let (mut kept, row_to_pair, offsets) = (ints(0).to_vec(), ints(2), ints(3));
+    let mut kept = slice::<i32>(&inputs[0]).to_vec();
+    let [row_to_pair, offsets] = [2, 3].map(|input| slice::<i32>(&inputs[input]));
     let weights = inputs.get(4);
     for expert in 0..op.experts {
         let rows = offsets[expert] as usize..offsets[expert + 1] as usize;
@@ -26,7 +25,7 @@ pub(super) fn keep(op: &KeepOp, inputs: &[FlexTensor]) -> FlexTensor {
             kept[*pair] = -1;
         }
     }
-    FlexTensor::from_data(TensorData::new(kept, inputs[0].layout().shape().clone()))
+    tensor(kept, inputs[0].layout().shape().clone())
 }
 
 /// The largest weights first; stable, so that equal ones stay in the order of the tokens.

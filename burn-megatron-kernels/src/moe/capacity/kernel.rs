@@ -9,6 +9,7 @@ use cubecl::prelude::*;
 use super::KeepOp;
 use crate::cube::instance::{AotList, instance};
 use crate::cube::{empty, grid};
+use crate::launch::exactly;
 
 /// Units of a cube.
 const UNITS: u32 = 256;
@@ -77,10 +78,7 @@ fn keep_largest_kernel<F: Float>(
 /// See [`KeepOp`].
 pub(super) fn keep(op: &KeepOp, mut inputs: Vec<CubeTensor>) -> CubeTensor {
     let weights = (inputs.len() > 4).then(|| inputs.remove(4));
-    let Ok([indices, pair_to_row, row_to_pair, offsets]) = <[CubeTensor; 4]>::try_from(inputs)
-    else {
-        unreachable!("`KeepOp` is launched with four inputs and weights")
-    };
+    let [indices, pair_to_row, row_to_pair, offsets] = exactly(inputs);
     let client = indices.client.clone();
     let shape = indices.meta.shape().clone();
     let pairs = shape.num_elements();

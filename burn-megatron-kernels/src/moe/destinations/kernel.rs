@@ -6,7 +6,7 @@ use cubecl::prelude::*;
 
 use super::ExpertPlacement;
 use crate::cube::instance::{AotList, instance};
-use crate::cube::{empty, grid};
+use crate::cube::{empty, grid, matrix_sizes};
 
 /// Units of a cube.
 const UNITS: u32 = 256;
@@ -67,10 +67,9 @@ fn destinations_kernel(
 /// See [`super::destinations`].
 pub(super) fn destinations(ranks: &ExpertPlacement, indices: CubeTensor) -> CubeTensor {
     let client = indices.client.clone();
-    let shape = indices.meta.shape().clone();
-    let (tokens, top_k) = (shape[0], shape[1]);
+    let [tokens, top_k] = matrix_sizes(&indices);
     let slots = tokens * top_k * ranks.parts;
-    let found = empty(&indices, vec![tokens, top_k * ranks.parts], DType::I32);
+    let found = empty(&indices, [tokens, top_k * ranks.parts], DType::I32);
     // SAFETY: units past the slots access no memory.
     unsafe {
         destinations_kernel::launch_unchecked(

@@ -85,22 +85,16 @@ pub fn destinations(indices: Tensor<2, Int>, ranks: ExpertPlacement) -> Tensor<2
         let device = indices.device();
         return Tensor::empty([tokens, top_k * ranks.parts], (&device, DType::I32));
     }
-    Tensor::from_dispatch(launch_one(
-        DestinationsOp { ranks },
-        vec![indices.into_dispatch()],
-    ))
+    let op = DestinationsOp { ranks };
+    Tensor::from_dispatch(launch_one(op, vec![indices.into_dispatch()]))
 }
 
 impl ExpertPlacement {
     fn check(&self) -> Result<(), KernelError> {
         check_experts(NAME, self.experts)?;
         if !(1..=MAX_EXPERTS).contains(&self.count) {
-            return Err(KernelError::Option {
-                operation: NAME,
-                name: "destinations",
-                value: self.count.to_string(),
-                fits: "1 to 2048",
-            });
+            let (name, fits) = ("destinations", "1 to 2048");
+            return Err(KernelError::option(NAME, name, self.count, fits));
         }
         let even = self.experts_per_rank > 0 && self.experts.is_multiple_of(self.experts_per_rank);
         if even && self.size > 0 {

@@ -8,12 +8,10 @@ use burn::tensor::{DType, Tensor};
 #[cfg(feature = "cubecl")]
 use burn_cubecl::tensor::CubeTensor;
 
-use super::{
-    NAME, accumulate_grouped_weight_gradient_at, check, cpu, grouped_weight_gradient, same_type,
-};
+use super::{NAME, accumulate_grouped_weight_gradient_at, check, cpu, grouped_weight_gradient};
 use crate::Function;
 use crate::cpu::wide;
-use crate::error::accept;
+use crate::error::{accept, check_same_type};
 use crate::flat::accumulate;
 use crate::gradient::{Destination, FlatGradients, Place};
 use crate::launch::{DeviceOp, Spec, launch_one};
@@ -40,7 +38,8 @@ impl GroupedMatmul {
         group_sizes: &[usize],
     ) -> Self {
         accept(check(rows, weights.dims(), group_sizes));
-        accept(same_type(dtype, "type of the weights", weights.dtype()));
+        let of_weights = "type of the weights";
+        accept(check_same_type(NAME, dtype, of_weights, weights.dtype()));
         Self {
             group_sizes: group_sizes.into(),
             destination,

@@ -2,10 +2,10 @@
 
 use burn::backend::flex::FlexTensor;
 
-use super::super::super::matrix::{mx_words, words, words_of};
+use super::super::super::matrix::{mx_words, words};
 use super::super::ops::DequantizeOp;
 use super::super::scaling::ScalingKind;
-use crate::cpu::{for_each_task, rows_per_task, slice, tensor, vectorized};
+use crate::cpu::{for_rows, slice, tensor, vectorized};
 use crate::fp8::format::e8m0;
 use crate::fp8::matrix::{BLOCK, MX_BLOCK};
 
@@ -13,7 +13,7 @@ use crate::fp8::matrix::{BLOCK, MX_BLOCK};
 pub(in super::super) fn dequantize(kernel: &DequantizeOp, inputs: &[FlexTensor]) -> FlexTensor {
     let (codes, depth) = (&inputs[0], kernel.depth);
     let rows = codes.layout().shape()[0];
-    let codes = words_of(codes);
+    let codes = slice::<u32>(codes);
     let table: Vec<f32> = (0..=255).map(|code| kernel.format.decode(code)).collect();
     let width = match kernel.kind {
         ScalingKind::Tensor => depth,
@@ -33,17 +33,14 @@ pub(in super::super) fn dequantize(kernel: &DequantizeOp, inputs: &[FlexTensor])
             }
         }
     };
-    let row_block = rows_per_task(depth);
-    let of_band = |(number, values): (usize, &mut [f32])| {
+    for_rows(&mut values, depth, 1, |first, values| {
         let lines = values.chunks_mut(depth).enumerate();
-        let lines = lines.map(|(at, values)| (number * row_block + at, values));
+        let lines = lines.map(|(at, values)| (first + at, values));
         vectorized(
             #[inline(always)]
             || lines.for_each(row),
         );
-    };
-    let bands = values.chunks_mut((row_block * depth).max(1)).enumerate();
-    for_each_task(bands, of_band);
+    });
     tensor(values, [rows, depth])
 }
 
@@ -63,7 +60,7 @@ fn scales<'a>(
             Box::new(move |row, block| scales[row / kind.height() * depth.div_ceil(BLOCK) + block])
         }
         ScalingKind::Mx => {
-            let scales = words_of(scales);
+            let scales = slice::<u32>(scales);
             Box::new(move |row, block| {
                 let word = scales[row * mx_words(depth) + block / 4];
                 e8m0::decode((word >> (8 * (block % 4))) as u8)

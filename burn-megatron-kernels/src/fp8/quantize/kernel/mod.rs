@@ -17,12 +17,13 @@ pub(super) use self::plan::with_cuda_forms;
 use self::plan::{QuantizePlan, RowLoads, is_cuda};
 use self::reduce::{FinishVariant, finish_kernel, scale_kernel};
 use self::values::{DequantizeVariant, VECTORS, amax_kernel, dequantize_kernel};
-use super::super::matrix::{mx_words, words};
+use super::super::matrix::words;
 use super::ops::{DequantizeOp, QuantizeOp, ScaleOp};
 use super::scaling::ScalingKind;
-use crate::cube::{empty, grid, own};
+use crate::cube::{empty, grid, optional, own};
 use crate::fp8::kernel::tile::UNITS;
 use crate::fp8::matrix::BLOCK;
+use crate::launch::{Spec, exactly};
 
 mod aot_instances;
 mod copies;
@@ -71,7 +72,7 @@ pub(super) fn quantize(kernel: &QuantizeOp, mut inputs: Vec<CubeTensor>) -> Vec<
                 plan.patch() / 4,
                 4,
                 arg(&x),
-                ComptimeOptionArgs::from(bias.map(CubeTensor::into_tensor_arg)),
+                optional(bias),
                 arg(&given),
                 arg(&rowwise[0]),
                 arg(&rowwise[1]),
@@ -124,13 +125,11 @@ pub(super) fn quantize(kernel: &QuantizeOp, mut inputs: Vec<CubeTensor>) -> Vec<
 
 /// Codes and scales of a copy.
 fn outputs(like: &CubeTensor, kind: ScalingKind, [rows, depth]: [usize; 2]) -> [CubeTensor; 2] {
-    let wide = depth.div_ceil(BLOCK);
-    let scales = match kind {
-        ScalingKind::Tensor => empty(like, [1], DType::F32),
-        ScalingKind::Blocks { .. } => empty(like, [kind.scale_rows(rows), wide], DType::F32),
-        ScalingKind::Mx => empty(like, [rows, mx_words(depth)], DType::U32),
-    };
-    [empty(like, [rows, words(depth)], DType::U32), scales]
+    let Spec { shape, dtype } = kind.spec([rows, depth]);
+    [
+        empty(like, [rows, words(depth)], DType::U32),
+        empty(like, shape, dtype),
+    ]
 }
 
 /// The second launch of a quantiser or of [`amax`](super::amax); see [`finish_kernel`].
@@ -237,7 +236,7 @@ pub(super) fn scale_of(kernel: &ScaleOp, amax: CubeTensor) -> CubeTensor {
 
 /// See [`DequantizeOp`].
 pub(super) fn dequantize(kernel: &DequantizeOp, inputs: Vec<CubeTensor>) -> CubeTensor {
-    let [codes, scales] = [inputs[0].clone(), inputs[1].clone()];
+    let [codes, scales] = exactly(inputs);
     let client = codes.client.clone();
     let (rows, depth) = (codes.shape()[0], kernel.depth);
     let values = empty(&codes, [rows, depth], DType::F32);

@@ -8,6 +8,7 @@ use cubecl::prelude::*;
 use super::GatherOp;
 use crate::cube::instance::{AotList, instance, types};
 use crate::cube::{RowPlan, empty, grid};
+use crate::launch::exactly;
 
 /// Units of a cube.
 const UNITS: u32 = 256;
@@ -40,8 +41,8 @@ fn gather_kernel<F: Float, N: Size>(
 }
 
 /// See [`GatherOp`].
-pub(super) fn gather(op: &GatherOp, mut inputs: Vec<CubeTensor>) -> CubeTensor {
-    let (index, x) = (inputs.remove(1), inputs.remove(0));
+pub(super) fn gather(op: &GatherOp, inputs: Vec<CubeTensor>) -> CubeTensor {
+    let [x, index] = exactly(inputs);
     let client = x.client.clone();
     let sizes = op.sizes;
     let output = empty(&x, op.shape.clone(), x.dtype);

@@ -1,23 +1,15 @@
 //! On Burn's CPU backend: one pass to count, one to place.
 
 use burn::backend::flex::FlexTensor;
-use burn::tensor::TensorData;
 
 use super::{CHUNK, CountOp, PlaceOp, expert};
-
-fn ints(values: Vec<i32>, shape: &[usize]) -> FlexTensor {
-    FlexTensor::from_data(TensorData::new(values, shape.to_vec()))
-}
-
-fn indices(tensor: &FlexTensor) -> &[i32] {
-    tensor.as_slice().unwrap_or_default()
-}
+use crate::cpu::{slice, tensor, vector};
 
 pub(super) fn count(op: &CountOp, pairs: &FlexTensor) -> Vec<FlexTensor> {
     let experts = op.experts;
     let mut totals = vec![0i32; experts];
     let mut before = vec![];
-    for chunk in indices(pairs).chunks(CHUNK) {
+    for chunk in slice::<i32>(pairs).chunks(CHUNK) {
         before.extend_from_slice(&totals);
         for expert in chunk.iter().filter_map(|index| expert(*index, experts)) {
             totals[expert] += 1;
@@ -32,14 +24,14 @@ pub(super) fn count(op: &CountOp, pairs: &FlexTensor) -> Vec<FlexTensor> {
     }
     let chunks = before.len() / experts;
     vec![
-        ints(before, &[chunks, experts]),
-        ints(totals, &[experts]),
-        ints(offsets, &[experts + 1]),
+        tensor(before, [chunks, experts]),
+        vector(totals),
+        vector(offsets),
     ]
 }
 
 pub(super) fn place(op: &PlaceOp, inputs: &[FlexTensor]) -> Vec<FlexTensor> {
-    let offsets = indices(&inputs[2]);
+    let offsets = slice::<i32>(&inputs[2]);
     let experts = offsets.len() - 1;
     let mut next = offsets.to_vec();
     let mut row_to_pair = vec![-1i32; op.rows];
@@ -53,9 +45,8 @@ pub(super) fn place(op: &PlaceOp, inputs: &[FlexTensor]) -> Vec<FlexTensor> {
         row_to_pair[row as usize] = pair as i32;
         Some(row)
     };
-    let pairs = indices(&inputs[0]).iter().enumerate();
+    let pairs = slice(&inputs[0]).iter().enumerate();
     let rows: Vec<i32> = pairs.map(row).map(|row| row.unwrap_or(-1)).collect();
     let shape = inputs[0].layout().shape().clone();
-    let rows = FlexTensor::from_data(TensorData::new(rows, shape));
-    vec![ints(row_to_pair, &[op.rows]), rows]
+    vec![vector(row_to_pair), tensor(rows, shape)]
 }

@@ -11,7 +11,8 @@ use cubecl::prelude::*;
 use super::super::layout::LayoutSizes;
 use super::{CHUNK, CountOp, MAX_EXPERTS, PlaceOp};
 use crate::cube::instance::{AotList, instance};
-use crate::cube::{empty, grid};
+use crate::cube::{empty, grid, matrix_sizes};
+use crate::launch::exactly;
 
 /// Units of a cube.
 const UNITS: u32 = 256;
@@ -217,11 +218,9 @@ pub(super) fn count(op: &CountOp, mut inputs: Vec<CubeTensor>) -> Vec<CubeTensor
 
 /// See [`PlaceOp`].
 pub(super) fn place(op: &PlaceOp, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
-    let Ok([indices, before, offsets]) = <[CubeTensor; 3]>::try_from(inputs) else {
-        unreachable!("`PlaceOp` is launched with three inputs")
-    };
+    let [indices, before, offsets] = exactly(inputs);
     let client = indices.client.clone();
-    let (shape, [chunks, experts]) = (indices.meta.shape().clone(), matrix(&before));
+    let (shape, [chunks, experts]) = (indices.meta.shape().clone(), matrix_sizes(&before));
     let pair_to_row = empty(&indices, shape.clone(), DType::I32);
     let row_to_pair = if op.fills || op.rows == 0 {
         // Without a row, the kernel still needs memory.
@@ -252,11 +251,6 @@ pub(super) fn place(op: &PlaceOp, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
         _ => row_to_pair,
     };
     vec![row_to_pair, pair_to_row]
-}
-
-fn matrix(tensor: &CubeTensor) -> [usize; 2] {
-    let shape = tensor.meta.shape();
-    [shape[0], shape[1]]
 }
 
 /// One of each: nothing depends on sizes.

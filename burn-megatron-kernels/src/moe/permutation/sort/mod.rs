@@ -10,7 +10,7 @@ use burn_cubecl::tensor::CubeTensor;
 use super::layout::LayoutSizes;
 use super::{NAME, RowLayout};
 use crate::KernelError;
-use crate::launch::{DeviceOp, Spec, launch};
+use crate::launch::{DeviceOp, Spec, exactly, launch};
 
 mod cpu;
 #[cfg(feature = "cubecl")]
@@ -30,12 +30,12 @@ pub(in crate::moe) fn check_experts(
     if (1..=MAX_EXPERTS).contains(&experts) {
         return Ok(());
     }
-    Err(KernelError::Option {
+    Err(KernelError::option(
         operation,
-        name: "experts",
-        value: experts.to_string(),
-        fits: "1 to 2048",
-    })
+        "experts",
+        experts,
+        "1 to 2048",
+    ))
 }
 
 /// The expert of an index, if there is one.
@@ -61,12 +61,11 @@ pub(super) fn count(indices: Tensor<2, Int>, experts: usize, layout: RowLayout) 
         experts,
         sizes: layout.sizes(),
     };
-    let mut outputs = launch(op, vec![indices.into_dispatch()]);
-    let offsets = Tensor::from_dispatch(outputs.remove(2));
+    let [before, counts, offsets] = exactly(launch(op, vec![indices.into_dispatch()]));
     Counted {
-        counts: Tensor::from_dispatch(outputs.remove(1)),
-        before: outputs.remove(0),
-        offsets,
+        before,
+        counts: Tensor::from_dispatch(counts),
+        offsets: Tensor::from_dispatch(offsets),
     }
 }
 
@@ -86,9 +85,8 @@ pub(super) fn place(
         rows,
         fills: layout == RowLayout::Kept,
     };
-    let mut outputs = launch(op, inputs);
-    let slots = Tensor::from_dispatch(outputs.remove(1));
-    (Tensor::from_dispatch(outputs.remove(0)), slots)
+    let [pairs, rows] = exactly(launch(op, inputs));
+    (Tensor::from_dispatch(pairs), Tensor::from_dispatch(rows))
 }
 
 /// Indices to [`Counted`].

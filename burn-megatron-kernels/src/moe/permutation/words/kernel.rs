@@ -7,6 +7,7 @@ use cubecl::prelude::*;
 use super::PermuteWordsOp;
 use crate::cube::instance::{AotList, instance};
 use crate::cube::{empty, grid};
+use crate::launch::exactly;
 
 /// Units of a cube.
 const UNITS: u32 = 256;
@@ -41,10 +42,10 @@ fn permute_words_kernel(
 }
 
 /// See [`super::permute_words`].
-pub(super) fn permute_words(op: &PermuteWordsOp, mut inputs: Vec<CubeTensor>) -> CubeTensor {
-    let (index, right, left) = (inputs.remove(2), inputs.remove(1), inputs.remove(0));
+pub(super) fn permute_words(op: &PermuteWordsOp, inputs: Vec<CubeTensor>) -> CubeTensor {
+    let [left, right, index] = exactly(inputs);
     let client = left.client.clone();
-    let output = empty(&left, vec![op.rows, op.width()], DType::U32);
+    let output = empty(&left, [op.rows, op.width()], DType::U32);
     let words = op.rows * op.width();
     // SAFETY: units past the words access no memory, and indices are those of a map.
     unsafe {

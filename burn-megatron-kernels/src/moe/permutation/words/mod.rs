@@ -6,8 +6,7 @@ use burn::tensor::{DType, Int, Tensor};
 use burn_cubecl::tensor::CubeTensor;
 
 use super::{RowMap, check_rows};
-use crate::KernelError;
-use crate::error::accept;
+use crate::error::{U32, accept, check_type};
 use crate::launch::{DeviceOp, Spec, launch_one};
 
 mod cpu;
@@ -23,7 +22,7 @@ const NAME: &str = "permute_words";
 ///
 /// # Panics
 ///
-/// With a [`KernelError`] for another number of tokens than the map's, or another type.
+/// With a [`KernelError`](crate::KernelError) for another number of tokens than the map's, or another type.
 ///
 /// # Example
 ///
@@ -42,7 +41,7 @@ const NAME: &str = "permute_words";
 pub fn permute_words(left: Tensor<2, Int>, right: Tensor<2, Int>, map: &RowMap) -> Tensor<2, Int> {
     for part in [&left, &right] {
         accept(check_rows(NAME, part.dims()[0], map.tokens));
-        accept(check_type(part.dtype()));
+        accept(check_type(NAME, "type of the words", part.dtype(), U32));
     }
     let op = PermuteWordsOp {
         rows: map.rows,
@@ -55,18 +54,6 @@ pub fn permute_words(left: Tensor<2, Int>, right: Tensor<2, Int>, map: &RowMap) 
     let index = map.row_to_pair.clone().into_dispatch();
     let inputs = vec![left.into_dispatch(), right.into_dispatch(), index];
     Tensor::from_dispatch(launch_one(op, inputs))
-}
-
-fn check_type(dtype: DType) -> Result<(), KernelError> {
-    if dtype == DType::U32 {
-        return Ok(());
-    }
-    Err(KernelError::Option {
-        operation: NAME,
-        name: "type of the words",
-        value: format!("{dtype:?}"),
-        fits: "U32",
-    })
 }
 
 /// The inputs: both parts, and the pair of each row. There are some words.

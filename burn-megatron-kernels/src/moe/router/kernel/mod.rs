@@ -46,11 +46,6 @@ pub(in crate::moe) fn scores() -> [(&'static str, ScoreFunction); 4] {
     ]
 }
 
-fn matrix(tensor: &CubeTensor) -> [usize; 2] {
-    let shape = tensor.meta.shape();
-    [shape[0], shape[1]]
-}
-
 pub(crate) fn aot_instances(list: &mut AotList) {
     choose::aot_instances(list);
     weights::aot_instances(list);
