@@ -2,7 +2,7 @@
 
 use super::super::layout::{BucketRules, ParameterSize};
 use super::*;
-use crate::comm::DType::{BF16, F16, F32};
+use crate::comm::DType::{self, BF16, F16, F32};
 use crate::mesh::Grid;
 use ZeroStage::{Gradients, Optimizer, Parameters, Replicated};
 

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use burn::tensor::Tensor;
 use burn_megatron_kernels::flat;
 
-use super::super::memory::ZeroStage;
 use super::super::memory_usage::{MemoryCategory, TrackedAllocation, TrackedTensor};
 use super::super::quantized::Fp8Weights;
 use super::super::sharding_plan::{ParameterFormat, ShardingPlan};
 use crate::collective::{PendingTensor, start_all_gather};
+use crate::mesh::ZeroStage;
 
 #[derive(Default)]
 pub(super) struct ParameterBucket {

@@ -25,9 +25,9 @@ use std::sync::Arc;
 use burn::tensor::Tensor;
 
 use super::memory_usage::{MemoryCategory, TrackedAllocation};
-use super::sharding_plan::{ParameterFormat, ShardingPlan};
+use super::sharding_plan::ShardingPlan;
 use crate::collective::{PendingPacked, PendingTensor};
-use crate::nn::fp8::{QuantizedWeight, WeightQuantizer};
+use crate::nn::fp8::QuantizedWeight;
 
 mod codes;
 mod quantized_bytes;
@@ -110,14 +110,5 @@ impl Fp8Weights {
             weights: weights.into_iter().map(Arc::new).collect(),
             _allocation: plan.usage.track(MemoryCategory::Parameters, bytes),
         }
-    }
-}
-
-/// The format of the weights of a quantizer.
-pub(super) fn parameter_format(quantizer: &dyn WeightQuantizer) -> ParameterFormat {
-    if quantizer.has_one_scale() {
-        ParameterFormat::Fp8PerTensor
-    } else {
-        ParameterFormat::Fp8Blockwise
     }
 }

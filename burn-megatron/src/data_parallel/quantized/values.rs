@@ -5,9 +5,9 @@ use burn::tensor::{FloatDType, Tensor};
 use super::{Fp8Weights, PendingGather};
 use crate::collective::start_all_gather;
 use crate::data_parallel::layout::BucketParameter;
-use crate::data_parallel::memory::ZeroStage;
 use crate::data_parallel::memory_usage::MemoryCategory;
 use crate::data_parallel::sharding_plan::ShardingPlan;
+use crate::mesh::ZeroStage;
 use crate::nn::fp8::QuantizedWeight;
 
 /// Starts to gather the values of a bucket in the dtype of the model, from this rank's master shard.
