@@ -4,9 +4,9 @@ use std::ops::Range;
 
 use burn::module::Module;
 
-use super::OptimizerError;
+use super::error::OptimizerError;
 use super::groups::{self, Multipliers, ParameterGroup};
-use crate::comm::{CommError, ReduceOp};
+use crate::comm::ReduceOp;
 use crate::data_parallel::layout::ParameterSlice;
 use crate::data_parallel::{BucketShard, DistributedDataParallel};
 
@@ -64,11 +64,5 @@ fn check_matches<M: Module>(
     match everywhere.iter().position(|unmatched| *unmatched == 1) {
         Some(group) => Err(groups::unmatched_error(&groups[group], paths()).into()),
         None => Ok(()),
-    }
-}
-
-impl From<CommError> for OptimizerError {
-    fn from(error: CommError) -> Self {
-        Self::Comm(Box::new(error))
     }
 }
