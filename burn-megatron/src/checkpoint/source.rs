@@ -89,17 +89,31 @@ pub struct TensorMeta {
 }
 
 impl TensorMeta {
-    /// The size in bytes; `None` if it overflows.
-    pub fn bytes(&self) -> Option<usize> {
-        self.bytes_of(&TensorSlice::whole(&self.shape))
+    /// The size in bytes.
+    ///
+    /// # Errors
+    ///
+    /// [`CheckpointError::TooLarge`] if it overflows.
+    pub fn bytes(&self) -> Result<usize, CheckpointError> {
+        self.slice_bytes(&TensorSlice::whole(&self.shape))
     }
 
-    /// The size of a slice in bytes; `None` if it overflows.
-    pub fn bytes_of(&self, slice: &TensorSlice) -> Option<usize> {
-        let sizes = slice.shape.iter();
+    /// The size of a slice in bytes.
+    ///
+    /// # Errors
+    ///
+    /// [`CheckpointError::OutOfBounds`] if the tensor does not contain the slice, [`CheckpointError::TooLarge`] if the size
+    /// overflows.
+    pub fn slice_bytes(&self, slice: &TensorSlice) -> Result<usize, CheckpointError> {
+        let (key, shape) = (self.key.clone(), self.shape.clone());
+        if !slice.fits(&shape) {
+            let slice = slice.clone();
+            return Err(CheckpointError::OutOfBounds { key, shape, slice });
+        }
+        let mut sizes = slice.shape.iter().copied();
         sizes
-            .copied()
             .try_fold(self.dtype.size(), usize::checked_mul)
+            .ok_or(CheckpointError::TooLarge { key, shape })
     }
 }
 

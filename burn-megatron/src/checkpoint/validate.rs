@@ -20,26 +20,18 @@ struct Extent<'a> {
 /// Validates a manifest that was read from `path`.
 pub fn check(manifest: &Manifest, path: &Path) -> Result<(), CheckpointError> {
     let corrupt = |what: String| Err(CheckpointError::corrupt(path, what));
-    let lists: [(&str, Vec<&str>); 3] = [
+    let lists: [(&str, Vec<&String>); 3] = [
         (
             "files",
-            manifest.files.iter().map(|file| &file.name[..]).collect(),
+            manifest.files.iter().map(|file| &file.name).collect(),
         ),
         (
             "tensors",
-            manifest
-                .tensors
-                .iter()
-                .map(|tensor| &tensor.key[..])
-                .collect(),
+            manifest.tensors.iter().map(|tensor| &tensor.key).collect(),
         ),
         (
             "objects",
-            manifest
-                .objects
-                .iter()
-                .map(|object| &object.key[..])
-                .collect(),
+            manifest.objects.iter().map(|object| &object.key).collect(),
         ),
     ];
     for (list, names) in lists {
@@ -94,26 +86,15 @@ fn tensor_extents<'a>(
     extents: &mut Vec<Extent<'a>>,
 ) -> Result<(), CheckpointError> {
     let meta = tensor.meta();
-    let too_large = || CheckpointError::TooLarge {
-        key: tensor.key.clone(),
-        shape: tensor.shape.clone(),
-    };
     if tensor.shape.len() > MAX_DIMS {
         let (key, dims) = (&tensor.key, tensor.shape.len());
         let what = format!("{key} has {dims} dims, more than {MAX_DIMS}");
         return Err(CheckpointError::corrupt(path, what));
     }
-    meta.bytes().ok_or_else(too_large)?;
+    meta.bytes()?;
     for shard in &tensor.shards {
         let slice = &shard.slice;
-        if !slice.fits(&tensor.shape) {
-            return Err(CheckpointError::OutOfBounds {
-                key: tensor.key.clone(),
-                shape: tensor.shape.clone(),
-                slice: slice.clone(),
-            });
-        }
-        let size = meta.bytes_of(slice).ok_or_else(too_large)?;
+        let size = meta.slice_bytes(slice)?;
         let key = tensor.name_of(slice);
         if slice.is_empty() {
             return Err(CheckpointError::corrupt(
