@@ -15,7 +15,8 @@ use super::memory_usage::MemoryUsage;
 use super::parameter_buckets::ParameterBuckets;
 use super::plan_builder::{Quantizers, build_plan};
 use super::sharding_plan::ShardingPlan;
-use crate::comm::{ParallelContext, ReduceOp};
+use crate::collective::first_on_all;
+use crate::comm::ParallelContext;
 use crate::glob::{Glob, nearest};
 use crate::mesh::ZeroStage;
 use crate::nn::ParameterTable;
@@ -67,13 +68,9 @@ pub(super) fn freeze_in_all_stages(
     }
     let unmatched = freeze(table, patterns)?;
     let is_trained = table.entries().iter().any(|entry| !entry.frozen);
-    let mut flags: Vec<u8> = (0..patterns.len())
-        .map(|number| u8::from(unmatched.contains(&number)))
-        .collect();
-    flags.push(u8::from(!is_trained));
-    let everywhere = groups.pipeline().all_reduce(flags.into(), ReduceOp::Min)?;
-    let everywhere: Vec<u8> = everywhere.into_vec();
-    match everywhere.iter().position(|flag| *flag == 1) {
+    let unmatched = (0..patterns.len()).map(|number| unmatched.contains(&number));
+    let flags = unmatched.chain([!is_trained]);
+    match first_on_all(flags, groups.pipeline())? {
         None => Ok(()),
         Some(number) if number == patterns.len() => Err(DataParallelError::AllFrozen),
         Some(number) => {

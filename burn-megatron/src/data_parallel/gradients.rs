@@ -1,7 +1,6 @@
 //! The gradients of one step, reduced and ready for the optimizer.
 
 use burn::tensor::Tensor;
-use burn_megatron_kernels::flat;
 
 use super::coalesced_all_reduce::CoalescedAllReduce;
 use super::gradient_check::InvalidGradient;
@@ -124,15 +123,13 @@ impl ModelParallelAllReduce {
 impl ShardSegment {
     /// Overwrites the selected elements of this segment.
     fn write(&self, shard: &mut TrackedTensor, values: Tensor<1>) {
-        let nothing = Tensor::empty([0], (&values.device(), values.dtype()));
-        let tensor = std::mem::replace(&mut shard.tensor, nothing);
         let values = match &self.mask {
             ElementMask::Some(mask) => {
-                let current = tensor.clone().slice([self.range.clone()]);
+                let current = shard.tensor.clone().slice([self.range.clone()]);
                 current.mask_where(mask.clone(), values)
             }
             ElementMask::All | ElementMask::None => values,
         };
-        shard.tensor = flat::accumulate(tensor, self.range.start, values, false);
+        shard.overwrite(self.range.start, values);
     }
 }

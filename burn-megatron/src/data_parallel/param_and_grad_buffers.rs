@@ -110,7 +110,8 @@ impl ParamAndGradBuffers {
         let taken = self.gradients().take_buffer(parameters);
         if let Some((target, allocation)) = taken {
             // The lock is not held while a gradient is computed.
-            let buffer = TrackedTensor::from_parts(compute(target), allocation);
+            let tensor = compute(target);
+            let buffer = TrackedTensor { tensor, allocation };
             self.gradients().put_buffer(parameters, buffer);
         }
     }

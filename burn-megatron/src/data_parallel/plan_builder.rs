@@ -16,7 +16,8 @@ use super::memory_usage::MemoryUsage;
 use super::offload::OffloadPlan;
 use super::quantized;
 use super::sharding_groups::ShardingGroups;
-use super::sharding_plan::{ParameterInfo, ShardingPlan, comm_dtype, main_dtype};
+use super::sharding_plan::{ParameterInfo, ShardingPlan, main_dtype};
+use crate::collective::buffer_dtype;
 use crate::comm::{self, BufferPool, ParallelContext, ReduceOp};
 use crate::mesh::{Grid, ZeroStage};
 use crate::nn::fp8::WeightQuantizer;
@@ -49,7 +50,7 @@ pub(super) fn build_plan<M: Module>(
     let info = |(entry, (shape, built)): (&ParameterEntry, (Vec<usize>, DType))| {
         let model_dtype = config.precision.of(built);
         let path = entry.path.clone();
-        if comm_dtype(built).is_none() {
+        if buffer_dtype(built).is_none() {
             let dtype = format!("{built:?}");
             return Err(DataParallelError::Type { path, dtype });
         }
@@ -163,7 +164,7 @@ pub(super) fn data_ranks(groups: &ParallelContext, grid: Grid) -> usize {
 fn gather_dtype(parameter: &ParameterInfo) -> comm::DType {
     match &parameter.quantizer {
         Some(quantizer) if quantizer.has_one_scale() => comm::DType::U8,
-        _ => comm_dtype(parameter.model_dtype).unwrap_or(comm::DType::F32),
+        _ => buffer_dtype(parameter.model_dtype).unwrap_or(comm::DType::F32),
     }
 }
 
@@ -181,7 +182,7 @@ fn parameter_sizes(
         ParameterSize {
             elements: parameter.shape.iter().product(),
             parameter: gather_dtype(parameter),
-            gradient: comm_dtype(parameter.main_dtype).unwrap_or(comm::DType::F32),
+            gradient: buffer_dtype(parameter.main_dtype).unwrap_or(comm::DType::F32),
             quantized_bytes: quantized
                 .map(|(quantizer, matrix)| quantized::quantized_bytes(quantizer, *matrix, device)),
             grid: entry.grid,

@@ -15,7 +15,7 @@ use super::memory::{MemoryPlan, MemoryRules};
 use super::memory_usage::{MemoryCategory, MemoryUsage, TrackedTensor};
 use super::offload::OffloadPlan;
 use super::sharding_groups::ShardingGroups;
-use crate::collective::{from_buffer, start_all_gather, to_buffer, to_device};
+use crate::collective::{buffer_dtype, from_buffer, start_all_gather, to_buffer, to_device};
 use crate::comm::{self, BufferPool};
 use crate::mesh::{Grid, ZeroStage};
 use crate::nn::fp8::WeightQuantizer;
@@ -223,7 +223,7 @@ impl ShardingPlan {
 
     /// An uninitialised flat tensor.
     pub fn uninitialized(&self, elements: usize, dtype: DType) -> Tensor<1> {
-        match comm_dtype(dtype).filter(|_| is_cpu(&self.device)) {
+        match buffer_dtype(dtype).filter(|_| is_cpu(&self.device)) {
             Some(comm_dtype) => {
                 let buffer = self.pool.take(comm_dtype, elements);
                 from_buffer(buffer, [elements], &self.device, dtype)
@@ -234,7 +234,7 @@ impl ShardingPlan {
 
     /// A flat tensor of zeros.
     pub fn zeros(&self, elements: usize, dtype: DType) -> Tensor<1> {
-        match comm_dtype(dtype).filter(|_| is_cpu(&self.device)) {
+        match buffer_dtype(dtype).filter(|_| is_cpu(&self.device)) {
             Some(comm_dtype) => {
                 let buffer = self.pool.take_zeroed(comm_dtype, elements);
                 from_buffer(buffer, [elements], &self.device, dtype)
@@ -275,7 +275,7 @@ impl ShardingPlan {
         let mut needed: BTreeMap<(&str, usize), (comm::DType, usize)> = BTreeMap::new();
         for bucket in 0..self.buckets() {
             for (dtype, elements, count, most) in self.peak_buffers(bucket) {
-                if let Some(comm_dtype) = comm_dtype(dtype) {
+                if let Some(comm_dtype) = buffer_dtype(dtype) {
                     let (_, known) = needed
                         .entry((comm_dtype.name(), elements))
                         .or_insert((comm_dtype, 0));
@@ -357,17 +357,6 @@ pub(super) fn main_dtype(model: DType) -> DType {
     match model {
         DType::F64 => DType::F64,
         _ => DType::F32,
-    }
-}
-
-/// The dtype of a communication buffer for elements of `dtype`; `None` if it cannot be communicated.
-pub(super) fn comm_dtype(dtype: DType) -> Option<comm::DType> {
-    match dtype {
-        DType::F64 => Some(comm::DType::F64),
-        DType::F32 | DType::Flex32 => Some(comm::DType::F32),
-        DType::BF16 => Some(comm::DType::BF16),
-        DType::F16 => Some(comm::DType::F16),
-        _ => None,
     }
 }
 

@@ -6,7 +6,7 @@ use burn::module::Module;
 
 use super::error::OptimizerError;
 use super::groups::{self, Multipliers, ParameterGroup};
-use crate::comm::ReduceOp;
+use crate::collective::first_on_all;
 use crate::data_parallel::layout::ParameterSlice;
 use crate::data_parallel::{BucketShard, DistributedDataParallel};
 
@@ -56,12 +56,8 @@ fn check_matches<M: Module>(
     if groups.is_empty() {
         return Ok(());
     }
-    let flags: Vec<u8> = (0..groups.len())
-        .map(|group| u8::from(unmatched_here.contains(&group)))
-        .collect();
-    let comm = ddp.groups().pipeline();
-    let everywhere: Vec<u8> = comm.all_reduce(flags.into(), ReduceOp::Min)?.into_vec();
-    match everywhere.iter().position(|unmatched| *unmatched == 1) {
+    let unmatched = (0..groups.len()).map(|group| unmatched_here.contains(&group));
+    match first_on_all(unmatched, ddp.groups().pipeline())? {
         Some(group) => Err(groups::unmatched_error(&groups[group], paths()).into()),
         None => Ok(()),
     }
