@@ -125,15 +125,6 @@ pub enum OffloadError {
 /// Why the memory cannot be computed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MemoryError {
-    /// A stage that requires sharded buckets, with a layout that has none.
-    #[error(
-        "ZeRO stage {stage} requires sharded buckets, but this layout has none; use sharded rules for the \
-         layout, or stage 0"
-    )]
-    NotSharded {
-        /// The stage.
-        stage: ZeroStage,
-    },
     /// The bytes overflow a `u64`.
     #[error(
         "the state of one rank takes {bytes} bytes, which overflows 64 bits; split the model over more ranks"

@@ -1,8 +1,8 @@
 //! The memory of a rank's training state, computed before it is allocated.
 //!
 //! With `p` and `g` bytes per element of the parameters and the gradients, `s` of the optimizer state (the
-//! moments, a 4-byte master unless the parameter is its own master, and a 4-byte copy of a 16-bit gradient if
-//! one is kept), and buckets sharded over `d` ranks, a parameter takes
+//! moments, and a 4-byte master unless the parameter is its own master), and buckets sharded over `d` ranks, a
+//! parameter takes
 //!
 //! | stage | bytes | 16-bit, f32 gradients, Adam | f32, Adam |
 //! |---|---|---|---|
@@ -50,7 +50,7 @@ pub struct MemoryPlan {
     /// Gradients: all, or the rank's shard from stage 2 on. With static buffers all, and over several ranks also their sums: all,
     /// or the rank's shard from stage 1 on.
     pub gradients: u64,
-    /// Masters of 16-bit parameters, f32 copies of 16-bit gradients, and moments: all, or the rank's
+    /// Masters of 16-bit parameters, and moments: all, or the rank's
     /// shard from stage 1 on.
     pub optimizer: u64,
     /// Masters and moments of offloaded buckets, in the memory of the host. Parameters in f32 have a master there
@@ -78,13 +78,9 @@ impl MemoryPlan {
     ///
     /// # Errors
     ///
-    /// [`MemoryError::NotSharded`] from stage 1 on if the layout does not shard its buckets;
     /// [`MemoryError::Overflow`] if the total overflows 64 bits.
     pub fn new(layout: &BufferLayout, rules: &MemoryRules) -> Result<Self, MemoryError> {
         let stage = rules.stage;
-        if stage > ZeroStage::Replicated && !layout.rules().sharded {
-            return Err(MemoryError::NotSharded { stage });
-        }
         let elements = |buffer: &FlatBuffer, sharded_from: ZeroStage| {
             if stage >= sharded_from {
                 rules.shard_elements(buffer) as u128

@@ -13,10 +13,6 @@ pub struct MemoryRules {
     pub stage: ZeroStage,
     /// Hybrid sharding: the ranks over which a copy is sharded. `None`: those over which the layout shards buckets.
     pub shards: Option<usize>,
-    /// Whether parameters of less than 32 bits have f32 masters. Wider parameters are their own masters.
-    pub masters: bool,
-    /// Whether the optimizer keeps f32 copies of gradients of less than 32 bits.
-    pub gradient_copies: bool,
     /// The number of moments of the optimizer: 2 for Adam.
     pub moments: u8,
     /// The dtype of the moments.
@@ -31,13 +27,11 @@ pub struct MemoryRules {
 }
 
 impl MemoryRules {
-    /// Adam with f32 moments, f32 masters, and no copies of the gradients.
+    /// Adam with f32 moments.
     pub fn adam(stage: ZeroStage) -> Self {
         Self {
             stage,
             shards: None,
-            masters: true,
-            gradient_copies: false,
             moments: 2,
             moment: DType::F32,
             static_buffers: false,
@@ -100,22 +94,16 @@ impl MemoryRules {
     /// Bytes of optimizer state per element.
     fn state_bytes(&self, key: BufferKey) -> u128 {
         let f32_bytes = element_bytes(DType::F32);
-        let f32_copy = |is_kept: bool, dtype: DType| {
-            if is_kept && element_bytes(dtype) < f32_bytes {
-                f32_bytes
-            } else {
-                0
-            }
-        };
-        let master = if key.quantized && self.masters {
+        let master = if key.quantized {
             // Neither codes nor temporary gathered values can be the master.
             element_bytes(key.gradient)
+        } else if element_bytes(key.parameter) < f32_bytes {
+            f32_bytes
         } else {
-            f32_copy(self.masters, key.parameter)
+            // The parameter is its own master.
+            0
         };
-        master
-            + f32_copy(self.gradient_copies, key.gradient)
-            + u128::from(self.moments) * self.moment_bytes(key)
+        master + u128::from(self.moments) * self.moment_bytes(key)
     }
 }
 
