@@ -1,15 +1,16 @@
 //! Sources of the tensors of a whole model, which are read slice by slice.
 
-use std::fmt;
-
 use burn::tensor::DType;
 use serde::{Deserialize, Serialize};
 
 use super::{CheckpointError, TensorSlice};
 
-/// The element type of a saved tensor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+/// The element type of a saved tensor. Displayed as in a manifest, such as `f32`.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, strum::Display,
+)]
 #[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "lowercase")]
 pub enum ElementType {
     /// 64-bit float.
     F64,
@@ -58,21 +59,6 @@ impl ElementType {
             DType::U8 => Some(Self::U8),
             _ => None,
         }
-    }
-}
-
-/// Writes the name in a manifest, such as `f32`.
-impl fmt::Display for ElementType {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::F64 => "f64",
-            Self::F32 => "f32",
-            Self::F16 => "f16",
-            Self::Bf16 => "bf16",
-            Self::I64 => "i64",
-            Self::I32 => "i32",
-            Self::U8 => "u8",
-        })
     }
 }
 

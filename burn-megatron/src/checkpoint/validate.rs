@@ -20,28 +20,12 @@ struct Extent<'a> {
 /// Validates a manifest that was read from `path`.
 pub fn check(manifest: &Manifest, path: &Path) -> Result<(), CheckpointError> {
     let corrupt = |what: String| Err(CheckpointError::corrupt(path, what));
-    let lists: [(&str, Vec<&String>); 3] = [
-        (
-            "files",
-            manifest.files.iter().map(|file| &file.name).collect(),
-        ),
-        (
-            "tensors",
-            manifest.tensors.iter().map(|tensor| &tensor.key).collect(),
-        ),
-        (
-            "objects",
-            manifest.objects.iter().map(|object| &object.key).collect(),
-        ),
-    ];
-    for (list, names) in lists {
-        if let Some(pair) = names.windows(2).find(|pair| pair[0] >= pair[1]) {
-            let (first, second) = (pair[0], pair[1]);
-            return corrupt(format!(
-                "its {list} are not in order: '{second}' follows '{first}'"
-            ));
-        }
-    }
+    let files = manifest.files.iter().map(|file| &file.name);
+    check_order("files", files, path)?;
+    let tensors = manifest.tensors.iter().map(|tensor| &tensor.key);
+    check_order("tensors", tensors, path)?;
+    let objects = manifest.objects.iter().map(|object| &object.key);
+    check_order("objects", objects, path)?;
     if let Some(file) = manifest.files.iter().find(|file| !is_plain(&file.name)) {
         return corrupt(format!(
             "invalid file name '{}': expected a name in the checkpoint's folder",
@@ -68,6 +52,23 @@ pub fn check(manifest: &Manifest, path: &Path) -> Result<(), CheckpointError> {
         });
     }
     check_files(manifest, path, extents)
+}
+
+/// Checks that the names of a list are in ascending order.
+fn check_order<'a>(
+    list: &str,
+    names: impl Iterator<Item = &'a String>,
+    path: &Path,
+) -> Result<(), CheckpointError> {
+    let names: Vec<_> = names.collect();
+    match names.windows(2).find(|pair| pair[0] >= pair[1]) {
+        None => Ok(()),
+        Some(pair) => {
+            let (first, second) = (pair[0], pair[1]);
+            let what = format!("its {list} are not in order: '{second}' follows '{first}'");
+            Err(CheckpointError::corrupt(path, what))
+        }
+    }
 }
 
 /// Whether this is the name of a file in the folder itself.

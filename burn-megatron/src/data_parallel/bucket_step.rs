@@ -43,6 +43,16 @@ impl BucketShard {
         };
         (0..plan.buckets()).map(shard).collect()
     }
+
+    /// By bucket, the range that a rank optimizes and, in it, the range that it writes: for
+    /// [`write_items`](super::layout::write_items).
+    pub fn ranges<'a>(
+        shards: impl Iterator<Item = &'a Self>,
+    ) -> impl Fn(usize) -> (Range<usize>, Range<usize>) {
+        let range = |shard: &Self| (shard.range.clone(), shard.partition.clone());
+        let ranges: Vec<_> = shards.map(range).collect();
+        move |bucket| ranges[bucket].clone()
+    }
 }
 
 /// Steps a bucket. The second argument is the outcome of the step, see

@@ -1,7 +1,5 @@
 //! The dtypes of the model and of the optimizer's moments.
 
-use std::fmt;
-
 use burn::tensor::{DType, Device, FloatDType};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -10,8 +8,11 @@ use super::error::DataParallelConfigError;
 
 /// The dtype of the parameters in forward and backward. Gradients are summed, and masters stepped, in f32, or in
 /// f64 where the model computes in it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema, strum::Display,
+)]
 #[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "lowercase")]
 pub enum Precision {
     /// 64 bits, to compare results; on the CPU only.
     #[schemars(extend("aliases" = ["fp64", "float64"]))]
@@ -64,17 +65,6 @@ impl Precision {
             Self::Bf16 => Some(FloatDType::BF16),
             Self::F16 => Some(FloatDType::F16),
         }
-    }
-}
-
-impl fmt::Display for Precision {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::F64 => "f64",
-            Self::F32 => "f32",
-            Self::Bf16 => "bf16",
-            Self::F16 => "f16",
-        })
     }
 }
 

@@ -1,7 +1,5 @@
 //! The optimizer of a run: its name, its settings and its parameter groups.
 
-use std::fmt;
-
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize};
 
@@ -21,8 +19,9 @@ use super::setting;
 /// name = "lion"           # default "adamw"
 /// beta2 = 0.98            # the settings of that optimizer
 /// ```
-#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema, strum::Display, strum::IntoStaticStr)]
 #[serde(tag = "name", rename_all = "lowercase")]
+#[strum(serialize_all = "lowercase")]
 pub enum OptimizerConfig {
     /// AdamW; the default.
     AdamW(AdamWConfig),
@@ -117,16 +116,7 @@ macro_rules! for_any {
 impl OptimizerConfig {
     /// Its name in a recipe.
     pub fn name(&self) -> &'static str {
-        match self {
-            Self::AdamW(_) => "adamw",
-            Self::Muon(_) => "muon",
-            Self::Sgd(_) => "sgd",
-            Self::Adam(_) => "adam",
-            Self::Adan(_) => "adan",
-            Self::Lion(_) => "lion",
-            Self::RmsProp(_) => "rmsprop",
-            Self::Adagrad(_) => "adagrad",
-        }
+        self.into()
     }
 
     /// The settings of AdamW, which Muon has too, for the parameters that are no hidden matrices.
@@ -195,12 +185,6 @@ impl OptimizerConfig {
             }
             .into()),
         }
-    }
-}
-
-impl fmt::Display for OptimizerConfig {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
     }
 }
 
