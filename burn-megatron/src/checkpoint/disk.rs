@@ -64,6 +64,18 @@ impl Disk {
         }
     }
 
+    /// Runs an operation after the hook. An error names it as `action`.
+    fn run<T>(
+        &self,
+        operation: DiskOperation,
+        action: &'static str,
+        path: &Path,
+        work: impl FnOnce() -> io::Result<T>,
+    ) -> Result<T, CheckpointError> {
+        let result = self.before(operation, path).and_then(|()| work());
+        result.map_err(|error| CheckpointError::io(action, path, error))
+    }
+
     /// Creates a folder and its parents, and syncs their entries.
     pub(super) fn create_folders(&self, path: &Path) -> Result<(), CheckpointError> {
         if path.is_dir() {
@@ -110,10 +122,8 @@ impl Disk {
     }
 
     fn open(&self, path: &Path, options: &mut OpenOptions) -> Result<DiskFile, CheckpointError> {
-        let result = self
-            .before(DiskOperation::Create, path)
-            .and_then(|()| options.read(true).write(true).open(path));
-        let file = result.map_err(|error| CheckpointError::io("create", path, error))?;
+        let open = || options.read(true).write(true).open(path);
+        let file = self.run(DiskOperation::Create, "create", path, open)?;
         Ok(DiskFile {
             disk: self.clone(),
             path: path.to_path_buf(),
@@ -149,30 +159,26 @@ impl Disk {
     }
 
     pub(super) fn rename(&self, from: &Path, to: &Path) -> Result<(), CheckpointError> {
-        let result = self
-            .before(DiskOperation::Rename, from)
-            .and_then(|()| fs::rename(from, to));
-        result.map_err(|error| CheckpointError::io("rename", from, error))
+        self.run(DiskOperation::Rename, "rename", from, || {
+            fs::rename(from, to)
+        })
     }
 
     pub(super) fn sync_folder(&self, path: &Path) -> Result<(), CheckpointError> {
-        let result = self.before(DiskOperation::SyncFolder, path);
-        let result = result.and_then(|()| {
+        self.run(DiskOperation::SyncFolder, "sync the folder", path, || {
             if cfg!(unix) {
                 File::open(path)?.sync_all()
             } else {
                 // Other systems cannot open a folder; their renames are durable on return.
                 Ok(())
             }
-        });
-        result.map_err(|error| CheckpointError::io("sync the folder", path, error))
+        })
     }
 
     pub(super) fn remove_file(&self, path: &Path) -> Result<(), CheckpointError> {
-        let result = self
-            .before(DiskOperation::Remove, path)
-            .and_then(|()| fs::remove_file(path));
-        result.map_err(|error| CheckpointError::io("remove", path, error))
+        self.run(DiskOperation::Remove, "remove", path, || {
+            fs::remove_file(path)
+        })
     }
 
     /// Removes the file or the folder at `path`, if it exists. Links, also inside of the folder, are removed
@@ -195,10 +201,9 @@ impl Disk {
         if self.hook.is_some() {
             self.remove_one_by_one(path)?;
         }
-        let result = self.before(DiskOperation::Remove, path);
         // Does not follow links, also if a folder is replaced by one meanwhile.
-        let result = result.and_then(|()| fs::remove_dir_all(path));
-        result.map_err(|error| CheckpointError::io("remove the folder", path, error))
+        let remove = || fs::remove_dir_all(path);
+        self.run(DiskOperation::Remove, "remove the folder", path, remove)
     }
 
     /// Empties a folder file by file, so that a hook can fail any removal.
@@ -293,11 +298,8 @@ impl DiskFile {
 
     /// Syncs the file.
     pub(super) fn sync(&self) -> Result<(), CheckpointError> {
-        let result = self
-            .disk
-            .before(DiskOperation::Sync, &self.path)
-            .and_then(|()| self.file.sync_all());
-        result.map_err(|error| CheckpointError::io("sync", &self.path, error))
+        let sync = || self.file.sync_all();
+        self.disk.run(DiskOperation::Sync, "sync", &self.path, sync)
     }
 }
 

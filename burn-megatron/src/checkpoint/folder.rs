@@ -141,18 +141,7 @@ impl CheckpointFolder {
         }
         let path = self.path.join(LOCK);
         let file = self.disk.open_or_create(&path)?;
-        match file.file().try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => {
-                return Err(CheckpointError::Locked {
-                    path: self.path.clone(),
-                    holder: holder(file.file()),
-                });
-            }
-            Err(TryLockError::Error(error)) => {
-                return Err(CheckpointError::io("lock", &path, error));
-            }
-        }
+        try_lock(file.file(), &self.path)?;
         let file = name_holder(file).map_err(|error| CheckpointError::io("write", &path, error))?;
         let locked = Arc::new(LockedFile { file });
         *shared = Arc::downgrade(&locked);
@@ -361,8 +350,19 @@ impl CheckpointFolder {
     }
 }
 
+/// Locks the lock file of a folder. Fails if another process holds the lock.
+pub(super) fn try_lock(file: &File, folder: &Path) -> Result<(), CheckpointError> {
+    file.try_lock().map_err(|error| match error {
+        TryLockError::WouldBlock => CheckpointError::Locked {
+            path: folder.to_path_buf(),
+            holder: holder(file),
+        },
+        TryLockError::Error(error) => CheckpointError::io("lock", folder.join(LOCK), error),
+    })
+}
+
 /// The process that wrote the lock file.
-pub(super) fn holder(file: &File) -> String {
+fn holder(file: &File) -> String {
     let mut text = String::new();
     // Reads one line at most: the content is not trusted.
     let read = file.take(200).read_to_string(&mut text);

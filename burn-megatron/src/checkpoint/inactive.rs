@@ -65,7 +65,7 @@ impl CheckpointFolder {
             let skipped = skipped.iter().find(|skipped| skipped.name == *name)?;
             Some(format!(
                 "{UNREADABLE_SUFFIX}{}",
-                skipped.error.unusable_reason().label()
+                skipped.error.unusable_reason()
             ))
         };
         self.rename_matching(&reason).map(drop)

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+use super::header::{self, HeaderEntry};
 use super::{
     CheckpointError, CheckpointMetadata, Checksum, ElementType, TensorMeta, TensorSlice,
     checksummed, validate,
@@ -136,12 +137,34 @@ impl TensorEntry {
             format!("{} {slice}", self.key)
         }
     }
+
+    /// The entry of a shard in the header of its file.
+    pub(super) fn header_entry(&self, slice: &TensorSlice, begin: u64) -> HeaderEntry {
+        HeaderEntry {
+            name: self.name_of(slice),
+            dtype: header::dtype(self.dtype),
+            shape: slice.shape.clone(),
+            begin,
+            size: (slice.len() * self.dtype.size()) as u64,
+        }
+    }
 }
 
 impl ObjectEntry {
     /// The name of the object in its file.
     pub fn name(key: &str) -> String {
         format!("object/{key}")
+    }
+
+    /// The entry of an object in the header of its file.
+    pub(super) fn header_entry(key: &str, begin: u64, size: u64) -> HeaderEntry {
+        HeaderEntry {
+            name: Self::name(key),
+            dtype: safetensors::Dtype::U8,
+            shape: vec![size as usize],
+            begin,
+            size,
+        }
     }
 }
 

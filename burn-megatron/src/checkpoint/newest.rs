@@ -7,26 +7,18 @@ use std::path::Path;
 use super::folder::CheckpointName;
 use super::{Checkpoint, CheckpointError, CheckpointFolder};
 
-/// Why a checkpoint cannot be used.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Why a checkpoint cannot be used. Displayed as a short label, which is in the name of a
+/// [quarantined](CheckpointFolder::quarantine) checkpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::Display)]
+#[strum(serialize_all = "lowercase")]
 pub enum UnusableReason {
     /// Its data differs from what was written, or files are missing.
     Corrupt,
     /// The file system cannot read it now; it may be intact.
+    #[strum(serialize = "io")]
     Unreadable,
     /// It was written by another version of this library; it may be intact.
     Version,
-}
-
-impl UnusableReason {
-    /// A short label, used in the name of a [quarantined](CheckpointFolder::quarantine) checkpoint.
-    pub fn label(self) -> &'static str {
-        match self {
-            Self::Corrupt => "corrupt",
-            Self::Unreadable => "io",
-            Self::Version => "version",
-        }
-    }
 }
 
 impl CheckpointError {

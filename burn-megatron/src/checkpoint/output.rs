@@ -1,11 +1,11 @@
 //! Checks the output paths of a command before it writes.
 
-use std::fs::{self, File, TryLockError};
+use std::fs;
 use std::io;
 use std::path::{Component, Path, PathBuf};
 
 use super::CheckpointError;
-use super::folder::{CheckpointName, LATEST, LOCK, holder};
+use super::folder::{CheckpointName, LATEST, LOCK, try_lock};
 use super::manifest::MANIFEST;
 use crate::regular_file;
 
@@ -120,17 +120,10 @@ fn check_not_running(folder: &Path) -> Result<(), CheckpointError> {
         return Ok(());
     }
     let lock = folder.join(LOCK);
-    let file: File = match regular_file::open(&lock) {
+    let file = match regular_file::open(&lock) {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(CheckpointError::io("open", lock, error)),
     };
-    match file.try_lock() {
-        Ok(()) => Ok(()),
-        Err(TryLockError::WouldBlock) => Err(CheckpointError::Locked {
-            path: folder.to_path_buf(),
-            holder: holder(&file),
-        }),
-        Err(TryLockError::Error(error)) => Err(CheckpointError::io("lock", lock, error)),
-    }
+    try_lock(&file, folder)
 }

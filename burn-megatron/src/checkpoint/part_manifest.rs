@@ -159,34 +159,16 @@ fn plan_entries(
     let mut all = vec![];
     for (index, shard) in shards.iter().enumerate() {
         let TensorShard { tensor, slice } = shard;
-        let (key, shape) = (&tensor.key, &tensor.shape);
-        CheckpointError::check_bounds(key, shape, slice)?;
-        let too_large = || CheckpointError::TooLarge {
-            key: key.clone(),
-            shape: shape.clone(),
-        };
-        tensor.bytes().ok_or_else(too_large)?;
-        let size = tensor.bytes_of(slice).ok_or_else(too_large)?;
+        tensor.slice_bytes(slice)?;
+        tensor.bytes()?;
         if slice.is_empty() {
             continue;
         }
-        let entry = HeaderEntry {
-            name: entry_of(tensor, vec![]).name_of(slice),
-            dtype: header::dtype(tensor.dtype),
-            shape: slice.shape.clone(),
-            begin: 0,
-            size: size as u64,
-        };
+        let entry = entry_of(tensor, vec![]).header_entry(slice, 0);
         all.push((tensor.dtype.size(), entry, EntryOrigin::TensorShard(index)));
     }
     for (index, (key, bytes)) in objects.iter().enumerate() {
-        let entry = HeaderEntry {
-            name: ObjectEntry::name(key),
-            dtype: safetensors::Dtype::U8,
-            shape: vec![bytes.len()],
-            begin: 0,
-            size: bytes.len() as u64,
-        };
+        let entry = ObjectEntry::header_entry(key, 0, bytes.len() as u64);
         all.push((1, entry, EntryOrigin::Object(index)));
     }
     all.sort_by_key(|(width, ..)| Reverse(*width));

@@ -320,13 +320,7 @@ impl TensorSource for Checkpoint {
 
     fn read(&self, key: &str, slice: &TensorSlice) -> Result<Vec<u8>, CheckpointError> {
         let tensor = self.tensor(key).ok_or_else(|| self.missing(key))?;
-        // Nothing is allocated for a slice that is not within the tensor.
-        let size = if slice.fits(&tensor.shape) {
-            slice.len() * tensor.dtype.size()
-        } else {
-            0
-        };
-        let mut bytes = vec![0; size];
+        let mut bytes = vec![0; tensor.slice_bytes(slice)?];
         self.read_into(key, slice, &mut bytes)?;
         Ok(bytes)
     }
@@ -339,8 +333,7 @@ impl TensorSource for Checkpoint {
     ) -> Result<(), CheckpointError> {
         let index = self.index(key).ok_or_else(|| self.missing(key))?;
         let tensor = &self.manifest.tensors[index];
-        CheckpointError::check_bounds(key, &tensor.shape, slice)?;
-        check_length(key, slice, to.len(), slice.len() * tensor.dtype.size())?;
+        check_length(key, slice, to.len(), tensor.meta().slice_bytes(slice)?)?;
         if slice.is_empty() {
             return Ok(());
         }

@@ -4,8 +4,8 @@ use std::cmp::Reverse;
 use std::time::Duration;
 
 use super::{
-    Checkpoint, CheckpointError, CheckpointFolder, Retention, TensorMeta, TensorShard, TensorSlice,
-    TensorSource,
+    Checkpoint, CheckpointError, CheckpointFolder, Retention, TensorEntry, TensorShard,
+    TensorSlice, TensorSource,
 };
 
 /// The distribution of tensors over files.
@@ -31,23 +31,10 @@ pub fn reshard(
     sizes: FileSizes,
     progress: &mut dyn FnMut(u64),
 ) -> Result<Checkpoint, CheckpointError> {
-    let tensors: Vec<_> = from
-        .manifest()
-        .tensors
-        .iter()
-        .map(|tensor| tensor.meta())
-        .collect();
-    let bytes = |tensor: &TensorMeta| {
-        let too_large = || CheckpointError::TooLarge {
-            key: tensor.key.clone(),
-            shape: tensor.shape.clone(),
-        };
-        tensor
-            .bytes()
-            .map(|bytes| bytes as u64)
-            .ok_or_else(too_large)
-    };
-    let bytes = tensors.iter().map(bytes).collect::<Result<Vec<_>, _>>()?;
+    let tensors = from.manifest().tensors.iter();
+    let tensors: Vec<_> = tensors.map(TensorEntry::meta).collect();
+    let bytes = tensors.iter().map(|tensor| Ok(tensor.bytes()? as u64));
+    let bytes = bytes.collect::<Result<Vec<_>, CheckpointError>>()?;
     let step = from.metadata().step;
     if to.steps()?.contains(&step) {
         let path = to.path().to_path_buf();

@@ -1,15 +1,16 @@
 //! Sources of the tensors of a whole model, which are read slice by slice.
 
-use std::fmt;
-
 use burn::tensor::DType;
 use serde::{Deserialize, Serialize};
 
 use super::{CheckpointError, TensorSlice};
 
-/// The element type of a saved tensor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+/// The element type of a saved tensor. Displayed as in a manifest, such as `f32`.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, strum::Display,
+)]
 #[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "lowercase")]
 pub enum ElementType {
     /// 64-bit float.
     F64,
@@ -61,21 +62,6 @@ impl ElementType {
     }
 }
 
-/// Writes the name in a manifest, such as `f32`.
-impl fmt::Display for ElementType {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::F64 => "f64",
-            Self::F32 => "f32",
-            Self::F16 => "f16",
-            Self::Bf16 => "bf16",
-            Self::I64 => "i64",
-            Self::I32 => "i32",
-            Self::U8 => "u8",
-        })
-    }
-}
-
 /// Key, element type and shape of a saved tensor.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -89,17 +75,31 @@ pub struct TensorMeta {
 }
 
 impl TensorMeta {
-    /// The size in bytes; `None` if it overflows.
-    pub fn bytes(&self) -> Option<usize> {
-        self.bytes_of(&TensorSlice::whole(&self.shape))
+    /// The size in bytes.
+    ///
+    /// # Errors
+    ///
+    /// [`CheckpointError::TooLarge`] if it overflows.
+    pub fn bytes(&self) -> Result<usize, CheckpointError> {
+        self.slice_bytes(&TensorSlice::whole(&self.shape))
     }
 
-    /// The size of a slice in bytes; `None` if it overflows.
-    pub fn bytes_of(&self, slice: &TensorSlice) -> Option<usize> {
-        let sizes = slice.shape.iter();
+    /// The size of a slice in bytes.
+    ///
+    /// # Errors
+    ///
+    /// [`CheckpointError::OutOfBounds`] if the tensor does not contain the slice, [`CheckpointError::TooLarge`] if the size
+    /// overflows.
+    pub fn slice_bytes(&self, slice: &TensorSlice) -> Result<usize, CheckpointError> {
+        let (key, shape) = (self.key.clone(), self.shape.clone());
+        if !slice.fits(&shape) {
+            let slice = slice.clone();
+            return Err(CheckpointError::OutOfBounds { key, shape, slice });
+        }
+        let mut sizes = slice.shape.iter().copied();
         sizes
-            .copied()
             .try_fold(self.dtype.size(), usize::checked_mul)
+            .ok_or(CheckpointError::TooLarge { key, shape })
     }
 }
 

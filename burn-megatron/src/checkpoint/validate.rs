@@ -20,36 +20,12 @@ struct Extent<'a> {
 /// Validates a manifest that was read from `path`.
 pub fn check(manifest: &Manifest, path: &Path) -> Result<(), CheckpointError> {
     let corrupt = |what: String| Err(CheckpointError::corrupt(path, what));
-    let lists: [(&str, Vec<&str>); 3] = [
-        (
-            "files",
-            manifest.files.iter().map(|file| &file.name[..]).collect(),
-        ),
-        (
-            "tensors",
-            manifest
-                .tensors
-                .iter()
-                .map(|tensor| &tensor.key[..])
-                .collect(),
-        ),
-        (
-            "objects",
-            manifest
-                .objects
-                .iter()
-                .map(|object| &object.key[..])
-                .collect(),
-        ),
-    ];
-    for (list, names) in lists {
-        if let Some(pair) = names.windows(2).find(|pair| pair[0] >= pair[1]) {
-            let (first, second) = (pair[0], pair[1]);
-            return corrupt(format!(
-                "its {list} are not in order: '{second}' follows '{first}'"
-            ));
-        }
-    }
+    let files = manifest.files.iter().map(|file| &file.name);
+    check_order("files", files, path)?;
+    let tensors = manifest.tensors.iter().map(|tensor| &tensor.key);
+    check_order("tensors", tensors, path)?;
+    let objects = manifest.objects.iter().map(|object| &object.key);
+    check_order("objects", objects, path)?;
     if let Some(file) = manifest.files.iter().find(|file| !is_plain(&file.name)) {
         return corrupt(format!(
             "invalid file name '{}': expected a name in the checkpoint's folder",
@@ -78,6 +54,23 @@ pub fn check(manifest: &Manifest, path: &Path) -> Result<(), CheckpointError> {
     check_files(manifest, path, extents)
 }
 
+/// Checks that the names of a list are in ascending order.
+fn check_order<'a>(
+    list: &str,
+    names: impl Iterator<Item = &'a String>,
+    path: &Path,
+) -> Result<(), CheckpointError> {
+    let names: Vec<_> = names.collect();
+    match names.windows(2).find(|pair| pair[0] >= pair[1]) {
+        None => Ok(()),
+        Some(pair) => {
+            let (first, second) = (pair[0], pair[1]);
+            let what = format!("its {list} are not in order: '{second}' follows '{first}'");
+            Err(CheckpointError::corrupt(path, what))
+        }
+    }
+}
+
 /// Whether this is the name of a file in the folder itself.
 fn is_plain(name: &str) -> bool {
     !name.is_empty() && !name.starts_with('.') && !name.contains(['/', '\\', '\0'])
@@ -94,20 +87,15 @@ fn tensor_extents<'a>(
     extents: &mut Vec<Extent<'a>>,
 ) -> Result<(), CheckpointError> {
     let meta = tensor.meta();
-    let too_large = || CheckpointError::TooLarge {
-        key: tensor.key.clone(),
-        shape: tensor.shape.clone(),
-    };
     if tensor.shape.len() > MAX_DIMS {
         let (key, dims) = (&tensor.key, tensor.shape.len());
         let what = format!("{key} has {dims} dims, more than {MAX_DIMS}");
         return Err(CheckpointError::corrupt(path, what));
     }
-    meta.bytes().ok_or_else(too_large)?;
+    meta.bytes()?;
     for shard in &tensor.shards {
         let slice = &shard.slice;
-        CheckpointError::check_bounds(&tensor.key, &tensor.shape, slice)?;
-        let size = meta.bytes_of(slice).ok_or_else(too_large)?;
+        let size = meta.slice_bytes(slice)?;
         let key = tensor.name_of(slice);
         if slice.is_empty() {
             return Err(CheckpointError::corrupt(

@@ -135,26 +135,13 @@ impl Checkpoint {
         let mut entries = vec![];
         for tensor in &self.manifest().tensors {
             let shards = tensor.shards.iter().filter(|shard| shard.file == file);
-            entries.extend(shards.map(|shard| HeaderEntry {
-                name: tensor.name_of(&shard.slice),
-                dtype: header::dtype(tensor.dtype),
-                shape: shard.slice.shape.clone(),
-                begin: shard.begin,
-                size: (shard.slice.len() * tensor.dtype.size()) as u64,
-            }));
+            entries.extend(shards.map(|shard| tensor.header_entry(&shard.slice, shard.begin)));
         }
-        let objects = self
-            .manifest()
-            .objects
-            .iter()
-            .filter(|object| object.file == file);
-        entries.extend(objects.map(|object| HeaderEntry {
-            name: ObjectEntry::name(&object.key),
-            dtype: safetensors::Dtype::U8,
-            shape: vec![object.size as usize],
-            begin: object.begin,
-            size: object.size,
-        }));
+        let objects = self.manifest().objects.iter();
+        let objects = objects.filter(|object| object.file == file);
+        entries.extend(
+            objects.map(|object| ObjectEntry::header_entry(&object.key, object.begin, object.size)),
+        );
         entries.sort_by_key(|entry| (entry.begin, entry.size));
         entries
     }

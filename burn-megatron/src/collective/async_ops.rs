@@ -2,9 +2,10 @@
 
 use burn::tensor::Tensor;
 
-use super::Comm;
 use super::dispatch::{InFlightTensorCall, launch, try_launch};
+use super::group::Comm;
 use super::host::{invalid, or_raise};
+use super::reduce_in_f32::sum_received;
 use crate::comm::{Call, CommError, ReduceOp};
 
 /// A collective as an operation on this rank's tensor.
@@ -52,6 +53,12 @@ enum PendingTensorState<const D: usize> {
         shape: [usize; D],
         dim: usize,
     },
+    /// The parts of all ranks, which are summed in `f32`.
+    Sum {
+        call: InFlightTensorCall,
+        shape: [usize; D],
+        comm: Comm,
+    },
 }
 
 impl<const D: usize> PendingTensor<D> {
@@ -73,6 +80,7 @@ impl<const D: usize> PendingTensor<D> {
     pub(crate) fn try_wait(self) -> Result<Tensor<D>, CommError> {
         Ok(match self.state {
             PendingTensorState::Ready(tensor) => *tensor,
+            PendingTensorState::Sum { call, shape, comm } => sum_received(call, shape, &comm)?,
             PendingTensorState::InFlight {
                 call,
                 parts,
@@ -232,6 +240,17 @@ pub(super) fn pending_call<const D: usize>(
             shape,
             dim,
         },
+    }
+}
+
+pub(super) fn pending_sum<const D: usize>(
+    call: InFlightTensorCall,
+    shape: [usize; D],
+    comm: &Comm,
+) -> PendingTensor<D> {
+    let comm = comm.clone();
+    PendingTensor {
+        state: PendingTensorState::Sum { call, shape, comm },
     }
 }
 

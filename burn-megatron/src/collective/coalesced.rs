@@ -2,9 +2,9 @@
 
 use burn::tensor::Tensor;
 
-use super::Comm;
 use super::async_ops::{CollectiveOp, PendingTensor, check, pending_call};
 use super::dispatch::launch_all;
+use super::group::Comm;
 use crate::comm::{Call, ReduceOp};
 
 /// Starts summing each of `xs` over the ranks; each rank keeps its part: `[n] -> [n / ranks]`.

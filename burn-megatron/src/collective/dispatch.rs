@@ -4,7 +4,7 @@ use burn::tensor::{DType, Device, Tensor};
 
 use burn_megatron_kernels::record;
 
-use super::Comm;
+use super::group::Comm;
 use super::host::{from_buffer, or_raise, to_buffer};
 use super::recorded::RecordedExchange;
 use crate::comm::{Call, CommError, DeviceCommunicator, DevicePending, Pending};
@@ -106,11 +106,6 @@ impl InFlightTensorCall {
     }
 
     /// The result as a tensor of `shape`, in row-major order; waits for the other ranks.
-    pub fn wait<const D: usize>(self, shape: [usize; D]) -> Tensor<D> {
-        or_raise(self.try_wait(shape))
-    }
-
-    /// [`wait`](Self::wait) that returns its error.
     pub fn try_wait<const D: usize>(self, shape: [usize; D]) -> Result<Tensor<D>, CommError> {
         Ok(match self {
             InFlightTensorCall::Host {

@@ -4,7 +4,8 @@ use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;
 use burn_megatron_kernels::Function;
 
-use super::{CollectiveOp, Comm, PendingTensor, start};
+use super::async_ops::{CollectiveOp, PendingTensor, start};
+use super::group::Comm;
 
 /// One collective in the forward, its transpose in the backward.
 #[derive(Debug)]

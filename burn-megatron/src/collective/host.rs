@@ -19,17 +19,22 @@ pub fn to_buffer<const D: usize>(tensor: Tensor<D>) -> Buffer {
     }
 }
 
+/// The type of the buffer of a float tensor; `None` for a type that cannot be sent.
+pub(crate) fn buffer_dtype(dtype: DType) -> Option<WireDType> {
+    match dtype {
+        DType::F64 => Some(WireDType::F64),
+        DType::F32 | DType::Flex32 => Some(WireDType::F32),
+        DType::BF16 => Some(WireDType::BF16),
+        DType::F16 => Some(WireDType::F16),
+        _ => None,
+    }
+}
+
 /// The type of the buffer of a float tensor.
 ///
 /// Unwinds with [`raise`] for a type that cannot be sent.
 pub fn wire_dtype(dtype: DType) -> WireDType {
-    match dtype {
-        DType::F64 => WireDType::F64,
-        DType::F32 | DType::Flex32 => WireDType::F32,
-        DType::BF16 => WireDType::BF16,
-        DType::F16 => WireDType::F16,
-        other => invalid(format!("a tensor of {other:?} cannot be sent")),
-    }
+    buffer_dtype(dtype).unwrap_or_else(|| invalid(format!("a tensor of {dtype:?} cannot be sent")))
 }
 
 /// The elements of a plain tensor as f64: waits for the device.

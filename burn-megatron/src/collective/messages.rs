@@ -6,9 +6,9 @@
 use burn::tensor::{DType, Device, Int, Tensor};
 use burn_megatron_kernels::bits;
 
-use super::Comm;
 use super::async_ops::{PendingTensor, pending_call};
 use super::dispatch::{InFlightTensorCall, device_engine, try_launch};
+use super::group::Comm;
 use super::host::wire_dtype;
 use super::packed::{self, PackedState, PendingPacked};
 use crate::comm::{Buffer, Call, CommError, DType as WireDType};

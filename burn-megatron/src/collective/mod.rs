@@ -26,17 +26,16 @@
 //! A collective that fails inside a forward or backward cannot return an error there: it unwinds with
 //! [`raise`](crate::comm::raise), and [`World::run`](crate::comm::World::run) returns it.
 
-use std::sync::Arc;
-
 use burn::tensor::Tensor;
 use burn_megatron_kernels::apply;
 
-use crate::comm::{Communicator, ReduceOp};
+use crate::comm::ReduceOp;
 
 mod async_ops;
 mod coalesced;
 mod dispatch;
 mod function;
+mod group;
 mod host;
 pub(crate) mod messages;
 mod packed;
@@ -47,6 +46,7 @@ mod ring;
 mod tests;
 mod uneven;
 
+use CollectiveOp::{AllReduce, AllToAll, Gather, Identity, ReduceScatter, Split};
 pub(crate) use async_ops::try_all_gather;
 pub use async_ops::{
     CollectiveOp, PendingTensor, start, start_all_gather, start_all_reduce, start_reduce_scatter,
@@ -55,48 +55,32 @@ pub use coalesced::{
     start_all_gather_coalesced, start_all_reduce_coalesced, start_reduce_scatter_coalesced,
 };
 use function::CollectiveFunction;
-pub use host::{from_buffer, to_buffer};
-pub use host::{invalid, or_raise, to_device, to_f64, to_host, wire_dtype};
+pub use group::Comm;
+pub(crate) use group::first_on_all;
+pub(crate) use host::buffer_dtype;
+pub use host::{from_buffer, invalid, or_raise, to_buffer, to_device, to_f64, to_host, wire_dtype};
 pub(crate) use packed::start_all_to_all_packed;
 pub use packed::{PendingPacked, start_all_gather_packed_coalesced};
 pub use recorded::{ExchangeKind, ExchangeNote};
-pub use reduce_in_f32::{PendingReduceScatterInF32, start_reduce_scatter_in_f32};
+pub use reduce_in_f32::start_reduce_scatter_in_f32;
 pub(crate) use ring::{RingAllGather, start_ring_shift};
 pub use uneven::{gather_rows, reduce_scatter_rows};
 
-/// The communicator of a group.
-pub type Comm = Arc<dyn Communicator>;
-
 /// Identity; the gradients of all ranks are summed in the backward.
 pub fn copy<const D: usize>(x: Tensor<D>, comm: &Comm) -> Tensor<D> {
-    apply_collective(
-        x,
-        comm,
-        CollectiveOp::Identity,
-        CollectiveOp::AllReduce(ReduceOp::Sum),
-    )
+    apply_collective(x, comm, Identity, AllReduce(ReduceOp::Sum))
 }
 
 /// The sum over all ranks; the gradient passes unchanged, as it is the same on every rank.
 pub fn reduce<const D: usize>(x: Tensor<D>, comm: &Comm) -> Tensor<D> {
-    apply_collective(
-        x,
-        comm,
-        CollectiveOp::AllReduce(ReduceOp::Sum),
-        CollectiveOp::Identity,
-    )
+    apply_collective(x, comm, AllReduce(ReduceOp::Sum), Identity)
 }
 
 /// This rank's part of `dim`, of a tensor that is the same on every rank.
 ///
 /// `x.dims()[dim]` must be a multiple of the size of the group.
 pub fn split<const D: usize>(x: Tensor<D>, dim: usize, comm: &Comm) -> Tensor<D> {
-    apply_collective(
-        x,
-        comm,
-        CollectiveOp::Split { dim },
-        CollectiveOp::Gather { dim },
-    )
+    apply_collective(x, comm, Split { dim }, Gather { dim })
 }
 
 /// The parts of all ranks concatenated along `dim`, in rank order.
@@ -104,12 +88,7 @@ pub fn split<const D: usize>(x: Tensor<D>, dim: usize, comm: &Comm) -> Tensor<D>
 /// All ranks must compute the same from the result: the backward takes this rank's part of a gradient that it
 /// assumes equal on all ranks. See [`gather_sequence`] for the other case.
 pub fn gather<const D: usize>(x: Tensor<D>, dim: usize, comm: &Comm) -> Tensor<D> {
-    apply_collective(
-        x,
-        comm,
-        CollectiveOp::Gather { dim },
-        CollectiveOp::Split { dim },
-    )
+    apply_collective(x, comm, Gather { dim }, Split { dim })
 }
 
 /// Enters the sequence-parallel region: this rank's part of the sequence, which lies along `dim`.
@@ -122,22 +101,12 @@ pub fn scatter_sequence<const D: usize>(x: Tensor<D>, dim: usize, comm: &Comm) -
 /// The gradients of the ranks are partial sums, so the backward sums them and keeps this rank's part of the
 /// sequence.
 pub fn gather_sequence<const D: usize>(x: Tensor<D>, dim: usize, comm: &Comm) -> Tensor<D> {
-    apply_collective(
-        x,
-        comm,
-        CollectiveOp::Gather { dim },
-        CollectiveOp::ReduceScatter { dim },
-    )
+    apply_collective(x, comm, Gather { dim }, ReduceScatter { dim })
 }
 
 /// Enters the sequence-parallel region with partial sums: sums them and keeps this rank's part.
 pub fn reduce_scatter_sequence<const D: usize>(x: Tensor<D>, dim: usize, comm: &Comm) -> Tensor<D> {
-    apply_collective(
-        x,
-        comm,
-        CollectiveOp::ReduceScatter { dim },
-        CollectiveOp::Gather { dim },
-    )
+    apply_collective(x, comm, ReduceScatter { dim }, Gather { dim })
 }
 
 /// Sends `send[r]` rows (along dim 0) to rank `r` and receives `receive[r]` rows from it.
@@ -149,18 +118,18 @@ pub fn all_to_all<const D: usize>(
     receive: Vec<usize>,
     comm: &Comm,
 ) -> Tensor<D> {
-    let back = CollectiveOp::AllToAll {
+    let back = AllToAll {
         send: receive.clone(),
         receive: send.clone(),
     };
-    apply_collective(x, comm, CollectiveOp::AllToAll { send, receive }, back)
+    apply_collective(x, comm, AllToAll { send, receive }, back)
 }
 
 /// The sum over all ranks, which each uses differently: the gradients are summed too.
 ///
 /// Use [`reduce`] where every rank computes the same from the sum.
 pub fn all_reduce<const D: usize>(x: Tensor<D>, comm: &Comm) -> Tensor<D> {
-    let sum = CollectiveOp::AllReduce(ReduceOp::Sum);
+    let sum = AllReduce(ReduceOp::Sum);
     apply_collective(x, comm, sum.clone(), sum)
 }
 

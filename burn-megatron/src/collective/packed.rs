@@ -3,10 +3,10 @@
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use burn_megatron_kernels::{bits, record};
 
-use super::Comm;
 use super::async_ops::{CollectiveOp, PendingTensor, start};
 use super::coalesced::start_all_gather_coalesced;
 use super::dispatch::device_engine;
+use super::group::Comm;
 use super::host::{invalid, or_raise};
 use crate::comm::{Buffer, Call, CommError, Pending};
 use crate::fingerprint::{self, ObservedCall};

@@ -4,7 +4,7 @@ use burn::backend::DispatchTensor;
 use burn::tensor::{DType, Device, Tensor};
 use burn_megatron_kernels::record;
 
-use super::Comm;
+use super::group::Comm;
 use crate::comm::Call;
 
 /// The kind of call of an exchange.

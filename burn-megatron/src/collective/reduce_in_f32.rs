@@ -1,25 +1,12 @@
 //! The reduce-scatter of 16-bit tensors that sums in f32.
 
-use burn::tensor::{DType, Device, Tensor};
+use burn::tensor::{DType, Tensor};
 
-use super::Comm;
-use super::async_ops::part_len;
+use super::async_ops::{PendingTensor, part_len, pending_sum};
 use super::dispatch::{InFlightTensorCall, launch};
-use super::host::{from_buffer, invalid, or_raise};
-use crate::comm::{Buffer, Call, Pending, sum_parts_in_f32};
-
-/// A [`start_reduce_scatter_in_f32`] in flight.
-#[must_use = "a collective that is not waited for has no result"]
-pub struct PendingReduceScatterInF32(ReduceInF32State);
-
-enum ReduceInF32State {
-    Ready(Box<Tensor<1>>),
-    InFlight {
-        call: InFlightTensorCall,
-        comm: Comm,
-        part: usize,
-    },
-}
+use super::group::Comm;
+use super::host::{from_buffer, invalid};
+use crate::comm::{Buffer, Call, CommError, sum_parts_in_f32};
 
 /// Starts summing `x`, of `bf16` or `f16`, over the ranks, with every addition in `f32`; each rank keeps
 /// its part, as `f32`: `[n] -> [n / ranks]`.
@@ -30,7 +17,7 @@ enum ReduceInF32State {
 ///
 /// Unwinds with [`raise`](crate::comm::raise), with nothing sent, if `x` has another type or its length
 /// is not a multiple of the number of ranks.
-pub fn start_reduce_scatter_in_f32(x: Tensor<1>, comm: &Comm) -> PendingReduceScatterInF32 {
+pub fn start_reduce_scatter_in_f32(x: Tensor<1>, comm: &Comm) -> PendingTensor<1> {
     let (len, ranks) = (x.dims()[0], comm.size());
     if !matches!(x.dtype(), DType::BF16 | DType::F16) {
         invalid(format!(
@@ -42,44 +29,36 @@ pub fn start_reduce_scatter_in_f32(x: Tensor<1>, comm: &Comm) -> PendingReduceSc
     }
     let part = part_len(&x, 0, comm);
     if ranks == 1 {
-        return PendingReduceScatterInF32(ReduceInF32State::Ready(Box::new(x.cast(DType::F32))));
+        return PendingTensor::ready(x.cast(DType::F32));
     }
     let call = Call::AllToAll {
         send: vec![part; ranks],
         receive: vec![part; ranks],
     };
-    PendingReduceScatterInF32(ReduceInF32State::InFlight {
-        call: launch(x, call, comm),
-        comm: comm.clone(),
-        part,
-    })
+    pending_sum(launch(x, call, comm), [part], comm)
 }
 
-impl PendingReduceScatterInF32 {
-    /// This rank's part of the sum, `[n / ranks]` of `f32`; waits for the other ranks.
-    ///
-    /// Unwinds with [`raise`](crate::comm::raise) when the collective fails.
-    pub fn wait(self) -> Tensor<1> {
-        match self.0 {
-            ReduceInF32State::Ready(tensor) => *tensor,
-            ReduceInF32State::InFlight { call, comm, part } => match call {
-                InFlightTensorCall::Host {
-                    pending, device, ..
-                } => sum_on_host(pending, &comm, part, &device),
-                call => sum_of_parts(call.wait([comm.size() * part]), comm.size()),
-            },
-        }
-    }
-}
-
-fn sum_on_host(pending: Pending, comm: &Comm, part: usize, device: &Device) -> Tensor<1> {
-    let received = or_raise(pending.wait());
+/// Waits for the parts of all ranks. Returns their sum in `f32`, of `shape`.
+pub(super) fn sum_received<const D: usize>(
+    call: InFlightTensorCall,
+    shape: [usize; D],
+    comm: &Comm,
+) -> Result<Tensor<D>, CommError> {
+    let (ranks, part) = (comm.size(), shape.iter().product());
+    let InFlightTensorCall::Host {
+        pending, device, ..
+    } = call
+    else {
+        let received = call.try_wait([ranks * part])?;
+        return Ok(sum_of_parts(received, ranks).reshape(shape));
+    };
+    let received = pending.wait()?;
     let mut sums = vec![0f32; part];
-    sum_parts_in_f32(&received, comm.size(), &mut sums);
+    sum_parts_in_f32(&received, ranks, &mut sums);
     if let Some(pool) = comm.pool() {
         pool.give(received);
     }
-    from_buffer(Buffer::from(sums), [part], device, DType::F32)
+    Ok(from_buffer(Buffer::from(sums), shape, &device, DType::F32))
 }
 
 /// The sum of `parts` equal parts of `whole`, in `f32` and in the order of `comm`: neighbours first, then

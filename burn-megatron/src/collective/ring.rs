@@ -4,7 +4,8 @@ use std::collections::VecDeque;
 
 use burn::tensor::Tensor;
 
-use super::{CollectiveOp, Comm, PendingTensor, start};
+use super::async_ops::{CollectiveOp, PendingTensor, start};
+use super::group::Comm;
 
 /// Starts to send `x` to the next rank and to receive that of the previous one, which must have the same shape.
 ///

@@ -4,7 +4,8 @@ use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;
 use burn_megatron_kernels::{Function, apply};
 
-use super::{CollectiveOp, Comm, start};
+use super::async_ops::{CollectiveOp, start};
+use super::group::Comm;
 
 /// The rows (dim 0) of all ranks in rank order, `rows[r]` of rank `r`, which may be 0.
 ///

@@ -1,15 +1,11 @@
 //! Settings of data parallelism: sharding, precision, buckets and overlap.
 
-use std::fmt;
-
-use burn::tensor::{DType, Device, FloatDType};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::error::DataParallelConfigError;
-use super::memory::ZeroStage;
-use super::offload::OffloadConfig;
-use crate::mesh::ParallelConfig;
+use super::error::{DataParallelConfigError, OffloadError};
+use super::precision::{Moments, Precision};
+use crate::mesh::{ParallelConfig, ZeroStage};
 
 /// Settings of a [`DistributedDataParallel`](super::DistributedDataParallel).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -114,85 +110,30 @@ fn adam_moments() -> u8 {
     2
 }
 
-/// The dtype of the parameters in forward and backward. Gradients are summed, and masters stepped, in f32, or in
-/// f64 where the model computes in it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum Precision {
-    /// 64 bits, to compare results; on the CPU only.
-    #[schemars(extend("aliases" = ["fp64", "float64"]))]
-    F64,
-    /// The dtype in which the module was built, usually f32.
-    #[default]
-    #[schemars(extend("aliases" = ["fp32", "float32"]))]
-    F32,
-    /// 16 bits with the range of f32.
-    #[schemars(extend("aliases" = ["bfloat16"]))]
-    Bf16,
-    /// 16 bits with a small range; requires loss scaling.
-    #[schemars(extend("aliases" = ["fp16", "float16"]))]
-    F16,
+/// The state that is kept in the memory of the host instead of the device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct OffloadConfig {
+    /// The fraction of the optimizer state, by bytes, from 0 to 1: see [`OffloadPlan`](super::OffloadPlan). Needs the fused AdamW.
+    pub optimizer: f64,
 }
 
-impl Precision {
-    /// The dtype of a parameter that was built in `built`.
-    pub fn of(self, built: DType) -> DType {
-        self.float().map_or(built, DType::from)
-    }
-
-    /// The dtype in which to build the parameters: that of their masters.
-    pub fn master(self) -> DType {
-        match self {
-            Self::F64 => DType::F64,
-            Self::F32 | Self::Bf16 | Self::F16 => DType::F32,
-        }
-    }
-
-    /// Checks that models on `device` can compute in it.
+impl OffloadConfig {
+    /// Checks the settings, beside the setting `fp8_param_gather`.
     ///
     /// # Errors
     ///
-    /// [`DataParallelConfigError::F64Device`] for f64 elsewhere than on the CPU.
-    pub fn check(self, device: &Device) -> Result<(), DataParallelConfigError> {
-        let device = device.clone().inner();
-        if self == Self::F64 && device != Device::flex() {
-            let device = format!("{device:?}");
-            return Err(DataParallelConfigError::F64Device { device });
+    /// [`OffloadError`] for the first invalid one.
+    pub fn check(&self, fp8_param_gather: bool) -> Result<(), OffloadError> {
+        let fraction = self.optimizer;
+        if !(0.0..=1.0).contains(&fraction) {
+            return Err(OffloadError::Fraction(fraction));
+        }
+        if fraction > 0.0 && fp8_param_gather {
+            return Err(OffloadError::Fp8(fraction));
         }
         Ok(())
     }
-
-    /// The dtype; `None` for the one in which the module was built.
-    pub fn float(self) -> Option<FloatDType> {
-        match self {
-            Self::F64 => Some(FloatDType::F64),
-            Self::F32 => None,
-            Self::Bf16 => Some(FloatDType::BF16),
-            Self::F16 => Some(FloatDType::F16),
-        }
-    }
-}
-
-impl fmt::Display for Precision {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::F64 => "f64",
-            Self::F32 => "f32",
-            Self::Bf16 => "bf16",
-            Self::F16 => "f16",
-        })
-    }
-}
-
-/// The dtype of the optimizer's moments.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum Moments {
-    /// 4 bytes each.
-    #[default]
-    F32,
-    /// 2 bytes each.
-    Bf16,
 }
 
 impl DataParallelConfig {

@@ -1,11 +1,10 @@
 //! The errors of data parallelism.
 
-use super::config::Precision;
 use super::layout::LayoutError;
-use super::memory::{MemoryError, ZeroStage};
-use super::offload::OffloadError;
+use super::precision::Precision;
 use crate::comm::CommError;
 use crate::glob::{GlobError, listed};
+use crate::mesh::ZeroStage;
 use crate::nn::fp8::Fp8Error;
 use crate::nn::{BuildError, RecomputeError};
 
@@ -109,6 +108,33 @@ pub enum DataParallelConfigError {
     },
 }
 
+/// Settings of offload that cannot be followed.
+#[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
+pub enum OffloadError {
+    /// A fraction of the optimizer state that is none.
+    #[error("invalid offload.optimizer = {0}: expected a fraction from 0 to 1")]
+    Fraction(f64),
+    /// Masters on the host that the device needs.
+    #[error(
+        "offload.optimizer = {0} moves masters to the host, and with fp8_param_gather the device quantises them in \
+         every step; leave one of them out"
+    )]
+    Fp8(f64),
+}
+
+/// Why the memory cannot be computed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MemoryError {
+    /// The bytes overflow a `u64`.
+    #[error(
+        "the state of one rank takes {bytes} bytes, which overflows 64 bits; split the model over more ranks"
+    )]
+    Overflow {
+        /// The total.
+        bytes: u128,
+    },
+}
+
 /// The error of a data-parallel wrapper or step.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum DataParallelError {
@@ -178,7 +204,7 @@ pub enum DataParallelError {
     )]
     NoMicroBatches {
         /// The stage.
-        stage: super::memory::ZeroStage,
+        stage: ZeroStage,
     },
     /// The ranks of the data axis used the parameters in different orders.
     #[error(
@@ -191,7 +217,7 @@ pub enum DataParallelError {
         /// A rank that differs.
         other: usize,
         /// The stage.
-        stage: super::memory::ZeroStage,
+        stage: ZeroStage,
     },
     /// A parameter that is tied across the pipeline is on a rank whose gradients are not summed.
     #[error(

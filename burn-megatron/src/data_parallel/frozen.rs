@@ -5,20 +5,20 @@ use std::fmt;
 use std::sync::Arc;
 
 use burn::module::Module;
-use burn::tensor::{DType, FloatDType, Tensor};
-use parking_lot::Mutex;
+use burn::tensor::Tensor;
+use parking_lot::{Mutex, MutexGuard};
 
-use super::bucket_step::{BucketShard, SteppedBucket};
 use super::config::DataParallelConfig;
 use super::error::DataParallelError;
-use super::layout::BufferLayout;
-use super::memory::{MemoryPlan, MemoryRules, ZeroStage};
+use super::memory::MemoryPlan;
 use super::memory_usage::MemoryUsage;
 use super::parameter_buckets::ParameterBuckets;
+use super::plan_builder::{Quantizers, build_plan};
 use super::sharding_plan::ShardingPlan;
-use super::{DistributedDataParallel, build};
-use crate::comm::{ParallelContext, ReduceOp};
+use crate::collective::first_on_all;
+use crate::comm::ParallelContext;
 use crate::glob::{Glob, nearest};
+use crate::mesh::ZeroStage;
 use crate::nn::ParameterTable;
 use crate::nn::hook::{GradientSink, ParameterValue, Pass};
 
@@ -68,13 +68,9 @@ pub(super) fn freeze_in_all_stages(
     }
     let unmatched = freeze(table, patterns)?;
     let is_trained = table.entries().iter().any(|entry| !entry.frozen);
-    let mut flags: Vec<u8> = (0..patterns.len())
-        .map(|number| u8::from(unmatched.contains(&number)))
-        .collect();
-    flags.push(u8::from(!is_trained));
-    let everywhere = groups.pipeline().all_reduce(flags.into(), ReduceOp::Min)?;
-    let everywhere: Vec<u8> = everywhere.into_vec();
-    match everywhere.iter().position(|flag| *flag == 1) {
+    let unmatched = (0..patterns.len()).map(|number| unmatched.contains(&number));
+    let flags = unmatched.chain([!is_trained]);
+    match first_on_all(flags, groups.pipeline())? {
         None => Ok(()),
         Some(number) if number == patterns.len() => Err(DataParallelError::AllFrozen),
         Some(number) => {
@@ -88,9 +84,9 @@ pub(super) fn freeze_in_all_stages(
 
 /// The frozen parameters of one rank, as the sink of their hooks, to which no gradient comes.
 pub(super) struct FrozenParameters {
-    plan: Arc<ShardingPlan>,
+    pub plan: Arc<ShardingPlan>,
+    pub table: ParameterTable,
     buckets: Mutex<ParameterBuckets>,
-    table: ParameterTable,
 }
 
 impl fmt::Debug for FrozenParameters {
@@ -101,7 +97,7 @@ impl fmt::Debug for FrozenParameters {
 
 impl FrozenParameters {
     /// Lays out the frozen parameters of `table`, if there are any. Values are zero until they are
-    /// [written](Self::write). Collective: call on all ranks.
+    /// [written](ParameterBuckets::write). Collective: call on all ranks.
     pub fn new<M: Module>(
         module: &M,
         table: &ParameterTable,
@@ -121,54 +117,20 @@ impl FrozenParameters {
         }))
     }
 
-    pub fn plan(&self) -> &ShardingPlan {
-        &self.plan
+    /// The buckets; their masters are in the dtype of the model.
+    pub fn buckets(&self) -> MutexGuard<'_, ParameterBuckets> {
+        self.buckets.lock()
     }
 
-    /// Sets a parameter to `value`, flat and in its dtype, on this rank only.
-    pub fn write(&self, index: usize, value: &Tensor<1>) {
-        self.buckets.lock().write(index, value, &self.plan);
-    }
-
-    /// The memory of the parameters that are not sharded.
-    pub fn memory_ids(&self) -> Vec<Option<usize>> {
-        self.buckets.lock().memory_ids()
-    }
-
-    pub fn begin_forward(&self) {
-        self.buckets.lock().prefetch.begin_forward();
-    }
-
-    /// Called after the last backward of a step. Returns the fingerprint of the order in which units were gathered.
-    pub fn end_step(&self) -> u64 {
-        self.buckets.lock().end_step(&self.plan)
-    }
-
-    /// This rank's shard of a bucket.
-    fn shard(&self, number: usize) -> Tensor<1> {
-        self.buckets.lock().master_shard(number, &self.plan)
-    }
-
-    /// Frees gathered parameters; with ZeRO-3 only.
-    pub fn reshard(&self) {
-        self.buckets.lock().reshard(&self.plan);
-    }
-
-    /// Replaces this rank's shard of each bucket. Collective: call on all ranks.
-    fn replace(&self, shards: Vec<Tensor<1>>) {
-        let mut buckets = self.buckets.lock();
-        for (number, master) in shards.into_iter().enumerate().rev() {
-            let model = None;
-            let step = |_, _| SteppedBucket { master, model };
-            buckets.step(number, step, &self.plan);
-        }
-        buckets.wait(&self.plan);
+    /// This rank's shard of each bucket.
+    pub fn shards(&self) -> impl Iterator<Item = Tensor<1>> {
+        (0..self.plan.buckets()).map(|number| self.buckets().master_shard(number))
     }
 }
 
 impl GradientSink for FrozenParameters {
     fn value(&self, index: usize, pass: Pass) -> Option<ParameterValue> {
-        Some(self.buckets.lock().value(index, pass, &self.plan))
+        Some(self.buckets().value(index, pass))
     }
 
     fn path(&self, index: usize) -> Option<String> {
@@ -184,14 +146,6 @@ impl GradientSink for FrozenParameters {
     }
 }
 
-/// The dtype of the masters of a model in this dtype.
-fn wide(dtype: DType) -> DType {
-    match dtype {
-        DType::F64 => DType::F64,
-        _ => DType::F32,
-    }
-}
-
 /// The layout of the frozen parameters of a table, if there are any.
 fn plan<M: Module>(
     module: &M,
@@ -202,25 +156,21 @@ fn plan<M: Module>(
     if !table.entries().iter().any(|entry| entry.frozen) {
         return Ok(None);
     }
-    let is_sharded = config.zero_stage == ZeroStage::Parameters;
-    let own = DataParallelConfig {
+    let mut own = DataParallelConfig {
         precision: config.precision,
         bucket_size: config.bucket_size,
         ..DataParallelConfig::default()
     };
-    let own = if is_sharded {
-        DataParallelConfig {
+    if config.zero_stage == ZeroStage::Parameters {
+        own = DataParallelConfig {
             zero_stage: config.zero_stage,
             hsdp: config.hsdp,
             keep_gathered: config.keep_gathered,
             pad_buckets: config.pad_buckets,
             ..own
-        }
-    } else {
-        own
-    };
-    let quantizers = build::Quantizers::new();
-    let plan = build::build_plan(module, (table, true), groups, &own, quantizers)?;
+        };
+    }
+    let plan = build_plan(module, (table, true), groups, &own, Quantizers::new())?;
     Ok(Some(plan))
 }
 
@@ -231,96 +181,6 @@ pub(super) fn memory<M: Module>(
     groups: &ParallelContext,
     config: &DataParallelConfig,
 ) -> Result<MemoryPlan, DataParallelError> {
-    plan(module, table, groups, config)?.map_or(Ok(MemoryPlan::default()), |plan| memory_of(&plan))
-}
-
-fn memory_of(plan: &ShardingPlan) -> Result<MemoryPlan, DataParallelError> {
-    let rules = MemoryRules::of(&plan.config);
-    Ok(MemoryPlan::of_frozen(&plan.layout, &rules)?)
-}
-
-impl<M: Module> DistributedDataParallel<M> {
-    /// All parameters of the module, in its order: those of [`table`](Self::table), and the frozen ones.
-    pub fn whole_table(&self) -> &ParameterTable {
-        &self.whole
-    }
-
-    /// The parameters that are not trained, if there are any.
-    pub fn frozen_table(&self) -> Option<&ParameterTable> {
-        self.buffers.frozen.as_ref().map(|frozen| &frozen.table)
-    }
-
-    /// Returns the value of each frozen parameter, gathered over the data axis: `[elements]` of this model-parallel rank's
-    /// part, in the order of [`frozen_table`](Self::frozen_table). Running states are averaged first. Collective: call on
-    /// all ranks of the data axis.
-    pub fn frozen_parameters(&self) -> Vec<Tensor<1>> {
-        self.average_running_states();
-        self.gathered_frozen_parameters()
-    }
-
-    /// Returns the values of [`frozen_parameters`](Self::frozen_parameters) without averaging the running states.
-    pub(super) fn gathered_frozen_parameters(&self) -> Vec<Tensor<1>> {
-        let Some(frozen) = &self.buffers.frozen else {
-            return vec![];
-        };
-        let plan = &frozen.plan;
-        let gather = |number| super::gathered::gather(plan, number, frozen.shard(number));
-        let buckets: Vec<_> = (0..plan.buckets()).map(gather).collect();
-        let value = |index| {
-            let (number, range) = plan.location(index);
-            buckets[number].clone().slice([range])
-        };
-        (0..plan.parameters.len()).map(value).collect()
-    }
-
-    /// The layout of the frozen parameters that checkpoints have, if there are any: not of those of a model with
-    /// adapters, which are loaded from elsewhere.
-    pub fn saved_frozen(&self) -> Option<&BufferLayout> {
-        let frozen = self.buffers.frozen.as_ref();
-        let frozen = frozen.filter(|_| self.saves_frozen);
-        frozen.map(|frozen| &frozen.plan.layout)
-    }
-
-    /// This rank's shard of each bucket of frozen parameters, and its values in the dtype of checkpoints.
-    pub fn frozen_shards(&self) -> Vec<(BucketShard, Tensor<1>)> {
-        let Some(frozen) = &self.buffers.frozen else {
-            return vec![];
-        };
-        let value = |(number, shard): (usize, BucketShard)| {
-            let value = frozen.shard(number);
-            let wide = FloatDType::from(wide(value.dtype()));
-            (shard, value.cast(wide))
-        };
-        let shards = BucketShard::all(&frozen.plan).into_iter().enumerate();
-        shards.map(value).collect()
-    }
-
-    /// The dtype of each frozen parameter in checkpoints: that of a master.
-    pub(crate) fn frozen_dtypes(&self) -> Vec<DType> {
-        let parameters = self
-            .buffers
-            .frozen
-            .iter()
-            .flat_map(|frozen| &frozen.plan.parameters);
-        parameters.map(|own| wide(own.model_dtype)).collect()
-    }
-
-    /// Replaces what [`frozen_shards`](Self::frozen_shards) returns, rounded to the dtype of the model. Collective: call on all ranks.
-    pub fn replace_frozen(&mut self, shards: Vec<Tensor<1>>) {
-        if let Some(frozen) = &self.buffers.frozen {
-            let number = |(number, shard): (usize, Tensor<1>)| {
-                let (model, _) = frozen.plan.model_and_main_dtypes(number);
-                shard.cast(FloatDType::from(model))
-            };
-            frozen.replace(shards.into_iter().enumerate().map(number).collect());
-            self.restore_running_states();
-            self.fp8.invalidate_weights();
-        }
-    }
-
-    /// The memory of the frozen parameters, as computed from their layout.
-    pub(super) fn frozen_memory(&self) -> Result<MemoryPlan, DataParallelError> {
-        let frozen = self.buffers.frozen.as_ref();
-        frozen.map_or(Ok(MemoryPlan::default()), |frozen| memory_of(&frozen.plan))
-    }
+    let plan = plan(module, table, groups, config)?;
+    plan.map_or(Ok(MemoryPlan::default()), |plan| plan.frozen_memory())
 }

@@ -9,24 +9,29 @@
 
 use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
+use std::sync::Arc;
 
 use burn::tensor::Tensor;
 use burn_megatron_kernels::flat::{self, Ranges};
 use burn_megatron_kernels::gradient::{FlatGradients, Place};
 
-use super::DataParallelError;
+use super::error::DataParallelError;
+use super::gradient_check::GradientCheck;
 use super::gradient_tracker::GradientTracker;
-use super::memory::ZeroStage;
 use super::memory_usage::{MemoryCategory, TrackedAllocation, TrackedTensor};
 use super::reduction::{PendingReduction, has_several_collectives, start_reductions};
 use super::sharding_plan::ShardingPlan;
 use crate::fingerprint;
+use crate::mesh::ZeroStage;
 
 mod micro_batch_uses;
 
 pub use micro_batch_uses::MicroBatchUses;
 
 pub(super) struct GradientBuckets {
+    plan: Arc<ShardingPlan>,
+    /// The check of the gradients before their reduction, if there is one.
+    pub check: Option<Arc<GradientCheck>>,
     pub tracker: GradientTracker,
     buckets: Vec<GradientBucket>,
     in_flight: VecDeque<(usize, PendingReduction)>,
@@ -65,12 +70,14 @@ pub(super) struct ReducedGradients {
 }
 
 impl GradientBuckets {
-    pub fn new(plan: &ShardingPlan) -> Self {
+    pub fn new(plan: &Arc<ShardingPlan>, check: Option<Arc<GradientCheck>>) -> Self {
         let bucket = |number| GradientBucket {
             accumulated: vec![0; plan.layout.bucket(number).parameters.len()],
             ..GradientBucket::default()
         };
         Self {
+            plan: plan.clone(),
+            check,
             tracker: GradientTracker::new(plan.parameters.len()),
             buckets: (0..plan.buckets()).map(bucket).collect(),
             in_flight: VecDeque::new(),
@@ -82,9 +89,9 @@ impl GradientBuckets {
     }
 
     /// Called when no forward of `stage` follows in this step, or none at all for `None`.
-    pub fn end_forwards(&mut self, stage: Option<usize>, plan: &ShardingPlan) {
+    pub fn end_forwards(&mut self, stage: Option<usize>) {
         self.tracker.end_forwards(stage);
-        self.advance(plan);
+        self.advance();
     }
 
     /// Takes the buffer of the bucket that these parameters share, to accumulate a gradient of each;
@@ -92,8 +99,8 @@ impl GradientBuckets {
     pub fn take_buffer(
         &mut self,
         parameters: &[usize],
-        plan: &ShardingPlan,
     ) -> Option<(FlatGradients, TrackedAllocation)> {
+        let plan = &self.plan;
         let is_late = |index: &&usize| !self.tracker.is_pending(**index);
         if let Some(index) = parameters.iter().find(is_late) {
             tracing::warn!(
@@ -118,7 +125,8 @@ impl GradientBuckets {
 
     /// Returns the buffer with one more gradient of each of these parameters, and starts the reductions that
     /// are ready.
-    pub fn put_buffer(&mut self, parameters: &[usize], buffer: TrackedTensor, plan: &ShardingPlan) {
+    pub fn put_buffer(&mut self, parameters: &[usize], buffer: TrackedTensor) {
+        let plan = &self.plan;
         let (number, _) = plan.location(parameters[0]);
         let bucket = &mut self.buckets[number];
         bucket.buffer = Some(buffer);
@@ -126,14 +134,16 @@ impl GradientBuckets {
             bucket.accumulated[plan.position(number, *index)] += 1;
             self.tracker.complete(*index);
         }
-        self.advance(plan);
+        self.advance();
     }
 
     /// Ends the step: starts the remaining reductions, and waits for all.
     ///
     /// A parameter that the step did not use has a gradient of zeros; a warning names it once.
-    pub fn finish(&mut self, plan: &ShardingPlan) -> Result<ReducedGradients, DataParallelError> {
-        let mut finished = std::mem::replace(self, Self::new(plan));
+    pub fn finish(&mut self) -> Result<ReducedGradients, DataParallelError> {
+        let plan = &self.plan.clone();
+        let next = Self::new(plan, self.check.clone());
+        let mut finished = std::mem::replace(self, next);
         self.warned = std::mem::take(&mut finished.warned);
         finished.held = false;
         if let Some((index, uses)) = finished.tracker.missing_backward() {
@@ -146,10 +156,10 @@ impl GradientBuckets {
                 return Err(DataParallelError::NoMicroBatches { stage });
             }
             0 => {}
-            _ => finished.warn_of_unused(plan, &mut self.warned),
+            _ => finished.warn_of_unused(&mut self.warned),
         }
-        finished.start_remaining(plan);
-        finished.wait_all(plan);
+        finished.start_remaining();
+        finished.wait_all();
         for (next, bucket) in self.buckets.iter_mut().zip(&mut finished.buckets) {
             next.static_buffer = bucket.static_buffer.take();
             next.all = bucket.all.take();
@@ -167,23 +177,25 @@ impl GradientBuckets {
     }
 
     /// Starts the reductions that are ready.
-    fn advance(&mut self, plan: &ShardingPlan) {
+    fn advance(&mut self) {
         if self.held {
             return;
         }
-        if !plan.config.overlap_grad_reduce && plan.stage() < ZeroStage::Gradients {
+        let overlaps = self.plan.config.overlap_grad_reduce;
+        if !overlaps && self.plan.stage() < ZeroStage::Gradients {
             return;
         }
-        while let Some(ready) = self.next_ready(plan) {
-            self.start(ready, plan);
-            if !plan.config.overlap_grad_reduce {
-                self.wait_until_remaining(plan, 0);
+        while let Some(ready) = self.next_ready() {
+            self.start(ready);
+            if !overlaps {
+                self.wait_until_remaining(0);
             }
         }
     }
 
     /// The next buckets in order whose gradients are complete.
-    fn next_ready(&self, plan: &ShardingPlan) -> Option<Range<usize>> {
+    fn next_ready(&self) -> Option<Range<usize>> {
+        let plan = &self.plan;
         if self.buckets.is_empty() {
             // The rank has no parameters, as in an empty stage of a pipeline.
             return None;
@@ -196,9 +208,9 @@ impl GradientBuckets {
         let sharded = plan.stage() >= ZeroStage::Gradients;
         let is_ready = |number: &usize| {
             if sharded {
-                self.is_full(*number, plan)
+                self.is_full(*number)
             } else {
-                reductions(*number) == 0 && self.is_final(*number, plan)
+                reductions(*number) == 0 && self.is_final(*number)
             }
         };
         let round = reductions(first);
@@ -209,17 +221,15 @@ impl GradientBuckets {
     }
 
     /// Whether no further gradient of this bucket is expected.
-    fn is_final(&self, number: usize, plan: &ShardingPlan) -> bool {
-        let parameters = &plan.layout.bucket(number).parameters;
-        parameters
-            .iter()
-            .all(|parameter| self.tracker.is_final(parameter.index))
+    fn is_final(&self, number: usize) -> bool {
+        let mut parameters = self.plan.layout.bucket(number).parameters.iter();
+        parameters.all(|parameter| self.tracker.is_final(parameter.index))
     }
 
     /// Whether every parameter of this bucket has the gradients of a micro-batch.
-    fn is_full(&self, number: usize, plan: &ShardingPlan) -> bool {
+    fn is_full(&self, number: usize) -> bool {
         let accumulated = &self.buckets[number].accumulated;
-        let parameters = plan.layout.bucket(number).parameters.iter();
+        let parameters = self.plan.layout.bucket(number).parameters.iter();
         accumulated.iter().any(|count| *count > 0)
             && parameters.zip(accumulated).all(|(parameter, count)| {
                 *count >= self.tracker.uses_per_forward(parameter.index).max(1)
@@ -228,17 +238,18 @@ impl GradientBuckets {
 
     /// Starts the reductions of some buckets, in one call; those that consist of several collectives one after the other, so
     /// that the collectives of all groups have one order, whatever is ready at once on a rank.
-    fn start(&mut self, numbers: Range<usize>, plan: &ShardingPlan) {
+    fn start(&mut self, numbers: Range<usize>) {
+        let plan = &self.plan.clone();
         let several = |number| has_several_collectives(number, plan);
         if numbers.len() > 1 && numbers.clone().any(several) {
             for number in numbers {
-                self.start(number..number + 1, plan);
+                self.start(number..number + 1);
             }
             return;
         }
         if plan.stage() >= ZeroStage::Gradients {
             // One bucket is in flight while the next one is filled, and this rank's shard of the one before.
-            self.advance_reductions(plan, true);
+            self.advance_reductions(true);
         }
         let buffers: Vec<_> = numbers
             .clone()
@@ -248,7 +259,7 @@ impl GradientBuckets {
                     self.buckets[number].static_buffer = Some(buffer.tensor.clone());
                 }
                 record_gradients(number, &buffer.tensor, plan);
-                if let Some(check) = &plan.check {
+                if let Some(check) = &self.check {
                     let gradients = buffer.tensor.clone();
                     self.measured = Some(check.measure(number, gradients, self.measured.take()));
                 }
@@ -269,14 +280,15 @@ impl GradientBuckets {
             let started = self
                 .in_flight
                 .split_off(self.in_flight.len() - numbers.len());
-            self.advance_reductions(plan, false);
+            self.advance_reductions(false);
             self.in_flight.extend(started);
         }
     }
 
     /// Starts the next collectives of the reductions that consist of several and are in the first, and with `finishes`
     /// waits for the others.
-    fn advance_reductions(&mut self, plan: &ShardingPlan, finishes: bool) {
+    fn advance_reductions(&mut self, finishes: bool) {
+        let plan = &self.plan;
         for (number, reduction) in std::mem::take(&mut self.in_flight) {
             if reduction.is_first_of_several(plan) {
                 let category = self.buckets[number].category();
@@ -291,60 +303,60 @@ impl GradientBuckets {
     }
 
     /// Starts the remaining reductions: one of every bucket, or from ZeRO-2 on one per micro-batch.
-    fn start_remaining(&mut self, plan: &ShardingPlan) {
-        let rounds = if plan.stage() >= ZeroStage::Gradients {
+    fn start_remaining(&mut self) {
+        let rounds = if self.plan.stage() >= ZeroStage::Gradients {
             self.tracker.micro_batches().max(1)
         } else {
             1
         };
         for round in 0..rounds {
-            self.start_round(round, plan);
+            self.start_round(round);
         }
         let has_gradients =
             |bucket: &GradientBucket| bucket.accumulated.iter().any(|count| *count > 0);
         if self.buckets.iter().any(has_gradients) {
             let most = self.buckets.iter().map(|bucket| bucket.reductions).max();
-            self.start_round(most.unwrap_or(0), plan);
+            self.start_round(most.unwrap_or(0));
         }
     }
 
-    fn start_round(&mut self, round: usize, plan: &ShardingPlan) {
-        for number in 0..plan.buckets() {
+    fn start_round(&mut self, round: usize) {
+        for number in 0..self.buckets.len() {
             if self.buckets[number].reductions <= round {
-                self.start(number..number + 1, plan);
+                self.start(number..number + 1);
             }
         }
     }
 
     /// Waits for the oldest reductions until at most `remaining` are in flight.
-    fn wait_until_remaining(&mut self, plan: &ShardingPlan, remaining: usize) {
+    fn wait_until_remaining(&mut self, remaining: usize) {
         while self.in_flight.len() > remaining {
             if let Some((number, reduction)) = self.in_flight.pop_front() {
-                self.buckets[number].finish_reduction(reduction, plan);
+                self.buckets[number].finish_reduction(reduction, &self.plan);
             }
         }
     }
 
     /// Waits for all reductions. Where nothing is sharded, each rank waits for a different one first, so
     /// that they share the work with engines whose waiting rank computes the sum.
-    fn wait_all(&mut self, plan: &ShardingPlan) {
+    fn wait_all(&mut self) {
         // The ranks start collectives in the same order. Those between nodes are all under way before the first is waited for.
-        self.advance_reductions(plan, false);
+        self.advance_reductions(false);
         for (number, reduction) in std::mem::take(&mut self.in_flight) {
             let category = self.buckets[number].category();
-            let advanced = reduction.advanced(category, plan);
+            let advanced = reduction.advanced(category, &self.plan);
             self.in_flight.push_back((number, advanced));
         }
-        let groups = &plan.dense;
+        let groups = &self.plan.dense;
         if groups.shard.size() == 1 && !self.in_flight.is_empty() {
             let first = groups.data.rank() * self.in_flight.len() / groups.data.size();
             self.in_flight.rotate_left(first);
         }
-        self.wait_until_remaining(plan, 0);
+        self.wait_until_remaining(0);
     }
 
-    fn warn_of_unused(&self, plan: &ShardingPlan, warned: &mut BTreeSet<usize>) {
-        for (index, parameter) in plan.parameters.iter().enumerate() {
+    fn warn_of_unused(&self, warned: &mut BTreeSet<usize>) {
+        for (index, parameter) in self.plan.parameters.iter().enumerate() {
             if !self.tracker.has_gradient(index) && warned.insert(index) {
                 tracing::warn!(
                     parameter = parameter.path,

@@ -2,19 +2,16 @@
 
 use std::fmt;
 
-use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 use burn_megatron_kernels::adamw::outcome::statistics_dtype;
 use burn_megatron_kernels::adamw::{Segments, largest_sums_of_squares};
 
-use super::DistributedDataParallel;
 use super::config::DataParallelConfig;
 use super::layout::BufferLayout;
-use super::memory::ZeroStage;
 use super::segments::{ElementMask, ShardSegment};
 use super::sharding_groups::ShardingGroups;
 use super::sharding_plan::ShardingPlan;
-use crate::mesh::Grid;
+use crate::mesh::{Grid, ZeroStage};
 
 /// A gradient of this rank that was not finite or exceeded `gradient_limit` before it was reduced.
 #[derive(Clone, Debug, PartialEq)]
@@ -170,29 +167,6 @@ impl GradientCheck {
         // The sum over the bucket was above the limit by a rounding only.
         let worst = buckets.into_iter().max_by(|a, b| a.1.total_cmp(&b.1));
         worst.into_iter().map(|(gradient, _)| gradient).collect()
-    }
-}
-
-impl<M: Module> DistributedDataParallel<M> {
-    /// The sum of the squares of the elements of a grid that this rank accounts for, `[1]`, from the measurements of
-    /// a [`ReductionRecord`](super::ReductionRecord); `None` where the reduced gradients differ from those that were measured.
-    pub(crate) fn measured_squares(&self, measured: &Tensor<1>, grid: Grid) -> Option<Tensor<1>> {
-        let shares = self.measured_shares.iter().find(|shares| shares.0 == grid);
-        // One unit adds them in order.
-        shares.map(|(_, shares)| (measured.clone() * shares.clone()).sum_dim(0))
-    }
-
-    /// The largest valid measurement of a [`ReductionRecord`](super::ReductionRecord).
-    pub(crate) fn largest_valid_gradient(&self) -> f64 {
-        let check = self.buffers.plan.check.as_ref();
-        check.map_or(f64::INFINITY, GradientCheck::largest_valid)
-    }
-
-    /// The invalid gradients of this rank, from the measurements of a [`ReductionRecord`](super::ReductionRecord).
-    pub(crate) fn invalid_gradients(&self, measured: &[f64]) -> Vec<InvalidGradient> {
-        let plan = &self.buffers.plan;
-        let check = plan.check.as_ref();
-        check.map_or(vec![], |check| check.invalid(measured, plan))
     }
 }
 

@@ -1,18 +1,15 @@
 //! The gradients of one step, reduced and ready for the optimizer.
 
-use std::collections::BTreeSet;
-
 use burn::tensor::Tensor;
-use burn_megatron_kernels::flat;
 
 use super::coalesced_all_reduce::CoalescedAllReduce;
 use super::gradient_check::InvalidGradient;
 use super::memory_usage::TrackedTensor;
+use super::replica_groups::{axis_sets, replica_groups};
 use super::segments::{ElementMask, ShardSegment, segments_where, segments_with_replicas};
 use super::sharding_plan::ShardingPlan;
 use crate::collective::Comm;
 use crate::comm::{CommError, ParallelContext};
-use crate::mesh::{Axis, AxisSet, Grid};
 use crate::nn::{ParameterEntry, ParameterTable};
 
 /// This rank's shards of the gradient buckets (the whole buckets, where gradients are not sharded).
@@ -126,58 +123,13 @@ impl ModelParallelAllReduce {
 impl ShardSegment {
     /// Overwrites the selected elements of this segment.
     fn write(&self, shard: &mut TrackedTensor, values: Tensor<1>) {
-        let nothing = Tensor::empty([0], (&values.device(), values.dtype()));
-        let tensor = std::mem::replace(&mut shard.tensor, nothing);
         let values = match &self.mask {
             ElementMask::Some(mask) => {
-                let current = tensor.clone().slice([self.range.clone()]);
+                let current = shard.tensor.clone().slice([self.range.clone()]);
                 current.mask_where(mask.clone(), values)
             }
             ElementMask::All | ElementMask::None => values,
         };
-        shard.tensor = flat::accumulate(tensor, self.range.start, values, false);
+        shard.overwrite(self.range.start, values);
     }
-}
-
-/// The sets of axes that `of` gives for the entries of a table, in a fixed order, without empty ones.
-pub(super) fn axis_sets(
-    table: &ParameterTable,
-    of: impl Fn(&ParameterEntry) -> AxisSet,
-) -> BTreeSet<(Grid, AxisSet)> {
-    let entries = table.entries().iter();
-    let sets = entries.map(|entry| (entry.grid, of(entry)));
-    sets.filter(|(_, axes)| !axes.is_empty()).collect()
-}
-
-/// Sections of which several consecutive ranks of an axis hold the same part.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct SectionReplicas {
-    pub grid: Grid,
-    pub axis: Axis,
-    /// The ranks that hold the same part.
-    pub ranks: usize,
-}
-
-/// The groups of ranks that hold the same sections. Collective: call on all ranks of the stage.
-pub(super) fn replica_groups(
-    table: &ParameterTable,
-    groups: &ParallelContext,
-) -> Result<Vec<(SectionReplicas, Comm)>, CommError> {
-    let mut found = BTreeSet::new();
-    for entry in table.entries() {
-        let grid = entry.grid;
-        for (axis, _, sections) in entry.placements.splits() {
-            let size = groups.mesh().size(grid, axis);
-            for section in sections {
-                let ranks = section.replicas(size);
-                found.insert(SectionReplicas { grid, axis, ranks });
-            }
-        }
-    }
-    let found = found.into_iter().filter(|replicas| replicas.ranks > 1);
-    let create = |replicas: SectionReplicas| {
-        let SectionReplicas { grid, axis, ranks } = replicas;
-        Ok((replicas, groups.subgroups(grid, axis, ranks)?))
-    };
-    found.map(create).collect()
 }

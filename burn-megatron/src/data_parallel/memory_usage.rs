@@ -119,11 +119,6 @@ impl TrackedTensor {
         Self { tensor, allocation }
     }
 
-    /// A tensor whose bytes are already counted.
-    pub fn from_parts(tensor: Tensor<1>, allocation: TrackedAllocation) -> Self {
-        Self { tensor, allocation }
-    }
-
     /// Overwrites the elements from `start` on.
     pub fn overwrite(&mut self, start: usize, values: Tensor<1>) {
         let nothing = Tensor::empty([0], (&values.device(), values.dtype()));

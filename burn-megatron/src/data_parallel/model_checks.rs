@@ -1,6 +1,6 @@
 //! The checks of a model before its buffers are allocated.
 
-use super::DataParallelError;
+use super::error::DataParallelError;
 use crate::comm::ParallelContext;
 use crate::mesh::{Axis, Grid};
 use crate::nn::ParameterTable;

@@ -10,6 +10,7 @@ use parking_lot::{Mutex, MutexGuard};
 use super::freed_memory::FreedMemory;
 use super::frozen::FrozenParameters;
 use super::gradient_buckets::GradientBuckets;
+use super::gradient_check::GradientCheck;
 use super::memory_usage::TrackedTensor;
 use super::own_backward::OwnBackward;
 use super::parameter_buckets::ParameterBuckets;
@@ -36,9 +37,10 @@ pub(super) struct ParamAndGradBuffers {
 impl ParamAndGradBuffers {
     pub fn new(plan: ShardingPlan, frozen: Option<Arc<FrozenParameters>>) -> Self {
         let plan = Arc::new(plan);
+        let check = GradientCheck::new(&plan.layout, &plan.config, &plan.device);
         Self {
             parameters: Mutex::new(ParameterBuckets::new(&plan)),
-            gradients: Mutex::new(GradientBuckets::new(&plan)),
+            gradients: Mutex::new(GradientBuckets::new(&plan, check.map(Arc::new))),
             deferred: Mutex::new(None),
             own_backward: OwnBackward::default(),
             freed_memory: FreedMemory::new(!plan.config.static_buffers),
@@ -55,14 +57,9 @@ impl ParamAndGradBuffers {
         self.gradients.lock()
     }
 
-    /// Sets a parameter to `value`, flat and in its main dtype, on this rank only.
-    pub fn write(&self, index: usize, value: &Tensor<1>) {
-        self.parameters().write(index, value, &self.plan);
-    }
-
     /// This rank's master shard of a bucket, in the main dtype; on the host, if it is offloaded.
     pub fn master_shard(&self, number: usize) -> Tensor<1> {
-        self.parameters().master_shard(number, &self.plan)
+        self.parameters().master_shard(number)
     }
 
     /// The same on the device in any case.
@@ -74,9 +71,9 @@ impl ParamAndGradBuffers {
     /// next forward. Collective: call on all ranks of the stage.
     pub fn finish_gathers(&self) {
         let mut parameters = self.parameters();
-        parameters.quantize(&self.plan);
+        parameters.quantize();
         if !self.plan.config.overlap_param_gather {
-            parameters.wait(&self.plan);
+            parameters.wait();
         }
     }
 
@@ -84,7 +81,7 @@ impl ParamAndGradBuffers {
     pub fn begin_forward(&self, stage: Option<usize>) {
         self.parameters().prefetch.begin_forward();
         if let Some(frozen) = &self.frozen {
-            frozen.begin_forward();
+            frozen.buckets().prefetch.begin_forward();
         }
         self.gradients().tracker.begin_forward(stage);
         self.freed_memory.before_forward(&self.plan.device);
@@ -94,11 +91,11 @@ impl ParamAndGradBuffers {
     /// gradient is accumulated.
     fn begin_gradient(&self) -> f64 {
         if self.plan.config.fp8_param_gather {
-            self.parameters().quantize_gathered(&self.plan);
+            self.parameters().quantize_gathered();
         }
         let (weight, is_last) = self.own_backward.begin_gradient();
         if is_last {
-            self.gradients().end_forwards(None, &self.plan);
+            self.gradients().end_forwards(None);
         }
         weight
     }
@@ -110,11 +107,12 @@ impl ParamAndGradBuffers {
         parameters: &[usize],
         compute: impl FnOnce(FlatGradients) -> Tensor<1>,
     ) {
-        let taken = self.gradients().take_buffer(parameters, &self.plan);
+        let taken = self.gradients().take_buffer(parameters);
         if let Some((target, allocation)) = taken {
             // The lock is not held while a gradient is computed.
-            let buffer = TrackedTensor::from_parts(compute(target), allocation);
-            self.gradients().put_buffer(parameters, buffer, &self.plan);
+            let tensor = compute(target);
+            let buffer = TrackedTensor { tensor, allocation };
+            self.gradients().put_buffer(parameters, buffer);
         }
     }
 
@@ -139,11 +137,11 @@ impl std::fmt::Debug for ParamAndGradBuffers {
 
 impl GradientSink for ParamAndGradBuffers {
     fn value(&self, index: usize, pass: Pass) -> Option<ParameterValue> {
-        Some(self.parameters().value(index, pass, &self.plan))
+        Some(self.parameters().value(index, pass))
     }
 
     fn quantized(&self, index: usize, _pass: Pass) -> Option<Arc<QuantizedWeight>> {
-        self.parameters().quantized(index, &self.plan)
+        self.parameters().quantized(index)
     }
 
     fn path(&self, index: usize) -> Option<String> {
@@ -207,6 +205,6 @@ impl DeferringSink for ParamAndGradBuffers {
     }
 
     fn close_stage(&self, stage: usize) {
-        self.gradients().end_forwards(Some(stage), &self.plan);
+        self.gradients().end_forwards(Some(stage));
     }
 }

@@ -8,12 +8,12 @@ use burn_megatron_kernels::cuda_graph::memory_id;
 use burn_megatron_kernels::{flat, fp8};
 
 use super::bucket_step::SteppedBucket;
-use super::memory::ZeroStage;
 use super::memory_usage::{MemoryCategory, TrackedTensor};
-use super::offload::HostStepped;
+use super::offload::host_stepper::HostStepped;
 use super::prefetch_order::PrefetchOrder;
 use super::quantized::{self, Fp8Weights};
 use super::sharding_plan::{ParameterFormat, ShardingPlan};
+use crate::mesh::ZeroStage;
 use crate::nn::fp8::QuantizedWeight;
 use crate::nn::hook::{ParameterValue, Pass};
 
@@ -23,6 +23,7 @@ use bucket::{ParamState, ParameterBucket, UnshardedParams, master_category, star
 
 /// The flat parameters of one rank, by bucket.
 pub(super) struct ParameterBuckets {
+    plan: Arc<ShardingPlan>,
     buckets: Vec<ParameterBucket>,
     pub prefetch: PrefetchOrder,
     /// The unit in use; ZeRO-3 only.
@@ -67,6 +68,7 @@ impl ParameterBuckets {
             }
         };
         Self {
+            plan: plan.clone(),
             buckets: (0..plan.buckets()).map(bucket).collect(),
             prefetch: PrefetchOrder::default(),
             current: None,
@@ -75,7 +77,8 @@ impl ParameterBuckets {
 
     /// Sets a parameter to `value`, flat and in its main dtype, on this rank only. For FP8 weights call
     /// [`quantize`](Self::quantize) afterwards.
-    pub fn write(&mut self, index: usize, value: &Tensor<1>, plan: &Arc<ShardingPlan>) {
+    pub fn write(&mut self, index: usize, value: &Tensor<1>) {
+        let plan = &self.plan;
         let (number, range) = plan.location(index);
         let (model, _) = plan.model_and_main_dtypes(number);
         let shard_range = plan.shard_range(number);
@@ -115,9 +118,10 @@ impl ParameterBuckets {
     }
 
     /// The value of a parameter, and a reference to keep as long as it is in use.
-    pub fn value(&mut self, index: usize, pass: Pass, plan: &Arc<ShardingPlan>) -> ParameterValue {
+    pub fn value(&mut self, index: usize, pass: Pass) -> ParameterValue {
+        let plan = &self.plan.clone();
         let (number, range) = plan.location(index);
-        if let Some(weight) = self.quantized(index, plan) {
+        if let Some(weight) = self.quantized(index) {
             let model = FloatDType::from(plan.parameters[index].model_dtype);
             let values: Tensor<1> = fp8::dequantize(&weight.rowwise).reshape([range.len()]);
             return ParameterValue {
@@ -127,7 +131,7 @@ impl ParameterBuckets {
         }
         let is_sharded = plan.stage() == ZeroStage::Parameters;
         if is_sharded && self.current != Some(number) {
-            self.switch_unit(number, pass, plan);
+            self.switch_unit(number, pass);
         }
         let params = self.buckets[number].unsharded(number, plan);
         let flat = params.tensor().slice([range]);
@@ -147,7 +151,8 @@ impl ParameterBuckets {
 
     /// Quantises the FP8 weights of all buckets from the masters. Collective: call on all ranks of the
     /// stage. Gathers of codes, and of the values of one bucket, may still be in flight when it returns.
-    pub fn quantize(&mut self, plan: &Arc<ShardingPlan>) {
+    pub fn quantize(&mut self) {
+        let plan = &self.plan.clone();
         // The last bucket has the first layers, which the next forward needs first.
         let of_format = |format| {
             (0..plan.buckets())
@@ -165,7 +170,7 @@ impl ParameterBuckets {
             }
         }
         for number in of_format(ParameterFormat::Fp8Blockwise) {
-            self.quantize_gathered(plan);
+            self.quantize_gathered();
             let bucket = &mut self.buckets[number];
             let master = bucket.master_shard(number, plan);
             bucket.fp8_weights = quantized::start_values(number, &master, plan);
@@ -174,9 +179,9 @@ impl ParameterBuckets {
 
     /// Called after the last backward of a step: reshards all units. Returns the fingerprint of the order
     /// in which units were gathered.
-    pub fn end_step(&mut self, plan: &ShardingPlan) -> u64 {
-        self.quantize_gathered(plan);
-        self.reshard(plan);
+    pub fn end_step(&mut self) -> u64 {
+        self.quantize_gathered();
+        self.reshard();
         self.prefetch.end_step()
     }
 
@@ -187,22 +192,26 @@ impl ParameterBuckets {
         &mut self,
         number: usize,
         step: impl FnOnce(Tensor<1>, Option<Tensor<1>>) -> SteppedBucket,
-        plan: &Arc<ShardingPlan>,
     ) {
-        let (master, copy) = self.take(number, plan);
+        let (master, copy) = self.take(number);
         let TrackedTensor { tensor, allocation } = master;
         let SteppedBucket { master, model } = step(tensor, copy);
         drop(allocation);
-        self.put(number, master, model, plan);
+        self.put(number, master, model);
+    }
+
+    /// Replaces this rank's master shard of each bucket.
+    pub fn replace(&mut self, masters: Vec<Tensor<1>>) {
+        for (number, master) in masters.into_iter().enumerate().rev() {
+            let model = None;
+            self.step(number, |_, _| SteppedBucket { master, model });
+        }
     }
 
     /// Takes this rank's master shard of a bucket and a tensor for the new copy, to be replaced by
     /// [`put`](Self::put). Those of an offloaded bucket are on the host.
-    pub fn take(
-        &mut self,
-        number: usize,
-        plan: &Arc<ShardingPlan>,
-    ) -> (TrackedTensor, Option<Tensor<1>>) {
+    pub fn take(&mut self, number: usize) -> (TrackedTensor, Option<Tensor<1>>) {
+        let plan = &self.plan;
         let bucket = &mut self.buckets[number];
         let is_gathered =
             plan.stage() != ZeroStage::Parameters && plan.groups(number).shard.size() > 1;
@@ -211,7 +220,7 @@ impl ParameterBuckets {
             bucket.static_params = Some(params.tensor());
         }
         let copy = bucket.take_copy(number, plan);
-        (self.take_master(number, plan), copy)
+        (self.take_master(number), copy)
     }
 
     /// Replaces this rank's shard of an offloaded bucket by what the host has made of it.
@@ -222,21 +231,15 @@ impl ParameterBuckets {
             stepped,
             parameters,
         }: HostStepped,
-        plan: &Arc<ShardingPlan>,
     ) {
         self.buckets[number].host_copy = stepped.model;
-        self.put(number, stepped.master, Some(parameters), plan);
+        self.put(number, stepped.master, Some(parameters));
     }
 
     /// Replaces this rank's master shard of a bucket, and starts to gather the shards of the other ranks. `copy` is
     /// on the device, in the dtype of the model; without it, it is made of the master.
-    fn put(
-        &mut self,
-        number: usize,
-        master: Tensor<1>,
-        copy: Option<Tensor<1>>,
-        plan: &Arc<ShardingPlan>,
-    ) {
+    fn put(&mut self, number: usize, master: Tensor<1>, copy: Option<Tensor<1>>) {
+        let plan = &self.plan;
         let bucket = &mut self.buckets[number];
         let copy = copy.or_else(|| {
             let (model, _) = plan.model_and_main_dtypes(number);
@@ -270,7 +273,8 @@ impl ParameterBuckets {
     }
 
     /// Takes this rank's master shard of a bucket, and frees the copies of the old values.
-    fn take_master(&mut self, number: usize, plan: &Arc<ShardingPlan>) -> TrackedTensor {
+    fn take_master(&mut self, number: usize) -> TrackedTensor {
+        let plan = &self.plan;
         let bucket = &mut self.buckets[number];
         if let Some(master) = bucket.master.take() {
             bucket.shard = None;
@@ -295,7 +299,8 @@ impl ParameterBuckets {
     }
 
     /// Waits for all gathers in flight.
-    pub fn wait(&mut self, plan: &Arc<ShardingPlan>) {
+    pub fn wait(&mut self) {
+        let plan = &self.plan;
         for (number, bucket) in self.buckets.iter_mut().enumerate() {
             if matches!(bucket.model_params, ParamState::Gathering(..)) {
                 bucket.unsharded(number, plan);
@@ -307,17 +312,13 @@ impl ParameterBuckets {
     }
 
     /// This rank's master shard of a bucket, in the main dtype; on the host, if it is offloaded.
-    pub fn master_shard(&mut self, number: usize, plan: &Arc<ShardingPlan>) -> Tensor<1> {
-        self.buckets[number].master_shard(number, plan)
+    pub fn master_shard(&mut self, number: usize) -> Tensor<1> {
+        self.buckets[number].master_shard(number, &self.plan)
     }
 
     /// Replaces this rank's master shard of a bucket, without its copy in another type.
-    pub fn change_master(
-        &mut self,
-        number: usize,
-        change: impl FnOnce(Tensor<1>) -> Tensor<1>,
-        plan: &Arc<ShardingPlan>,
-    ) {
+    pub fn change_master(&mut self, number: usize, change: impl FnOnce(Tensor<1>) -> Tensor<1>) {
+        let plan = &self.plan;
         let bucket = &mut self.buckets[number];
         let changed = change(bucket.master_shard(number, plan));
         match &mut bucket.master {
@@ -332,9 +333,9 @@ impl ParameterBuckets {
     }
 
     /// The gathered parameters of a bucket, unless they are the masters of this rank or not here.
-    pub fn copy(&self, number: usize, plan: &ShardingPlan) -> Option<Tensor<1>> {
+    pub fn copy(&self, number: usize) -> Option<Tensor<1>> {
         let bucket = &self.buckets[number];
-        let is_master = bucket.master.is_none() && plan.groups(number).shard.size() == 1;
+        let is_master = bucket.master.is_none() && self.plan.groups(number).shard.size() == 1;
         match &bucket.model_params {
             ParamState::Unsharded(params) if !is_master => Some(params.tensor()),
             _ => None,
@@ -342,14 +343,19 @@ impl ParameterBuckets {
     }
 
     /// ZeRO-3: frees gathered parameters.
-    pub fn reshard(&mut self, plan: &ShardingPlan) {
-        if plan.stage() == ZeroStage::Parameters {
-            self.reshard_all();
+    pub fn reshard(&mut self) {
+        if self.plan.stage() != ZeroStage::Parameters {
+            return;
+        }
+        self.current = None;
+        for bucket in &mut self.buckets {
+            bucket.model_params = ParamState::Sharded;
         }
     }
 
     /// ZeRO-3: starts to gather a unit and prefetches the next one; reshards the others.
-    fn switch_unit(&mut self, number: usize, pass: Pass, plan: &Arc<ShardingPlan>) {
+    fn switch_unit(&mut self, number: usize, pass: Pass) {
+        let plan = &self.plan;
         let next = self.prefetch.next(number, self.buckets.len(), pass);
         self.current = Some(number);
         let keeps_others = plan.config.keep_gathered && pass == Pass::Forward;
@@ -364,7 +370,8 @@ impl ParameterBuckets {
     }
 
     /// Both copies of an FP8 weight; `None` for other parameters.
-    pub fn quantized(&mut self, index: usize, plan: &ShardingPlan) -> Option<Arc<QuantizedWeight>> {
+    pub fn quantized(&mut self, index: usize) -> Option<Arc<QuantizedWeight>> {
+        let plan = &self.plan;
         plan.parameters[index].quantizer.as_ref()?;
         let (number, _) = plan.location(index);
         let weights = self.buckets[number].fp8_weights.wait(number, plan);
@@ -381,18 +388,11 @@ impl ParameterBuckets {
     }
 
     /// Quantises gathered values, whose memory the gradients need. At most one bucket has any.
-    pub fn quantize_gathered(&mut self, plan: &ShardingPlan) {
+    pub fn quantize_gathered(&mut self) {
         for (number, bucket) in self.buckets.iter_mut().enumerate() {
             if bucket.fp8_weights.is_gathering_values() {
-                bucket.fp8_weights.wait(number, plan);
+                bucket.fp8_weights.wait(number, &self.plan);
             }
-        }
-    }
-
-    fn reshard_all(&mut self) {
-        self.current = None;
-        for bucket in &mut self.buckets {
-            bucket.model_params = ParamState::Sharded;
         }
     }
 }

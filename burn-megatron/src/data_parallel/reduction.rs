@@ -8,8 +8,8 @@ use super::memory_usage::{MemoryCategory, TrackedAllocation, TrackedTensor};
 use super::sharding_groups::ShardingGroups;
 use super::sharding_plan::ShardingPlan;
 use crate::collective::{
-    PendingReduceScatterInF32, PendingTensor, start_all_gather, start_all_reduce,
-    start_all_reduce_coalesced, start_reduce_scatter_coalesced, start_reduce_scatter_in_f32,
+    PendingTensor, start_all_gather, start_all_reduce, start_all_reduce_coalesced,
+    start_reduce_scatter_coalesced, start_reduce_scatter_in_f32,
 };
 use crate::comm::{NodeGroups, ReduceOp};
 
@@ -22,21 +22,16 @@ pub(super) struct PendingReduction {
 }
 
 enum ReductionState {
-    /// The group has one rank; nothing is sent.
-    Local(Tensor<1>),
-    /// An all-reduce of the whole bucket.
-    AllReduce(PendingTensor<1>),
+    /// The last collective on the whole bucket: an all-reduce, or the all-gather in the node. Nothing is sent where the
+    /// group has one rank.
+    Whole(PendingTensor<1>),
     /// A reduce-scatter in the node, which an all-reduce between nodes and a gather in the node follow.
     InNode(PendingTensor<1>, NodeGroups),
     /// The all-reduce between nodes.
     BetweenNodes(PendingTensor<1>, NodeGroups),
-    /// The all-gather in the node.
-    Gather(PendingTensor<1>),
     /// A reduce-scatter over the shard group, which an all-reduce over the replicas of the shard follows if there are
     /// some.
     ReduceScatter(PendingTensor<1>),
-    /// A reduce-scatter of 16-bit values that are accumulated in f32, and the same.
-    ReduceScatterWide(PendingReduceScatterInF32),
     /// The all-reduce of the shard over the replicas.
     OverReplicas(PendingTensor<1>),
 }
@@ -66,18 +61,17 @@ fn start_run(
         .map(|TrackedTensor { tensor, allocation }| (tensor, allocation))
         .unzip();
     let groups = plan.groups(buckets[0]);
-    let states: Vec<_> = match (groups.shard.size(), groups.replicas.size()) {
-        (1, 1) => tensors.into_iter().map(ReductionState::Local).collect(),
-        (1, _) => match &groups.nodes {
-            Some(nodes) => start_reduce_scatter_coalesced(tensors, &nodes.intra_node)
+    let states: Vec<_> = match (groups.shard.size(), &groups.nodes) {
+        (1, Some(nodes)) if groups.replicas.size() > 1 => {
+            start_reduce_scatter_coalesced(tensors, &nodes.intra_node)
                 .into_iter()
                 .map(|pending| ReductionState::InNode(pending, nodes.clone()))
-                .collect(),
-            None => start_all_reduce_coalesced(tensors, ReduceOp::Sum, &groups.replicas)
-                .into_iter()
-                .map(ReductionState::AllReduce)
-                .collect(),
-        },
+                .collect()
+        }
+        (1, _) => start_all_reduce_coalesced(tensors, ReduceOp::Sum, &groups.replicas)
+            .into_iter()
+            .map(ReductionState::Whole)
+            .collect(),
         _ if plan.config.reduce_in_16_bits => {
             let start = |x| start_in_16_bits(x, groups, plan);
             tensors.into_iter().map(start).collect()
@@ -100,7 +94,7 @@ fn start_in_16_bits(x: Tensor<1>, groups: &ShardingGroups, plan: &ShardingPlan) 
     let model = plan.config.precision.of(DType::F32);
     let small = x.clone().cast(model);
     plan.recycle(x);
-    ReductionState::ReduceScatterWide(start_reduce_scatter_in_f32(small, &groups.shard))
+    ReductionState::ReduceScatter(start_reduce_scatter_in_f32(small, &groups.shard))
 }
 
 /// Whether the reduction of a bucket consists of several collectives, over different groups.
@@ -115,9 +109,7 @@ impl PendingReduction {
     pub fn is_first_of_several(&self, plan: &ShardingPlan) -> bool {
         match self.state {
             ReductionState::InNode(..) => true,
-            ReductionState::ReduceScatter(_) | ReductionState::ReduceScatterWide(_) => {
-                plan.groups(self.bucket).replicas.size() > 1
-            }
+            ReductionState::ReduceScatter(_) => plan.groups(self.bucket).replicas.size() > 1,
             _ => false,
         }
     }
@@ -127,31 +119,25 @@ impl PendingReduction {
     pub fn advanced(self, category: MemoryCategory, plan: &ShardingPlan) -> Self {
         let bucket = self.bucket;
         let replicas = &plan.groups(bucket).replicas;
-        let start = |x| start_all_reduce(x, ReduceOp::Sum, replicas);
-        let over_replicas = |shard: Tensor<1>, whole: TrackedAllocation| {
-            drop(whole);
-            let TrackedTensor { tensor, allocation } = plan.track(shard, category);
-            let state = ReductionState::OverReplicas(start(tensor));
-            Self {
-                bucket,
-                state,
-                allocation,
-            }
-        };
-        let several = replicas.size() > 1;
         let state = match self.state {
             ReductionState::InNode(part, nodes) => {
                 let sum = start_all_reduce(part.wait(), ReduceOp::Sum, &nodes.inter_node);
                 ReductionState::BetweenNodes(sum, nodes)
             }
             ReductionState::BetweenNodes(part, nodes) => {
-                ReductionState::Gather(start_all_gather(part.wait(), 0, &nodes.intra_node))
+                ReductionState::Whole(start_all_gather(part.wait(), 0, &nodes.intra_node))
             }
-            ReductionState::ReduceScatter(shard) if several => {
-                return over_replicas(shard.wait(), self.allocation);
-            }
-            ReductionState::ReduceScatterWide(shard) if several => {
-                return over_replicas(shard.wait(), self.allocation);
+            ReductionState::ReduceScatter(shard) if replicas.size() > 1 => {
+                let shard = shard.wait();
+                drop(self.allocation);
+                let TrackedTensor { tensor, allocation } = plan.track(shard, category);
+                let sum = start_all_reduce(tensor, ReduceOp::Sum, replicas);
+                let state = ReductionState::OverReplicas(sum);
+                return Self {
+                    bucket,
+                    state,
+                    allocation,
+                };
             }
             last => last,
         };
@@ -163,22 +149,19 @@ impl PendingReduction {
     /// [advanced](Self::advanced) to its last collective.
     pub fn wait(self, category: MemoryCategory, plan: &ShardingPlan) -> TrackedTensor {
         let last = self.advanced(category, plan).advanced(category, plan);
-        let shard = match last.state {
-            ReductionState::Local(tensor) => {
-                return TrackedTensor::from_parts(tensor, last.allocation);
-            }
-            ReductionState::AllReduce(pending) | ReductionState::Gather(pending) => {
-                return TrackedTensor::from_parts(pending.wait(), last.allocation);
-            }
+        match last.state {
+            ReductionState::Whole(pending) => TrackedTensor {
+                tensor: pending.wait(),
+                allocation: last.allocation,
+            },
             ReductionState::InNode(..) | ReductionState::BetweenNodes(..) => {
                 unreachable!("a gather in the node is the last of three collectives")
             }
             ReductionState::ReduceScatter(pending) | ReductionState::OverReplicas(pending) => {
-                pending.wait()
+                let shard = pending.wait();
+                drop(last.allocation);
+                plan.track(shard, category)
             }
-            ReductionState::ReduceScatterWide(pending) => pending.wait(),
-        };
-        drop(last.allocation);
-        plan.track(shard, category)
+        }
     }
 }

@@ -1,59 +1,14 @@
-//! The comparison of replicated parameters, and gradients from given values.
+//! The comparison of replicated parameters.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use burn::tensor::Tensor;
-use burn_megatron_kernels::flat;
-
-use super::DataParallelError;
-use super::gradients::{Gradients, axis_sets, replica_groups};
-use super::memory_usage::MemoryCategory;
+use super::error::DataParallelError;
 use super::param_and_grad_buffers::ParamAndGradBuffers;
+use super::replica_groups::{axis_sets, replica_groups};
 use super::segments::{ElementMask, ShardSegment, segments_where, segments_with_replicas};
-use super::sharding_plan::ShardingPlan;
 use crate::collective::{Comm, to_buffer};
 use crate::comm::{Buffer, ParallelContext};
 use crate::nn::{ParameterEntry, ParameterTable};
-
-/// This rank's gradient shards, from gradients that are replicated over the data axis.
-pub(super) fn gradients_of(
-    plan: &ShardingPlan,
-    parts: Vec<Tensor<1>>,
-    tokens: u64,
-) -> Result<Gradients, DataParallelError> {
-    for (part, parameter) in parts.iter().zip(&plan.parameters) {
-        let (found, expected) = (part.dims()[0], parameter.shape.iter().product());
-        if found != expected {
-            let path = parameter.path.clone();
-            return Err(DataParallelError::ElementCount {
-                path,
-                found,
-                expected,
-            });
-        }
-    }
-    if parts.len() != plan.parameters.len() {
-        return Err(DataParallelError::ElementCount {
-            path: "the list of parameters".into(),
-            found: parts.len(),
-            expected: plan.parameters.len(),
-        });
-    }
-    let shard = |number: usize| {
-        let (_, main) = plan.model_and_main_dtypes(number);
-        let mut shard = plan.zeros(plan.shard_range(number).len(), main);
-        for slice in plan.shard_slices(number) {
-            let values = parts[slice.index].clone().slice([slice.parameter_range]);
-            shard = flat::accumulate(shard, slice.local_range.start, values.cast(main), false);
-        }
-        plan.track(shard, MemoryCategory::Gradients)
-    };
-    let shards = (0..plan.buckets()).map(shard).collect();
-    let mut gradients = Gradients::unscaled(shards);
-    gradients.tokens = tokens;
-    gradients.scale(1.0 / tokens.max(1) as f64);
-    Ok(gradients)
-}
 
 /// Compares replicated parameters bit by bit. Collective: call on all ranks of the stage.
 pub(super) fn check(

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use burn::tensor::{Bool, Device, Tensor, TensorData};
 
-use super::gradients::SectionReplicas;
+use super::replica_groups::SectionReplicas;
 use super::sharding_plan::ShardingPlan;
 use crate::mesh::Axis;
 use crate::nn::{MeshRank, ParameterEntry, ParameterTable, Section};

@@ -4,10 +4,11 @@ use burn::module::Module;
 
 use super::config::DataParallelConfig;
 use super::error::DataParallelError;
+use super::frozen;
 use super::layout::BufferLayout;
 use super::memory::MemoryPlan;
 use super::offload::OffloadPlan;
-use super::{ShardingPlan, build, frozen};
+use super::plan_builder::{build_plan, quantizers};
 use crate::comm::ParallelContext;
 use crate::nn::ParallelModule;
 
@@ -42,9 +43,8 @@ impl ShardingEstimate {
         let (module, mut table) = (&model.module, model.table.clone());
         frozen::freeze(&mut table, &config.freeze)?;
         let table = &table;
-        let quantizers = build::quantizers(table, config, model.fp8.weights())?;
-        let plan: ShardingPlan =
-            build::build_plan(module, (table, false), groups, config, quantizers)?;
+        let quantizers = quantizers(table, config, model.fp8.weights())?;
+        let plan = build_plan(module, (table, false), groups, config, quantizers)?;
         Ok(Self {
             memory: plan
                 .memory()?

@@ -103,10 +103,9 @@ fn nth_chunk(index: usize, elements: usize) -> Range<usize> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::memory::ZeroStage;
     use super::*;
     use crate::comm::World;
-    use crate::mesh::ParallelConfig;
+    use crate::mesh::{ParallelConfig, ZeroStage};
 
     #[test]
     fn partitions_lie_in_shards_and_cover_each_element_once() {

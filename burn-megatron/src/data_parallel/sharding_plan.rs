@@ -10,16 +10,14 @@ use burn_megatron_kernels::flat::{self, Ranges};
 
 use super::config::DataParallelConfig;
 use super::error::DataParallelError;
-use super::gradient_check::GradientCheck;
 use super::layout::{BufferLayout, ParameterSlice};
-use super::memory::{MemoryPlan, MemoryRules, ZeroStage};
+use super::memory::{MemoryPlan, MemoryRules};
 use super::memory_usage::{MemoryCategory, MemoryUsage, TrackedTensor};
 use super::offload::OffloadPlan;
-use super::quantized;
 use super::sharding_groups::ShardingGroups;
-use crate::collective::{from_buffer, to_buffer, to_device};
+use crate::collective::{buffer_dtype, from_buffer, start_all_gather, to_buffer, to_device};
 use crate::comm::{self, BufferPool};
-use crate::mesh::Grid;
+use crate::mesh::{Grid, ZeroStage};
 use crate::nn::fp8::WeightQuantizer;
 
 /// The layout of one rank's parameters in buckets, and its sharding. Constant during training.
@@ -35,8 +33,6 @@ pub(crate) struct ShardingPlan {
     pub config: DataParallelConfig,
     /// The buckets whose masters and moments are on the host.
     pub offload: OffloadPlan,
-    /// The check of the gradients before their reduction, if there is one.
-    pub check: Option<GradientCheck>,
     pub device: Device,
     pub pool: Arc<BufferPool>,
     pub usage: MemoryUsage,
@@ -76,6 +72,12 @@ impl ShardingPlan {
             ..MemoryRules::of(&self.config)
         };
         Ok(MemoryPlan::new(&self.layout, &rules)?)
+    }
+
+    /// The memory of this rank, if the parameters are frozen.
+    pub fn frozen_memory(&self) -> Result<MemoryPlan, DataParallelError> {
+        let rules = MemoryRules::of(&self.config);
+        Ok(MemoryPlan::of_frozen(&self.layout, &rules)?)
     }
 
     /// Whether the masters and moments of a bucket are on the host.
@@ -163,7 +165,11 @@ impl ShardingPlan {
         let quantizer = self
             .first_parameter(bucket)
             .and_then(|first| first.quantizer.as_deref());
-        quantizer.map_or(ParameterFormat::Float, quantized::parameter_format)
+        match quantizer {
+            None => ParameterFormat::Float,
+            Some(quantizer) if quantizer.has_one_scale() => ParameterFormat::Fp8PerTensor,
+            Some(_) => ParameterFormat::Fp8Blockwise,
+        }
     }
 
     /// The first parameter of a bucket. All parameters of a bucket have the same dtypes and format.
@@ -217,7 +223,7 @@ impl ShardingPlan {
 
     /// An uninitialised flat tensor.
     pub fn uninitialized(&self, elements: usize, dtype: DType) -> Tensor<1> {
-        match comm_dtype(dtype).filter(|_| is_cpu(&self.device)) {
+        match buffer_dtype(dtype).filter(|_| is_cpu(&self.device)) {
             Some(comm_dtype) => {
                 let buffer = self.pool.take(comm_dtype, elements);
                 from_buffer(buffer, [elements], &self.device, dtype)
@@ -228,7 +234,7 @@ impl ShardingPlan {
 
     /// A flat tensor of zeros.
     pub fn zeros(&self, elements: usize, dtype: DType) -> Tensor<1> {
-        match comm_dtype(dtype).filter(|_| is_cpu(&self.device)) {
+        match buffer_dtype(dtype).filter(|_| is_cpu(&self.device)) {
             Some(comm_dtype) => {
                 let buffer = self.pool.take_zeroed(comm_dtype, elements);
                 from_buffer(buffer, [elements], &self.device, dtype)
@@ -269,7 +275,7 @@ impl ShardingPlan {
         let mut needed: BTreeMap<(&str, usize), (comm::DType, usize)> = BTreeMap::new();
         for bucket in 0..self.buckets() {
             for (dtype, elements, count, most) in self.peak_buffers(bucket) {
-                if let Some(comm_dtype) = comm_dtype(dtype) {
+                if let Some(comm_dtype) = buffer_dtype(dtype) {
                     let (_, known) = needed
                         .entry((comm_dtype.name(), elements))
                         .or_insert((comm_dtype, 0));
@@ -313,6 +319,27 @@ impl ShardingPlan {
         buffers
     }
 
+    /// Gathers a bucket from the shards of the ranks. Collective: call on all ranks of the shard group.
+    fn gather(&self, bucket: usize, shard: Tensor<1>) -> Tensor<1> {
+        let comm = &self.groups(bucket).shard;
+        match (comm.size(), self.elements(bucket)) {
+            (1, _) | (_, 0) => shard,
+            _ => start_all_gather(shard, 0, comm).wait(),
+        }
+    }
+
+    /// Gathers every parameter from the shards of the buckets: `[elements]` each, in the order of the table.
+    /// Collective: call on all ranks of the shard groups.
+    pub fn gather_parameters(&self, shards: impl Iterator<Item = Tensor<1>>) -> Vec<Tensor<1>> {
+        let gather = |(bucket, shard)| self.gather(bucket, shard);
+        let buckets: Vec<_> = shards.enumerate().map(gather).collect();
+        let parameter = |index| {
+            let (bucket, range) = self.location(index);
+            buckets[bucket].clone().slice([range])
+        };
+        (0..self.parameters.len()).map(parameter).collect()
+    }
+
     /// Counts the bytes of a tensor until it is dropped.
     pub fn track(&self, tensor: Tensor<1>, category: MemoryCategory) -> TrackedTensor {
         TrackedTensor::new(tensor, category, &self.usage)
@@ -325,14 +352,11 @@ fn if_unique(x: Tensor<1>) -> Option<Tensor<1>> {
     x.is_unique().then(|| Tensor::from_primitive::<Flex>(x))
 }
 
-/// The dtype of a communication buffer for elements of `dtype`; `None` if it cannot be communicated.
-pub(super) fn comm_dtype(dtype: DType) -> Option<comm::DType> {
-    match dtype {
-        DType::F64 => Some(comm::DType::F64),
-        DType::F32 | DType::Flex32 => Some(comm::DType::F32),
-        DType::BF16 => Some(comm::DType::BF16),
-        DType::F16 => Some(comm::DType::F16),
-        _ => None,
+/// The dtype of the master weight of a parameter that the model computes with in `model`.
+pub(super) fn main_dtype(model: DType) -> DType {
+    match model {
+        DType::F64 => DType::F64,
+        _ => DType::F32,
     }
 }
 

@@ -5,7 +5,6 @@
 //! user requests, [`KernelSelection`] what is used on a device with a type.
 
 use std::path::PathBuf;
-use std::str::FromStr;
 
 use burn::tensor::{DType, Device};
 use burn_megatron_kernels::attention::EngineKind;
@@ -13,6 +12,7 @@ use burn_megatron_kernels::gemm::gelu::check_gelu_epilogues;
 use burn_megatron_kernels::gemm::{BlasError, CpuGemm, UnknownCpuGemm};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use strum::{EnumString, IntoStaticStr, VariantArray};
 
 mod attention;
 mod epilogues;
@@ -25,8 +25,22 @@ pub use epilogues::{EpilogueFusion, EpilogueShape};
 pub use selection::KernelSelection;
 
 /// An operation with a fused and an unfused form.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Serialize,
+    Deserialize,
+    EnumString,
+    IntoStaticStr,
+    VariantArray,
+)]
 #[serde(rename_all = "kebab-case")]
+#[strum(serialize_all = "kebab-case")]
 pub enum Operation {
     /// LayerNorm and RMSNorm, with the residual addition.
     Norm,
@@ -50,37 +64,31 @@ pub enum Operation {
 
 impl Operation {
     /// All operations, in the order of a step.
-    pub const ALL: [Self; 9] = [
-        Self::Norm,
-        Self::Activation,
-        Self::Dropout,
-        Self::Rope,
-        Self::Attention,
-        Self::Softmax,
-        Self::Loss,
-        Self::Linear,
-        Self::Optimizer,
-    ];
+    pub const ALL: &'static [Self] = Self::VARIANTS;
 
     /// The name in recipes and flags.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Norm => "norm",
-            Self::Activation => "activation",
-            Self::Dropout => "dropout",
-            Self::Rope => "rope",
-            Self::Attention => "attention",
-            Self::Softmax => "softmax",
-            Self::Loss => "loss",
-            Self::Linear => "linear",
-            Self::Optimizer => "optimizer",
-        }
+        self.into()
     }
 }
 
 /// The requested form of an operation.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    Serialize,
+    Deserialize,
+    JsonSchema,
+    EnumString,
+    IntoStaticStr,
+)]
 #[serde(rename_all = "kebab-case")]
+#[strum(serialize_all = "kebab-case")]
+#[strum(parse_err_ty = KernelChoiceError, parse_err_fn = unknown_choice)]
 pub enum KernelChoice {
     /// Fused if the device has the kernel and it is faster.
     #[default]
@@ -143,7 +151,7 @@ impl KernelChoices {
 
     fn choose_all(&mut self, choice: KernelChoice) {
         for operation in Operation::ALL {
-            self.choose(operation, choice);
+            self.choose(*operation, choice);
         }
     }
 
@@ -217,10 +225,8 @@ impl KernelChoices {
                 Some((GEMM_ALGORITHMS, path)) => self.gemm_algorithms = Some(path.into()),
                 Some((EPILOGUE_FUSION, value)) => self.epilogue_fusion = value.parse()?,
                 Some((name, choice)) => {
-                    let operation = Operation::ALL.into_iter().find(|o| o.name() == name);
-                    let operation = operation
-                        .ok_or_else(|| KernelChoiceError::UnknownOperation(name.into()))?;
-                    match operation {
+                    let unknown = |_| KernelChoiceError::UnknownOperation(name.into());
+                    match name.parse().map_err(unknown)? {
                         Operation::Attention => self.attention = choice.parse()?,
                         other => self.choose(other, choice.parse()?),
                     }
@@ -234,25 +240,12 @@ impl KernelChoices {
 impl KernelChoice {
     /// The name in recipes and flags.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Auto => "auto",
-            Self::Fused => "fused",
-            Self::Unfused => "unfused",
-        }
+        self.into()
     }
 }
 
-impl FromStr for KernelChoice {
-    type Err = KernelChoiceError;
-
-    fn from_str(text: &str) -> Result<Self, KernelChoiceError> {
-        match text {
-            "auto" => Ok(Self::Auto),
-            "fused" => Ok(Self::Fused),
-            "unfused" => Ok(Self::Unfused),
-            other => Err(KernelChoiceError::UnknownChoice(other.into())),
-        }
-    }
+fn unknown_choice(text: &str) -> KernelChoiceError {
+    KernelChoiceError::UnknownChoice(text.into())
 }
 
 /// An invalid choice.
@@ -338,7 +331,11 @@ pub enum KernelChoiceError {
 }
 
 fn names() -> String {
-    Operation::ALL.map(Operation::name).join(", ")
+    let names: Vec<_> = Operation::ALL
+        .iter()
+        .map(|operation| operation.name())
+        .collect();
+    names.join(", ")
 }
 
 fn engines(kinds: &[EngineKind], separator: &str) -> String {

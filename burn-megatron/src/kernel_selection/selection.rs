@@ -50,7 +50,7 @@ impl KernelSelection {
             epilogues: vec![],
             blas: None,
         };
-        for operation in Operation::ALL {
+        for operation in Operation::ALL.iter().copied() {
             let missing = missing(operation, device, dtype);
             let decision = decide(operation, choices.of(operation), missing)?;
             selection.decisions.push(decision);

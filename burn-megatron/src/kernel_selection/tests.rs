@@ -60,7 +60,7 @@ fn an_invalid_choice_is_an_error() {
 
 #[test]
 fn operations_are_in_the_order_of_their_numbers() {
-    for (i, operation) in Operation::ALL.into_iter().enumerate() {
+    for (i, operation) in Operation::ALL.iter().copied().enumerate() {
         assert_eq!(operation as usize, i);
         let mut choices = KernelChoices::default();
         choices

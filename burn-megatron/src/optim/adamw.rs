@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use burn::module::Module;
-use burn::optim::AdamWConfig as BurnAdamWConfig;
 use burn::tensor::{DType, Device, Tensor};
 use burn_megatron_kernels::adamw::{
     AdamWBuffers, AdamWStep, Blocks, DECAY_BLOCK, Decay, adamw, adamw_with_outcome,
@@ -12,18 +11,15 @@ use burn_megatron_kernels::adamw::{
 use parking_lot::Mutex;
 
 use super::element_wise::ElementWise;
+use super::error::OptimizerError;
 use super::group_segments::{self, GroupSegment};
+use super::rules::{AdamWConfig, RuleConfig};
 use super::state::{FIRST, OptimizerState, SECOND, StateKind};
-use super::{AdamWConfig, OptimizerError};
 use crate::data_parallel::{
     BucketShard, BucketStep, DistributedDataParallel, Gradients, MemoryCategory,
     Moments as MomentType, StepFn, SteppedBucket, TrackedAllocation,
 };
 use crate::kernel_selection::Operation;
-
-/// The epsilon for Burn's AdamW where the setting is 0: the root of the smallest normal f32, below the root of
-/// every normal second moment. It makes the step 0 instead of NaN where no gradient has been received.
-const MIN_EPSILON: f32 = 1.084_202_2e-19;
 
 /// AdamW over the parameters of a model.
 ///
@@ -77,8 +73,7 @@ impl ParallelAdamW {
         if moments == MomentType::Bf16 {
             return Err(OptimizerError::Moments);
         }
-        let build = |decay: f64| burn_adamw(config, decay);
-        let burn = ElementWise::new(build, &config.groups, ddp)?;
+        let burn = ElementWise::new(|decay| config.build(decay), &config.groups, ddp)?;
         Ok(Self {
             implementation: AdamWImpl::Burn(Box::new(burn)),
             moments,
@@ -96,13 +91,18 @@ impl ParallelAdamW {
     ) {
         let _span = tracing::debug_span!("optimizer_step").entered();
         match &mut self.implementation {
-            AdamWImpl::Fused(fused) => fused.step(learning_rate, ddp, gradients),
+            AdamWImpl::Fused(fused) => {
+                let step = AdamWStep {
+                    gradient_scale: gradients.factor(),
+                    ..Self::hyperparameters(&fused.config, learning_rate, fused.steps)
+                };
+                fused.steps += 1;
+                ddp.step_buckets(gradients, None, &fused.step_fn(step));
+            }
             AdamWImpl::Burn(burn) => burn.step(learning_rate, ddp, gradients),
         }
     }
-}
 
-impl ParallelAdamW {
     /// Whether [`step_with_outcome`](Self::step_with_outcome) can be called.
     pub(crate) fn is_fused(&self) -> bool {
         matches!(self.implementation, AdamWImpl::Fused(_))
@@ -134,10 +134,12 @@ impl ParallelAdamW {
         gradients: Gradients,
     ) {
         let _span = tracing::debug_span!("optimizer_step").entered();
-        match &mut self.implementation {
-            AdamWImpl::Fused(fused) => fused.step_with_outcome(outcome, ddp, gradients),
-            AdamWImpl::Burn(_) => unreachable!("only the fused AdamW reads an outcome"),
-        }
+        let AdamWImpl::Fused(fused) = &self.implementation else {
+            unreachable!("only the fused AdamW reads an outcome")
+        };
+        // The outcome has rate and step number.
+        let step = Self::hyperparameters(&fused.config, 0.0, 0);
+        ddp.step_buckets(gradients, Some(outcome), &fused.step_fn(step));
     }
 
     /// Sets the number of taken steps, after steps by an outcome.
@@ -194,20 +196,6 @@ impl OptimizerState for ParallelAdamW {
     }
 }
 
-/// Burn's AdamW, for parameters whose weight decay is multiplied by `decay`.
-pub(super) fn burn_adamw(config: &AdamWConfig, decay: f64) -> burn::optim::AdamW {
-    let epsilon = match config.epsilon as f32 {
-        0.0 => MIN_EPSILON,
-        epsilon => epsilon,
-    };
-    BurnAdamWConfig::new()
-        .with_beta_1(config.beta1 as f32)
-        .with_beta_2(config.beta2 as f32)
-        .with_epsilon(epsilon)
-        .with_weight_decay((config.weight_decay * decay) as f32)
-        .build()
-}
-
 impl FusedAdamW {
     fn new<M: Module>(
         config: &AdamWConfig,
@@ -221,31 +209,6 @@ impl FusedAdamW {
             buckets: buckets.collect(),
             steps: 0,
         })
-    }
-
-    fn step<M: Module>(
-        &mut self,
-        learning_rate: f64,
-        ddp: &mut DistributedDataParallel<M>,
-        gradients: Gradients,
-    ) {
-        let step = AdamWStep {
-            gradient_scale: gradients.factor(),
-            ..ParallelAdamW::hyperparameters(&self.config, learning_rate, self.steps)
-        };
-        self.steps += 1;
-        ddp.step_buckets(gradients, None, &self.step_fn(step));
-    }
-
-    fn step_with_outcome<M: Module>(
-        &mut self,
-        outcome: &Tensor<1>,
-        ddp: &mut DistributedDataParallel<M>,
-        gradients: Gradients,
-    ) {
-        // The outcome has rate and step number.
-        let step = ParallelAdamW::hyperparameters(&self.config, 0.0, 0);
-        ddp.step_buckets(gradients, Some(outcome), &self.step_fn(step));
     }
 
     fn step_fn(&self, step: AdamWStep) -> Arc<StepFn> {

@@ -1,16 +1,16 @@
 //! The optimizer of a run: its name, its settings and its parameter groups.
 
-use std::fmt;
-
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize};
 
+use super::error::OptimizerError;
 use super::groups::{self, GroupError, ParameterGroup};
 use super::muon::MuonConfig;
 use super::rules::{
-    AdagradConfig, AdamConfig, AdanConfig, LionConfig, RmsPropConfig, RuleConfig, SgdConfig,
+    AdagradConfig, AdamConfig, AdamWConfig, AdanConfig, LionConfig, RmsPropConfig, RuleConfig,
+    SgdConfig,
 };
-use super::{AdamWConfig, OptimizerError};
+use super::setting;
 
 /// The optimizer of a run, with its settings. In a recipe:
 ///
@@ -19,8 +19,9 @@ use super::{AdamWConfig, OptimizerError};
 /// name = "lion"           # default "adamw"
 /// beta2 = 0.98            # the settings of that optimizer
 /// ```
-#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema, strum::Display, strum::IntoStaticStr)]
 #[serde(tag = "name", rename_all = "lowercase")]
+#[strum(serialize_all = "lowercase")]
 pub enum OptimizerConfig {
     /// AdamW; the default.
     AdamW(AdamWConfig),
@@ -96,19 +97,26 @@ fn unknown(name: &str) -> String {
     format!("invalid optimizer name {name:?}: {reason}expected {NAMES}")
 }
 
+/// Evaluates an expression for the settings of the optimizer, whichever it is.
+macro_rules! for_any {
+    ($optimizer:expr, $config:ident => $value:expr) => {
+        match $optimizer {
+            OptimizerConfig::AdamW($config) => $value,
+            OptimizerConfig::Muon($config) => $value,
+            OptimizerConfig::Sgd($config) => $value,
+            OptimizerConfig::Adam($config) => $value,
+            OptimizerConfig::Adan($config) => $value,
+            OptimizerConfig::Lion($config) => $value,
+            OptimizerConfig::RmsProp($config) => $value,
+            OptimizerConfig::Adagrad($config) => $value,
+        }
+    };
+}
+
 impl OptimizerConfig {
     /// Its name in a recipe.
     pub fn name(&self) -> &'static str {
-        match self {
-            Self::AdamW(_) => "adamw",
-            Self::Muon(_) => "muon",
-            Self::Sgd(_) => "sgd",
-            Self::Adam(_) => "adam",
-            Self::Adan(_) => "adan",
-            Self::Lion(_) => "lion",
-            Self::RmsProp(_) => "rmsprop",
-            Self::Adagrad(_) => "adagrad",
-        }
+        self.into()
     }
 
     /// The settings of AdamW, which Muon has too, for the parameters that are no hidden matrices.
@@ -153,16 +161,7 @@ impl OptimizerConfig {
 
     /// The parameter groups.
     pub fn groups(&self) -> &[ParameterGroup] {
-        match self {
-            Self::AdamW(config) => &config.groups,
-            Self::Muon(config) => config.groups(),
-            Self::Sgd(config) => config.groups(),
-            Self::Adam(config) => config.groups(),
-            Self::Adan(config) => config.groups(),
-            Self::Lion(config) => config.groups(),
-            Self::RmsProp(config) => config.groups(),
-            Self::Adagrad(config) => config.groups(),
-        }
+        for_any!(self, config => &config.groups)
     }
 
     /// Checks the settings and the groups.
@@ -172,17 +171,7 @@ impl OptimizerConfig {
     /// [`OptimizerError::Setting`] for the first setting out of its range, [`OptimizerError::Group`] for the first
     /// invalid group, or one that chooses an optimizer where there is one only.
     pub fn check(&self) -> Result<(), OptimizerError> {
-        let settings = match self {
-            Self::AdamW(config) => config.settings(),
-            Self::Muon(config) => config.settings(),
-            Self::Sgd(config) => config.settings(),
-            Self::Adam(config) => config.settings(),
-            Self::Adan(config) => config.settings(),
-            Self::Lion(config) => config.settings(),
-            Self::RmsProp(config) => config.settings(),
-            Self::Adagrad(config) => config.settings(),
-        };
-        check(settings)?;
+        setting::check(for_any!(self, config => config.settings()))?;
         groups::check(self.groups())?;
         if let Self::Muon(config) = self {
             config.check_adamw()?;
@@ -196,61 +185,6 @@ impl OptimizerConfig {
             }
             .into()),
         }
-    }
-}
-
-impl fmt::Display for OptimizerConfig {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-/// A setting to be checked.
-pub(super) struct Setting {
-    name: &'static str,
-    value: f64,
-    is_valid: bool,
-    fits: &'static str,
-}
-
-impl Setting {
-    pub fn new(name: &'static str, value: f64, is_valid: bool, fits: &'static str) -> Self {
-        Self {
-            name,
-            value,
-            is_valid,
-            fits,
-        }
-    }
-}
-
-/// A decay of a mean, in the f32 in which it is used.
-pub(super) fn beta(name: &'static str, value: f64) -> Setting {
-    let is_valid = value >= 0.0 && (value as f32) < 1.0;
-    Setting::new(name, value, is_valid, "at least 0 and below 1")
-}
-
-pub(super) fn above_zero(name: &'static str, value: f64) -> Setting {
-    let is_valid = (value as f32) > 0.0 && (value as f32).is_finite();
-    Setting::new(name, value, is_valid, "above 0 and finite")
-}
-
-pub(super) fn factor(name: &'static str, value: f64) -> Setting {
-    let is_valid = value >= 0.0 && (value as f32).is_finite();
-    Setting::new(name, value, is_valid, "at least 0 and finite")
-}
-
-pub(super) fn weight_decay(value: f64) -> Setting {
-    factor("weight_decay", value)
-}
-
-/// Fails for the first invalid setting.
-pub(super) fn check(settings: Vec<Setting>) -> Result<(), OptimizerError> {
-    match settings.into_iter().find(|setting| !setting.is_valid) {
-        Some(Setting {
-            name, value, fits, ..
-        }) => Err(OptimizerError::Setting { name, value, fits }),
-        None => Ok(()),
     }
 }
 

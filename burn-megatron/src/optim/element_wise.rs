@@ -5,12 +5,11 @@ use burn::optim::{AdamW, AdamWState, AdaptiveMomentumState, Optimizer, RecordSta
 use burn::tensor::{DType, Device, Tensor};
 use burn_megatron_kernels::flat;
 
-use super::OptimizerError;
+use super::error::OptimizerError;
 use super::group_segments::{self, GroupSegment};
 use super::groups::ParameterGroup;
-use super::parallel::ShardOptimizer;
-use super::rules::{ResumableOptimizer, StateTensors};
-use super::state::{OptimizerState, StateKind};
+use super::rule_states::{ResumableOptimizer, StateTensors};
+use super::state::{OptimizerState, ShardOptimizer, StateKind};
 use crate::data_parallel::{
     BucketShard, BucketStep, DistributedDataParallel, Gradients, MemoryCategory, SteppedBucket,
     TrackedAllocation,

@@ -4,9 +4,9 @@ use std::ops::Range;
 
 use burn::module::Module;
 
-use super::OptimizerError;
+use super::error::OptimizerError;
 use super::groups::{self, Multipliers, ParameterGroup};
-use crate::comm::{CommError, ReduceOp};
+use crate::collective::first_on_all;
 use crate::data_parallel::layout::ParameterSlice;
 use crate::data_parallel::{BucketShard, DistributedDataParallel};
 
@@ -56,19 +56,9 @@ fn check_matches<M: Module>(
     if groups.is_empty() {
         return Ok(());
     }
-    let flags: Vec<u8> = (0..groups.len())
-        .map(|group| u8::from(unmatched_here.contains(&group)))
-        .collect();
-    let comm = ddp.groups().pipeline();
-    let everywhere: Vec<u8> = comm.all_reduce(flags.into(), ReduceOp::Min)?.into_vec();
-    match everywhere.iter().position(|unmatched| *unmatched == 1) {
+    let unmatched = (0..groups.len()).map(|group| unmatched_here.contains(&group));
+    match first_on_all(unmatched, ddp.groups().pipeline())? {
         Some(group) => Err(groups::unmatched_error(&groups[group], paths()).into()),
         None => Ok(()),
-    }
-}
-
-impl From<CommError> for OptimizerError {
-    fn from(error: CommError) -> Self {
-        Self::Comm(Box::new(error))
     }
 }

@@ -3,23 +3,17 @@
 use burn::module::Module;
 use burn::tensor::{DType, Tensor};
 
-use super::OptimizerError;
 use super::adamw::ParallelAdamW;
 use super::average::{EmaConfig, WeightAverage};
 use super::config::OptimizerConfig;
 use super::element_wise::ElementWise;
+use super::error::OptimizerError;
+use super::groups::ParameterGroup;
 use super::muon::ParallelMuon;
+use super::rule_states::ResumableOptimizer;
 use super::rules::RuleConfig;
-use super::state::{OptimizerState, StateKind};
-use crate::data_parallel::{
-    BucketShard, BucketStep, DistributedDataParallel, Gradients, Moments, SteppedBucket,
-};
-
-/// An optimizer whose rule needs nothing but this rank's shards.
-pub(crate) trait ShardOptimizer: OptimizerState + Send {
-    /// Steps a bucket, with `factor` times its gradient.
-    fn step_bucket(&mut self, rate: f64, factor: f64, bucket: BucketStep) -> SteppedBucket;
-}
+use super::state::{OptimizerState, ShardOptimizer, StateKind};
+use crate::data_parallel::{BucketShard, DistributedDataParallel, Gradients, Moments};
 
 /// The optimizer that an [`OptimizerConfig`] names, over the parameters of a model, with the average of the weights if
 /// there is one.
@@ -56,12 +50,12 @@ impl ParallelOptimizer {
             OptimizerConfig::Muon(config) => {
                 Implementation::Muon(Box::new(ParallelMuon::new(config, ddp)?))
             }
-            OptimizerConfig::Sgd(config) => element_wise(config, ddp)?,
-            OptimizerConfig::Adam(config) => element_wise(config, ddp)?,
-            OptimizerConfig::Adan(config) => element_wise(config, ddp)?,
-            OptimizerConfig::Lion(config) => element_wise(config, ddp)?,
-            OptimizerConfig::RmsProp(config) => element_wise(config, ddp)?,
-            OptimizerConfig::Adagrad(config) => element_wise(config, ddp)?,
+            OptimizerConfig::Sgd(config) => element_wise(config, &config.groups, ddp)?,
+            OptimizerConfig::Adam(config) => element_wise(config, &config.groups, ddp)?,
+            OptimizerConfig::Adan(config) => element_wise(config, &config.groups, ddp)?,
+            OptimizerConfig::Lion(config) => element_wise(config, &config.groups, ddp)?,
+            OptimizerConfig::RmsProp(config) => element_wise(config, &config.groups, ddp)?,
+            OptimizerConfig::Adagrad(config) => element_wise(config, &config.groups, ddp)?,
         };
         Ok(Self {
             implementation,
@@ -189,13 +183,14 @@ impl OptimizerState for ParallelOptimizer {
 /// One of Burn's optimizers.
 fn element_wise<C, M>(
     config: &C,
+    groups: &[ParameterGroup],
     ddp: &DistributedDataParallel<M>,
 ) -> Result<Implementation, OptimizerError>
 where
     C: RuleConfig,
-    C::Rule: Send,
+    C::Rule: ResumableOptimizer + Send,
     M: Module,
 {
-    let optimizer = ElementWise::new(|decay| config.build(decay), config.groups(), ddp)?;
+    let optimizer = ElementWise::new(|decay| config.build(decay), groups, ddp)?;
     Ok(Implementation::ElementWise(Box::new(optimizer)))
 }

@@ -16,8 +16,8 @@ use burn_megatron_kernels::flat;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::OptimizerError;
-use super::config::{self, Setting};
+use super::error::OptimizerError;
+use super::setting::{self, Setting};
 use crate::collective::to_host;
 use crate::comm::ReduceOp;
 use crate::data_parallel::layout::ParameterSlice;
@@ -52,8 +52,8 @@ impl QkClipConfig {
     /// [`OptimizerError::Setting`] for the first one out of its range.
     pub fn check(&self) -> Result<(), OptimizerError> {
         let is_share = self.alpha > 0.0 && self.alpha < 1.0;
-        config::check(vec![
-            config::above_zero("qk_clip.threshold", self.threshold),
+        setting::check(vec![
+            setting::above_zero("qk_clip.threshold", self.threshold),
             Setting::new("qk_clip.alpha", self.alpha, is_share, "above 0 and below 1"),
         ])
     }

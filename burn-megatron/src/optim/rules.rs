@@ -1,53 +1,35 @@
-//! The element-wise optimizers of Burn: their settings, and their states as flat tensors.
-
-use std::collections::BTreeMap;
+//! The settings of the element-wise optimizers of Burn.
 
 use burn::optim::decay::WeightDecayConfig;
-use burn::optim::momentum::{MomentumConfig, MomentumState};
+use burn::optim::momentum::MomentumConfig;
 use burn::optim::{
-    AdaGrad, AdaGradConfig as BurnAdaGradConfig, AdaGradState, Adam, AdamConfig as BurnAdamConfig,
-    AdamState, Adan, AdanConfig as BurnAdanConfig, AdanState, AdaptiveMomentumState,
-    AdaptiveNesterovMomentumState, CenteredState, Lion, LionConfig as BurnLionConfig, LionState,
-    LrDecayState, Optimizer, RmsProp, RmsPropConfig as BurnRmsPropConfig, RmsPropMomentumState,
-    RmsPropState, Sgd, SgdConfig as BurnSgdConfig, SgdState, SquareAvgState,
+    AdaGrad, AdaGradConfig as BurnAdaGradConfig, Adam, AdamConfig as BurnAdamConfig, AdamW,
+    AdamWConfig as BurnAdamWConfig, Adan, AdanConfig as BurnAdanConfig, Lion,
+    LionConfig as BurnLionConfig, Optimizer, RmsProp, RmsPropConfig as BurnRmsPropConfig, Sgd,
+    SgdConfig as BurnSgdConfig,
 };
-use burn::tensor::Tensor;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::config::{Setting, above_zero, beta, factor, weight_decay};
-use super::groups::ParameterGroup;
-
-/// The tensors of an optimizer's state on a shard, by their names in Burn's record of the state.
-pub type StateTensors = BTreeMap<String, Tensor<1>>;
-
-/// An element-wise optimizer whose state a checkpoint can restore in any layout: its tensors have an element for each
-/// of the parameter, and everything else in it follows from the number of steps.
-pub trait ResumableOptimizer: Optimizer {
-    /// The name of the optimizer, which begins the keys of its state.
-    const NAME: &'static str;
-
-    /// Tensors of its record that are not saved, as the next step does not read them.
-    const UNSAVED: &'static [&'static str] = &[];
-
-    /// The state after `steps` steps, from the tensors that were saved. `None` if one is missing.
-    fn restored(steps: usize, tensors: StateTensors) -> Option<Self::State<1>>;
-}
+use super::error::OptimizerError;
+use super::groups::{self, ParameterGroup};
+use super::setting::{self, Setting, above_zero, beta, factor, weight_decay};
 
 /// Settings of one of Burn's element-wise optimizers.
 pub(super) trait RuleConfig {
     /// The optimizer.
-    type Rule: ResumableOptimizer;
+    type Rule: Optimizer;
 
     /// The optimizer for parameters whose weight decay is multiplied by `decay`.
     fn build(&self, decay: f64) -> Self::Rule;
 
     /// The settings, to be checked.
     fn settings(&self) -> Vec<Setting>;
-
-    /// The parameter groups.
-    fn groups(&self) -> &[ParameterGroup];
 }
+
+/// The epsilon for Burn's AdamW where the setting is 0: the root of the smallest normal f32, below the root of
+/// every normal second moment. It makes the step 0 instead of NaN where no gradient has been received.
+const MIN_EPSILON: f32 = 1.084_202_2e-19;
 
 /// Decay that is added to the gradient.
 fn penalty(weight_decay: f64) -> Option<WeightDecayConfig> {
@@ -106,18 +88,73 @@ impl RuleConfig for SgdConfig {
             weight_decay(self.weight_decay),
         ]
     }
+}
 
-    fn groups(&self) -> &[ParameterGroup] {
-        &self.groups
+/// Settings of AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct AdamWConfig {
+    /// Decay of the first moment.
+    pub beta1: f64,
+    /// Decay of the second moment.
+    pub beta2: f64,
+    /// Added to the root of the second moment.
+    pub epsilon: f64,
+    /// Decoupled weight decay; none for [norms and biases](crate::nn::ParameterEntry::decay), unless a group sets it.
+    pub weight_decay: f64,
+    /// Parameters with another weight decay or learning rate, selected by path patterns.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub groups: Vec<ParameterGroup>,
+}
+
+impl Default for AdamWConfig {
+    fn default() -> Self {
+        Self {
+            beta1: 0.9,
+            beta2: 0.95,
+            epsilon: 1e-8,
+            weight_decay: 0.1,
+            groups: vec![],
+        }
     }
 }
 
-impl ResumableOptimizer for Sgd {
-    const NAME: &'static str = "sgd";
+impl AdamWConfig {
+    /// Checks the settings, in the f32 in which moments are computed, and the groups.
+    ///
+    /// # Errors
+    ///
+    /// [`OptimizerError::Setting`] for the first setting out of its range, [`OptimizerError::Group`] for the
+    /// first invalid group.
+    pub fn check(&self) -> Result<(), OptimizerError> {
+        setting::check(self.settings())?;
+        Ok(groups::check(&self.groups)?)
+    }
+}
 
-    fn restored(_: usize, mut tensors: StateTensors) -> Option<SgdState<1>> {
-        let velocity = tensors.remove("momentum.velocity");
-        Some(SgdState::new(velocity.map(MomentumState::new)))
+impl RuleConfig for AdamWConfig {
+    type Rule = AdamW;
+
+    fn build(&self, decay: f64) -> AdamW {
+        let epsilon = match self.epsilon as f32 {
+            0.0 => MIN_EPSILON,
+            epsilon => epsilon,
+        };
+        BurnAdamWConfig::new()
+            .with_beta_1(self.beta1 as f32)
+            .with_beta_2(self.beta2 as f32)
+            .with_epsilon(epsilon)
+            .with_weight_decay((self.weight_decay * decay) as f32)
+            .build()
+    }
+
+    fn settings(&self) -> Vec<Setting> {
+        vec![
+            beta("beta1", self.beta1),
+            beta("beta2", self.beta2),
+            above_zero("epsilon", self.epsilon),
+            weight_decay(self.weight_decay),
+        ]
     }
 }
 
@@ -173,24 +210,6 @@ impl RuleConfig for AdamConfig {
             above_zero("epsilon", self.epsilon),
             weight_decay(self.weight_decay),
         ]
-    }
-
-    fn groups(&self) -> &[ParameterGroup] {
-        &self.groups
-    }
-}
-
-impl ResumableOptimizer for Adam {
-    const NAME: &'static str = "adam";
-
-    fn restored(steps: usize, mut tensors: StateTensors) -> Option<AdamState<1>> {
-        let [first, second] = ["momentum.moment_1", "momentum.moment_2"];
-        let (first, second) = (tensors.remove(first)?, tensors.remove(second)?);
-        let momentum = AdaptiveMomentumState {
-            max_moment_2: tensors.remove("momentum.max_moment_2"),
-            ..AdaptiveMomentumState::new(steps, first, second)
-        };
-        Some(AdamState::new(momentum))
     }
 }
 
@@ -248,25 +267,6 @@ impl RuleConfig for AdanConfig {
             weight_decay(self.weight_decay),
         ]
     }
-
-    fn groups(&self) -> &[ParameterGroup] {
-        &self.groups
-    }
-}
-
-impl ResumableOptimizer for Adan {
-    const NAME: &'static str = "adan";
-
-    fn restored(steps: usize, mut tensors: StateTensors) -> Option<AdanState<1>> {
-        let mut take = |name: &str| tensors.remove(&format!("momentum.{name}"));
-        Some(AdanState::new(AdaptiveNesterovMomentumState::new(
-            steps,
-            take("exp_avg")?,
-            take("exp_avg_sq")?,
-            take("exp_avg_diff")?,
-            take("neg_pre_grad")?,
-        )))
-    }
 }
 
 /// Settings of Lion (Chen et al. 2023, arXiv:2302.06675): the sign of `beta1 m + (1 - beta1) g`.
@@ -312,18 +312,6 @@ impl RuleConfig for LionConfig {
             beta("beta2", self.beta2),
             weight_decay(self.weight_decay),
         ]
-    }
-
-    fn groups(&self) -> &[ParameterGroup] {
-        &self.groups
-    }
-}
-
-impl ResumableOptimizer for Lion {
-    const NAME: &'static str = "lion";
-
-    fn restored(_: usize, mut tensors: StateTensors) -> Option<LionState<1>> {
-        tensors.remove("momentum").map(LionState::new)
     }
 }
 
@@ -380,28 +368,6 @@ impl RuleConfig for RmsPropConfig {
             weight_decay(self.weight_decay),
         ]
     }
-
-    fn groups(&self) -> &[ParameterGroup] {
-        &self.groups
-    }
-}
-
-impl ResumableOptimizer for RmsProp {
-    const NAME: &'static str = "rmsprop";
-
-    /// It is computed anew from the other two.
-    const UNSAVED: &'static [&'static str] = &["centered.avg"];
-
-    fn restored(_: usize, mut tensors: StateTensors) -> Option<RmsPropState<1>> {
-        let squares = tensors.remove("square_avg.square_avg")?;
-        let mean = tensors.remove("centered.grad_avg");
-        let velocity = tensors.remove("momentum.buf");
-        Some(RmsPropState::new(
-            SquareAvgState::new(squares.clone()),
-            CenteredState::new(mean, squares),
-            velocity.map(RmsPropMomentumState::new),
-        ))
-    }
 }
 
 /// Settings of Adagrad (Duchi et al. 2011), as in PyTorch.
@@ -447,18 +413,5 @@ impl RuleConfig for AdagradConfig {
             above_zero("epsilon", self.epsilon),
             weight_decay(self.weight_decay),
         ]
-    }
-
-    fn groups(&self) -> &[ParameterGroup] {
-        &self.groups
-    }
-}
-
-impl ResumableOptimizer for AdaGrad {
-    const NAME: &'static str = "adagrad";
-
-    fn restored(steps: usize, mut tensors: StateTensors) -> Option<AdaGradState<1>> {
-        let sum = tensors.remove("lr_decay.sum")?;
-        Some(AdaGradState::new(LrDecayState::new(steps, sum)))
     }
 }

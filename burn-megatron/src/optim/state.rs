@@ -2,7 +2,7 @@
 
 use burn::tensor::{DType, Tensor};
 
-use crate::data_parallel::BucketShard;
+use crate::data_parallel::{BucketShard, BucketStep, SteppedBucket};
 
 /// Prefix of a weight's path in the key of its first moment of AdamW.
 pub const FIRST: &str = "adamw.first/";
@@ -39,4 +39,10 @@ pub trait OptimizerState {
 
     /// Restores the shard of a bucket, from tensors as [`tensors`](Self::tensors) returns them, as of `steps` steps.
     fn restore(&mut self, bucket: usize, shard: &BucketShard, tensors: Vec<Tensor<1>>, steps: u64);
+}
+
+/// An optimizer whose rule needs nothing but this rank's shards.
+pub(crate) trait ShardOptimizer: OptimizerState + Send {
+    /// Steps a bucket, with `factor` times its gradient.
+    fn step_bucket(&mut self, rate: f64, factor: f64, bucket: BucketStep) -> SteppedBucket;
 }

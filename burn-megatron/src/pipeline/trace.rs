@@ -19,16 +19,6 @@ pub enum TraceKind {
     Call,
 }
 
-impl TraceKind {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Compute => "compute",
-            Self::Other => "other",
-            Self::Call => "call",
-        }
-    }
-}
-
 /// One event of a rank.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TraceEvent {
@@ -116,7 +106,7 @@ pub fn write_chrome_trace(events: &[TraceEvent], writer: impl Write) -> io::Resu
         row.events.iter().map(move |event| Entry::Span {
             ph: "X",
             name: &event.name,
-            cat: event.kind.name(),
+            cat: event.kind,
             pid: 0,
             tid,
             ts: event.start * MICROSECONDS,
@@ -193,7 +183,7 @@ enum Entry<'a> {
     Span {
         ph: &'static str,
         name: &'a str,
-        cat: &'static str,
+        cat: TraceKind,
         pid: usize,
         tid: usize,
         ts: f64,

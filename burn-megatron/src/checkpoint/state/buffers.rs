@@ -4,11 +4,11 @@
 use burn::module::Module;
 use burn::tensor::{DType, Tensor, TensorData};
 
-use super::check::fits;
+use super::check::{check_missing, has_tensor};
 use super::snapshot::read as bytes_of;
 use super::{MODEL, StateError};
 use crate::checkpoint::{
-    CheckpointError, ElementType, LoadTolerance, TensorMeta, TensorShard, TensorSlice, TensorSource,
+    ElementType, LoadTolerance, TensorMeta, TensorShard, TensorSlice, TensorSource,
 };
 use crate::data_parallel::DistributedDataParallel;
 use crate::nn::moe::ExpertBias;
@@ -39,36 +39,11 @@ pub fn check<M: Module>(
     let mut missing = vec![];
     for (path, bias) in ddp.routers().expert_biases() {
         let TensorMeta { key, shape, .. } = meta(&path, &bias);
-        let of = source.name();
-        match source.tensor(&key) {
-            None => missing.push(key),
-            Some(found) if found.shape != shape => {
-                let (found, wanted) = (found.shape, shape);
-                return Err(CheckpointError::Shape {
-                    of,
-                    key,
-                    found,
-                    wanted,
-                }
-                .into());
-            }
-            Some(found) if !fits(found.dtype, DType::F32, leniency.rounding) => {
-                let (found, wanted) = (found.dtype, DType::F32);
-                return Err(StateError::Type {
-                    of,
-                    key,
-                    found,
-                    wanted,
-                });
-            }
-            Some(_) => {}
+        if !has_tensor(source, &key, &shape, DType::F32, leniency)? {
+            missing.push(key);
         }
     }
-    if missing.is_empty() || leniency.missing {
-        return Ok(());
-    }
-    let of = source.name();
-    Err(CheckpointError::Missing { of, keys: missing }.into())
+    check_missing(missing, source, leniency)
 }
 
 /// Reads this rank's from a [checked](check) source. Those that it does not have keep their values.

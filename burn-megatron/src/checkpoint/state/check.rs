@@ -79,40 +79,66 @@ pub fn check(
                 continue;
             };
             let key = format!("{prefix}{}", entry.path);
-            let Some(meta) = source.tensor(&key) else {
+            if !has_tensor(source, &key, &entry.shape, *dtype, leniency)? {
                 missing.push(key);
-                continue;
-            };
-            let of = source.name();
-            if meta.shape != entry.shape {
-                return Err(CheckpointError::Shape {
-                    of,
-                    key,
-                    found: meta.shape,
-                    wanted: entry.shape.clone(),
-                }
-                .into());
-            }
-            if !fits(meta.dtype, *dtype, leniency.rounding) {
-                return Err(StateError::Type {
-                    of,
-                    key,
-                    found: meta.dtype,
-                    wanted: *dtype,
-                });
             }
         }
     }
-    let of = source.name();
-    if !missing.is_empty() && !leniency.missing {
-        return Err(CheckpointError::Missing { of, keys: missing }.into());
-    }
+    check_missing(missing, source, leniency)?;
     let keys = names.unexpected(keys, wanted);
     if keys.is_empty() || leniency.unexpected {
         Ok(())
     } else {
+        let of = source.name();
         Err(CheckpointError::Unexpected { of, keys }.into())
     }
+}
+
+/// Returns whether a source has a tensor. Fails if its shape is another one, or its type does not fit.
+pub(super) fn has_tensor(
+    source: &dyn TensorSource,
+    key: &str,
+    shape: &[usize],
+    dtype: DType,
+    leniency: LoadTolerance,
+) -> Result<bool, StateError> {
+    let Some(meta) = source.tensor(key) else {
+        return Ok(false);
+    };
+    let (of, key, wanted) = (source.name(), key.to_string(), shape.to_vec());
+    if meta.shape != shape {
+        let found = meta.shape;
+        return Err(CheckpointError::Shape {
+            of,
+            key,
+            found,
+            wanted,
+        }
+        .into());
+    }
+    if !fits(meta.dtype, dtype, leniency.rounding) {
+        let (found, wanted) = (meta.dtype, dtype);
+        return Err(StateError::Type {
+            of,
+            key,
+            found,
+            wanted,
+        });
+    }
+    Ok(true)
+}
+
+/// Fails for tensors that the source does not have, unless that is tolerated.
+pub(super) fn check_missing(
+    keys: Vec<String>,
+    source: &dyn TensorSource,
+    leniency: LoadTolerance,
+) -> Result<(), StateError> {
+    if keys.is_empty() || leniency.missing {
+        return Ok(());
+    }
+    let of = source.name();
+    Err(CheckpointError::Missing { of, keys }.into())
 }
 
 /// Whether a type converts to another: always if no value is rounded, otherwise if `rounding` allows it.

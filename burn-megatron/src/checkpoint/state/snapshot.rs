@@ -78,7 +78,12 @@ impl Snapshot {
         };
         let entries = ddp.table().entries();
         let shards = ddp.shards().iter();
-        let own = write_items(ddp.layout(), entries, rank, ranges(shards.clone()));
+        let own = write_items(
+            ddp.layout(),
+            entries,
+            rank,
+            BucketShard::ranges(shards.clone()),
+        );
         let masters: Vec<_> = ddp.master_dtypes().collect();
         let mut kinds = vec![StateKind::of_all(MODEL, masters.clone())];
         kinds.extend(optimizer.kinds(&masters));
@@ -95,7 +100,12 @@ impl Snapshot {
         }
         if let (Some(layout), Some(table)) = (ddp.saved_frozen(), ddp.frozen_table()) {
             let (shards, values): (Vec<_>, Vec<_>) = ddp.frozen_shards().into_iter().unzip();
-            let own = write_items(layout, table.entries(), rank, ranges(shards.iter()));
+            let own = write_items(
+                layout,
+                table.entries(),
+                rank,
+                BucketShard::ranges(shards.iter()),
+            );
             let kind = StateKind::of_all(MODEL, ddp.frozen_dtypes());
             parts.add(table.entries(), &own, &kind, values)?;
         }
@@ -156,15 +166,6 @@ impl Snapshot {
     }
 }
 
-/// By bucket, the range that a rank optimizes and, in it, the one that it writes.
-fn ranges<'a>(
-    shards: impl Iterator<Item = &'a BucketShard>,
-) -> impl Fn(usize) -> (Range<usize>, Range<usize>) {
-    let range = |shard: &BucketShard| (shard.range.clone(), shard.partition.clone());
-    let ranges: Vec<_> = shards.map(range).collect();
-    move |bucket| ranges[bucket].clone()
-}
-
 /// The state that a rank writes, while it is collected.
 struct SnapshotParts<'a> {
     rank: &'a MeshRank,
@@ -191,7 +192,7 @@ impl SnapshotParts<'_> {
             let shape = entry.shape.clone();
             self.shards.push(TensorShard {
                 tensor: TensorMeta { key, dtype, shape },
-                slice: item.global.clone(),
+                slice: item.shard.global.clone(),
             });
             self.tensors.sources.push(ShardSource {
                 kind: self.tensors.kinds.len(),
@@ -209,7 +210,7 @@ impl LiveTensors {
         let ShardSource { kind, item, shape } = &self.sources[number];
         let tensor = &self.kinds[*kind][item.bucket];
         let size = tensor.dtype().size();
-        for run in item.local.runs(shape) {
+        for run in item.shard.local.runs(shape) {
             let begin = item.source.start + run.in_tensor - item.local_start;
             let (mut at, end) = (begin, begin + run.len);
             while at < end {

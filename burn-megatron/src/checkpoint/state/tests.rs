@@ -171,9 +171,9 @@ proptest! {
                 let (own, _) = ranks.ranges(data, buckets[item.bucket].len());
                 let range = &buckets[item.bucket][own][item.source.clone()];
                 let entry = &entries[item.index];
-                let whole = item.global.runs(&entry.shape);
+                let whole = item.shard.global.runs(&entry.shape);
                 let whole = whole.iter().flat_map(|run| run.in_tensor..run.in_tensor + run.len);
-                let runs = item.local.runs(&entry.local_shape(&rank));
+                let runs = item.shard.local.runs(&entry.local_shape(&rank));
                 let found: Vec<_> = runs.iter().flat_map(|run| {
                     let at = run.in_tensor - item.local_start;
                     range[at..at + run.len].iter()
@@ -221,8 +221,12 @@ fn the_work_is_shared_evenly() {
             bucket: 300_000,
         };
         let written = ranks.written(&entries, true);
-        let elements =
-            |items: &[WriteItem]| items.iter().map(|item| item.global.len()).sum::<usize>();
+        let elements = |items: &[WriteItem]| {
+            items
+                .iter()
+                .map(|item| item.shard.global.len())
+                .sum::<usize>()
+        };
         let shares: Vec<_> = written.iter().map(|(.., items)| elements(items)).collect();
         assert_eq!(shares.iter().sum::<usize>(), all);
         let most = *shares.iter().max().unwrap() as f64;
@@ -293,11 +297,11 @@ fn a_parameter_split_over_two_axes_is_saved_once_and_loaded_by_another_mesh() {
         for item in write_items(&layout, &entries, rank, ranges) {
             let entry = &entries[item.index];
             let values = &buckets[item.bucket][item.source.clone()];
-            let local = item.local.runs(&entry.local_shape(rank));
+            let local = item.shard.local.runs(&entry.local_shape(rank));
             let local = local
                 .iter()
                 .flat_map(|run| run.in_tensor..run.in_tensor + run.len);
-            let global = item.global.runs(&entry.shape);
+            let global = item.shard.global.runs(&entry.shape);
             let global = global
                 .iter()
                 .flat_map(|run| run.in_tensor..run.in_tensor + run.len);
@@ -353,7 +357,7 @@ fn write_items_are_bounded() {
     };
     let (.., items) = ranks.written(&entries, true).swap_remove(0);
     assert!(items.iter().all(|item| item.source.len() <= MAX_ELEMENTS));
-    let len: usize = items.iter().map(|item| item.global.len()).sum();
+    let len: usize = items.iter().map(|item| item.shard.global.len()).sum();
     assert_eq!(len, 50 * 24);
 }
 

@@ -3,7 +3,6 @@
 use burn_megatron_kernels::cuda_graph::memory_id;
 
 use super::super::gradient_tracker::GradientTracker;
-use super::super::sharding_plan::ShardingPlan;
 use super::GradientBuckets;
 
 /// By parameter: the uses in one micro-batch, and the gradients that it has accumulated.
@@ -19,19 +18,19 @@ pub(crate) struct Counted {
 
 impl GradientBuckets {
     /// Gives every bucket its static buffer, which no reduction reads or takes until [`release`](Self::release).
-    pub fn hold(&mut self, plan: &ShardingPlan) {
-        self.wait_until_remaining(plan, 0);
+    pub fn hold(&mut self) {
+        self.wait_until_remaining(0);
         for (number, bucket) in self.buckets.iter_mut().enumerate() {
-            let buffer = bucket.take_buffer(number, plan);
+            let buffer = bucket.take_buffer(number, &self.plan);
             bucket.buffer = Some(buffer);
         }
         self.held = true;
     }
 
     /// Starts the reductions that are ready.
-    pub fn release(&mut self, plan: &ShardingPlan) {
+    pub fn release(&mut self) {
         self.held = false;
-        self.advance(plan);
+        self.advance();
     }
 
     /// Returns the counts so far.
@@ -44,7 +43,8 @@ impl GradientBuckets {
     }
 
     /// Returns the counts of the one micro-batch since `before`, and takes them back: it was captured and did not run.
-    pub fn take_back(&mut self, before: Counted, plan: &ShardingPlan) -> MicroBatchUses {
+    pub fn take_back(&mut self, before: Counted) -> MicroBatchUses {
+        let plan = &self.plan;
         let of = |index: usize| {
             let (number, _) = plan.location(index);
             let at = plan.position(number, index);
@@ -60,7 +60,8 @@ impl GradientBuckets {
     }
 
     /// Counts a micro-batch after its forward has begun.
-    pub fn count(&mut self, uses: &MicroBatchUses, plan: &ShardingPlan) {
+    pub fn count(&mut self, uses: &MicroBatchUses) {
+        let plan = &self.plan;
         for (index, (expected, gradients)) in uses.0.iter().enumerate() {
             (0..*expected).for_each(|_| self.tracker.expect(index));
             let (number, _) = plan.location(index);

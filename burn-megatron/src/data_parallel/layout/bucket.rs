@@ -10,7 +10,7 @@ pub struct Bucket {
     pub unit: usize,
     /// Whether it has a single parameter, which is shared by the first and the last stage.
     pub shared: bool,
-    /// The ranks over which it is sharded; 1 where it is not.
+    /// The ranks over which it is sharded.
     pub shards: usize,
     /// Its elements in the buffer, padding included. Empty if all of its parameters are; then nothing is
     /// communicated.
@@ -83,26 +83,6 @@ impl Bucket {
     /// Elements of each shard, padding included.
     pub fn shard_elements(&self) -> usize {
         self.padded() / self.shards
-    }
-
-    /// The shard of `rank`, in elements from the start of the bucket: the whole bucket if it is not sharded.
-    ///
-    /// # Panics
-    ///
-    /// If the bucket is sharded over fewer ranks.
-    pub fn shard(&self, rank: usize) -> Range<usize> {
-        let rank = match self.shards {
-            1 => 0,
-            shards => {
-                assert!(
-                    rank < shards,
-                    "rank {rank} of a bucket with {shards} shards"
-                );
-                rank
-            }
-        };
-        let elements = self.shard_elements();
-        rank * elements..(rank + 1) * elements
     }
 
     /// The parameter slices in `range`, which is in elements from the start of the bucket. Padding is in no slice.

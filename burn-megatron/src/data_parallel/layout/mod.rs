@@ -44,7 +44,6 @@ pub use write_items::{WriteItem, write_items};
 pub struct BufferLayout {
     /// One buffer per key, in the order of the first parameter of each.
     pub buffers: Vec<FlatBuffer>,
-    rules: BucketRules,
     /// By bucket number: the buffer, and the bucket in that buffer.
     bucket_positions: Vec<(usize, usize)>,
     /// By index in the table.
@@ -117,11 +116,11 @@ impl BufferLayout {
         total.ok_or(LayoutError::ElementCountOverflow {
             buffers: buffers.len(),
         })?;
-        Ok(Self::index(buffers, parameters.len(), *rules))
+        Ok(Self::index(buffers, parameters.len()))
     }
 
     /// Numbers the buckets in the order in which backward finishes them, and locates every parameter.
-    fn index(buffers: Vec<FlatBuffer>, parameters: usize, rules: BucketRules) -> Self {
+    fn index(buffers: Vec<FlatBuffer>, parameters: usize) -> Self {
         let mut buckets: Vec<_> = buffers
             .iter()
             .enumerate()
@@ -148,15 +147,9 @@ impl BufferLayout {
         }
         Self {
             buffers,
-            rules,
             bucket_positions,
             locations,
         }
-    }
-
-    /// The rules of the layout.
-    pub fn rules(&self) -> &BucketRules {
-        &self.rules
     }
 
     /// Elements of all buffers, padding included.

@@ -49,34 +49,21 @@ pub struct BucketRules {
     pub ranks: usize,
     /// Ranks over which a bucket of expert parameters is sharded. `None`: `ranks`.
     pub expert_ranks: Option<usize>,
-    /// Whether buckets are sharded, as for a sharded optimizer. If not, a bucket is one shard, and is padded to
-    /// `align` only.
-    pub sharded: bool,
-    /// Whether bucket sizes are also padded to multiples of 65,536 elements. Requires `sharded`.
+    /// Whether bucket sizes are also padded to multiples of 65,536 elements.
     pub pad_for_bandwidth: bool,
     /// The multiple of elements at which parameters and buckets start. 1: packed.
     pub align: usize,
 }
 
 impl BucketRules {
-    /// Packed buckets of the default size, replicated on all ranks.
-    pub fn replicated(ranks: usize) -> Self {
+    /// Buckets of the default size, sharded over the ranks; parameters start at multiples of 64 elements.
+    pub fn sharded(ranks: usize) -> Self {
         Self {
             size: Some(Self::default_size(ranks)),
             ranks,
             expert_ranks: None,
-            sharded: false,
             pad_for_bandwidth: false,
-            align: 1,
-        }
-    }
-
-    /// Buckets of the default size, sharded over the ranks; parameters start at multiples of 64 elements.
-    pub fn sharded(ranks: usize) -> Self {
-        Self {
-            sharded: true,
             align: PARAMETER_MULTIPLE,
-            ..Self::replicated(ranks)
         }
     }
 
@@ -115,17 +102,15 @@ impl BucketRules {
                 default: Self::default_size(self.ranks),
             }),
             (.., 0) => Err(LayoutError::ZeroAlign),
-            _ if self.pad_for_bandwidth && !self.sharded => Err(LayoutError::UnusedPadding),
             _ => Ok(()),
         }
     }
 
-    /// The shards of a bucket: 1 where buckets are not sharded.
+    /// The shards of a bucket.
     pub(super) fn shards(&self, grid: Grid) -> usize {
-        match (self.sharded, grid) {
-            (false, _) => 1,
-            (true, Grid::Dense) => self.ranks,
-            (true, Grid::Expert) => self.expert_ranks.unwrap_or(self.ranks),
+        match grid {
+            Grid::Dense => self.ranks,
+            Grid::Expert => self.expert_ranks.unwrap_or(self.ranks),
         }
     }
 
@@ -141,14 +126,10 @@ impl BucketRules {
         } else {
             1
         };
-        let multiple = if self.sharded {
-            let shards = ranks.checked_mul(codes);
-            [shards, Some(BUCKET_MULTIPLE), Some(bandwidth)]
-                .into_iter()
-                .try_fold(self.align, |multiple, other| lcm(multiple, other?))
-        } else {
-            Some(self.align)
-        };
+        let shards = ranks.checked_mul(codes);
+        let multiple = [shards, Some(BUCKET_MULTIPLE), Some(bandwidth)]
+            .into_iter()
+            .try_fold(self.align, |multiple, other| lcm(multiple, other?));
         multiple.ok_or(LayoutError::PaddingOverflow {
             ranks,
             align: self.align,
@@ -177,11 +158,6 @@ pub enum LayoutError {
     /// An alignment of 0.
     #[error("invalid alignment: 0 elements, expected at least 1 (packed)")]
     ZeroAlign,
-    /// Padding for bandwidth of buckets that are not sharded.
-    #[error(
-        "padding for bandwidth requires sharded buckets; shard the optimizer, or leave the padding out"
-    )]
-    UnusedPadding,
     /// The padding overflows.
     #[error(
         "the least multiple of {ranks} ranks and of {align} elements overflows {} bits; use fewer ranks or a \

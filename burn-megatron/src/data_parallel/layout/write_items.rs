@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::BufferLayout;
-use crate::nn::{LocalShard, MeshRank, ParameterEntry, TensorSlice, local_shards};
+use crate::nn::{LocalShard, MeshRank, ParameterEntry, local_shards};
 
 /// The most elements that are read or written at once: 64 MiB of f32. Small in tests, whose parameters are
 /// small.
@@ -24,10 +24,8 @@ pub struct WriteItem {
     pub source: Range<usize>,
     /// The flat index of the start of `source` in the rank's local tensor.
     pub local_start: usize,
-    /// The slice of the whole parameter.
-    pub global: TensorSlice,
-    /// The slice of the rank's local tensor.
-    pub local: TensorSlice,
+    /// The slice.
+    pub shard: LocalShard,
 }
 
 /// The slices that `rank` writes. `ranges` gives, per bucket, the range that the rank optimizes and, within
@@ -60,8 +58,7 @@ pub fn write_items(
                     bucket,
                     source: start..start + chunk.len(),
                     local_start: chunk.start,
-                    global: shard.global,
-                    local: shard.local,
+                    shard,
                 };
                 items.extend(shards.filter(|shard| shard.is_first).map(item));
             }

@@ -1,8 +1,8 @@
 //! The memory of a rank's training state, computed before it is allocated.
 //!
 //! With `p` and `g` bytes per element of the parameters and the gradients, `s` of the optimizer state (the
-//! moments, a 4-byte master unless the parameter is its own master, and a 4-byte copy of a 16-bit gradient if
-//! one is kept), and buckets sharded over `d` ranks, a parameter takes
+//! moments, and a 4-byte master unless the parameter is its own master), and buckets sharded over `d` ranks, a
+//! parameter takes
 //!
 //! | stage | bytes | 16-bit, f32 gradients, Adam | f32, Adam |
 //! |---|---|---|---|
@@ -19,154 +19,21 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::config::{DataParallelConfig, Moments};
-use super::layout::{Bucket, BufferKey, BufferLayout, FlatBuffer};
-use crate::comm::DType;
+use super::error::MemoryError;
+use super::layout::{BufferLayout, FlatBuffer};
 pub use crate::mesh::{ParseZeroStageError, ZeroStage};
 
 pub mod host_memory;
+mod rules;
 mod table;
 #[cfg(test)]
 mod tests;
 mod transient_buffers;
 
+pub use rules::MemoryRules;
+use rules::element_bytes;
 pub use table::format_bytes;
-use transient_buffers::{element_bytes, gathered_units, transient_buffers};
-
-/// The training state per parameter, and which of it is sharded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MemoryRules {
-    /// The sharded state.
-    pub stage: ZeroStage,
-    /// Hybrid sharding: the ranks over which a copy is sharded. `None`: those over which the layout shards buckets.
-    pub shards: Option<usize>,
-    /// Whether parameters of less than 32 bits have f32 masters. Wider parameters are their own masters.
-    pub masters: bool,
-    /// Whether the optimizer keeps f32 copies of gradients of less than 32 bits.
-    pub gradient_copies: bool,
-    /// The number of moments of the optimizer: 2 for Adam.
-    pub moments: u8,
-    /// The dtype of the moments.
-    pub moment: DType,
-    /// Whether gradients and gathered parameters have [static buffers](DataParallelConfig::static_buffers).
-    pub static_buffers: bool,
-    /// Whether gradients are summed over several ranks.
-    pub summed: bool,
-    /// The buckets from number 0 on whose masters and moments are on the host; see
-    /// [`OffloadPlan`](super::OffloadPlan).
-    pub offloaded: usize,
-}
-
-impl MemoryRules {
-    /// Adam with f32 moments, f32 masters, and no copies of the gradients.
-    pub fn adam(stage: ZeroStage) -> Self {
-        Self {
-            stage,
-            shards: None,
-            masters: true,
-            gradient_copies: false,
-            moments: 2,
-            moment: DType::F32,
-            static_buffers: false,
-            summed: true,
-            offloaded: 0,
-        }
-    }
-
-    /// The rules of `config`.
-    pub fn of(config: &DataParallelConfig) -> Self {
-        Self {
-            shards: config.hsdp,
-            moments: config.state_tensors,
-            static_buffers: config.static_buffers,
-            moment: match config.moments {
-                Moments::F32 => DType::F32,
-                Moments::Bf16 => DType::BF16,
-            },
-            ..Self::adam(config.zero_stage)
-        }
-    }
-
-    /// Bytes of one moment of an element. Moments of f64 parameters are f64.
-    fn moment_bytes(&self, key: BufferKey) -> u128 {
-        match (self.moment, key.gradient) {
-            (DType::F32, DType::F64) => element_bytes(DType::F64),
-            (moment, _) => element_bytes(moment),
-        }
-    }
-
-    /// The elements of a bucket that one rank steps.
-    pub(super) fn stepped_elements(&self, bucket: &Bucket) -> usize {
-        match (self.stage, self.shards) {
-            (ZeroStage::Replicated, _) => bucket.padded(),
-            (_, None) => bucket.shard_elements(),
-            (_, Some(shards)) => bucket.padded() / shards,
-        }
-    }
-
-    /// Bytes of a bucket's optimizer state that one rank has, if it is on the device.
-    pub(super) fn state_of(&self, buffer: &FlatBuffer, bucket: &Bucket) -> u128 {
-        self.stepped_elements(bucket) as u128 * self.state_bytes(buffer.key)
-    }
-
-    /// Bytes of a bucket's optimizer state on the host, which has a master in any case.
-    fn host_state_of(&self, buffer: &FlatBuffer, bucket: &Bucket) -> u128 {
-        let moments = u128::from(self.moments) * self.moment_bytes(buffer.key);
-        let per_element = element_bytes(buffer.key.gradient) + moments;
-        self.stepped_elements(bucket) as u128 * per_element
-    }
-
-    /// Elements of one rank's shard.
-    fn shard_elements(&self, buffer: &FlatBuffer) -> usize {
-        match self.shards {
-            None => buffer.shard_elements(),
-            Some(shards) => buffer.elements / shards,
-        }
-    }
-
-    /// Bytes of optimizer state per element.
-    fn state_bytes(&self, key: BufferKey) -> u128 {
-        let f32_bytes = element_bytes(DType::F32);
-        let f32_copy = |is_kept: bool, dtype: DType| {
-            if is_kept && element_bytes(dtype) < f32_bytes {
-                f32_bytes
-            } else {
-                0
-            }
-        };
-        let master = if key.quantized && self.masters {
-            // Neither codes nor temporary gathered values can be the master.
-            element_bytes(key.gradient)
-        } else {
-            f32_copy(self.masters, key.parameter)
-        };
-        master
-            + f32_copy(self.gradient_copies, key.gradient)
-            + u128::from(self.moments) * self.moment_bytes(key)
-    }
-}
-
-/// Why the memory cannot be computed.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum MemoryError {
-    /// A stage that requires sharded buckets, with a layout that has none.
-    #[error(
-        "ZeRO stage {stage} requires sharded buckets, but this layout has none; use sharded rules for the \
-         layout, or stage 0"
-    )]
-    NotSharded {
-        /// The stage.
-        stage: ZeroStage,
-    },
-    /// The bytes overflow a `u64`.
-    #[error(
-        "the state of one rank takes {bytes} bytes, which overflows 64 bits; split the model over more ranks"
-    )]
-    Overflow {
-        /// The total.
-        bytes: u128,
-    },
-}
+use transient_buffers::{gathered_units, transient_buffers};
 
 fn is_zero(bytes: &u64) -> bool {
     *bytes == 0
@@ -183,7 +50,7 @@ pub struct MemoryPlan {
     /// Gradients: all, or the rank's shard from stage 2 on. With static buffers all, and over several ranks also their sums: all,
     /// or the rank's shard from stage 1 on.
     pub gradients: u64,
-    /// Masters of 16-bit parameters, f32 copies of 16-bit gradients, and moments: all, or the rank's
+    /// Masters of 16-bit parameters, and moments: all, or the rank's
     /// shard from stage 1 on.
     pub optimizer: u64,
     /// Masters and moments of offloaded buckets, in the memory of the host. Parameters in f32 have a master there
@@ -211,13 +78,9 @@ impl MemoryPlan {
     ///
     /// # Errors
     ///
-    /// [`MemoryError::NotSharded`] from stage 1 on if the layout does not shard its buckets;
     /// [`MemoryError::Overflow`] if the total overflows 64 bits.
     pub fn new(layout: &BufferLayout, rules: &MemoryRules) -> Result<Self, MemoryError> {
         let stage = rules.stage;
-        if stage > ZeroStage::Replicated && !layout.rules().sharded {
-            return Err(MemoryError::NotSharded { stage });
-        }
         let elements = |buffer: &FlatBuffer, sharded_from: ZeroStage| {
             if stage >= sharded_from {
                 rules.shard_elements(buffer) as u128

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use super::{MemoryRules, ZeroStage};
+use super::rules::{MemoryRules, element_bytes};
 use crate::comm::DType;
 use crate::data_parallel::layout::{Bucket, BufferLayout, FlatBuffer};
+use crate::mesh::ZeroStage;
 
 /// The [`buffers`](super::MemoryPlan::buffers) of a plan.
 pub(super) fn transient_buffers(layout: &BufferLayout, rules: &MemoryRules) -> u128 {
@@ -106,9 +107,4 @@ fn largest_adjacent_pair(sizes: &[u128]) -> u128 {
 
 fn bytes(bucket: &Bucket, dtype: DType) -> u128 {
     bucket.padded() as u128 * element_bytes(dtype)
-}
-
-/// Bytes of an element.
-pub(super) fn element_bytes(dtype: DType) -> u128 {
-    dtype.size_of() as u128
 }

@@ -13,7 +13,7 @@ use super::super::bucket_step::{BucketStep, StepFn, SteppedBucket};
 use super::super::error::DataParallelError;
 use super::super::memory_usage::TrackedTensor;
 use super::super::sharding_plan::ShardingPlan;
-use super::Timeline;
+use super::timeline::Timeline;
 use crate::collective::{or_raise, to_host};
 use crate::comm::{CommError, raise};
 use crate::host_link::caught;

@@ -11,63 +11,13 @@
 //!
 //! Rajbhandari et al. 2021, arXiv:2104.07857 (ZeRO-Offload and ZeRO-Infinity).
 
-use std::time::Duration;
-
-use burn::module::Module;
-use serde::{Deserialize, Serialize};
-
-use super::DistributedDataParallel;
 use super::layout::BufferLayout;
 use super::memory::MemoryRules;
-use crate::host_link::{HostTraffic, OffloadRecord, SimulatedHostLink};
 
-mod host_stepper;
+pub(super) mod host_stepper;
 #[cfg(test)]
 mod tests;
 mod timeline;
-
-pub(super) use host_stepper::{HostBucket, HostStepped, HostStepper};
-use timeline::Timeline;
-
-/// The state that is kept in the memory of the host instead of the device.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct OffloadConfig {
-    /// The fraction of the optimizer state, by bytes, from 0 to 1: see [`OffloadPlan`]. Needs the fused AdamW.
-    pub optimizer: f64,
-}
-
-/// Settings of offload that cannot be followed.
-#[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
-pub enum OffloadError {
-    /// A fraction of the optimizer state that is none.
-    #[error("invalid offload.optimizer = {0}: expected a fraction from 0 to 1")]
-    Fraction(f64),
-    /// Masters on the host that the device needs.
-    #[error(
-        "offload.optimizer = {0} moves masters to the host, and with fp8_param_gather the device quantises them in \
-         every step; leave one of them out"
-    )]
-    Fp8(f64),
-}
-
-impl OffloadConfig {
-    /// Checks the settings, beside the setting `fp8_param_gather`.
-    ///
-    /// # Errors
-    ///
-    /// [`OffloadError`] for the first invalid one.
-    pub fn check(&self, fp8_param_gather: bool) -> Result<(), OffloadError> {
-        let fraction = self.optimizer;
-        if !(0.0..=1.0).contains(&fraction) {
-            return Err(OffloadError::Fraction(fraction));
-        }
-        if fraction > 0.0 && fp8_param_gather {
-            return Err(OffloadError::Fp8(fraction));
-        }
-        Ok(())
-    }
-}
 
 /// The offloaded buckets of one rank, and what is transferred for them in a step.
 ///
@@ -102,37 +52,5 @@ impl OffloadPlan {
             plan.down += elements * buffer.key.parameter.size_of() as u64;
         }
         plan
-    }
-}
-
-impl<M: Module> DistributedDataParallel<M> {
-    /// The buckets whose optimizer state is on the host, and what is transferred for them in a step.
-    pub fn offload(&self) -> &OffloadPlan {
-        &self.buffers.plan.offload
-    }
-
-    /// The bytes that were copied between this rank's device and its host in all steps so far.
-    pub fn host_traffic(&self) -> HostTraffic {
-        let host = self.host.as_ref();
-        host.map_or_else(HostTraffic::default, |host| host.timeline().traffic())
-    }
-
-    /// Records the transfers of the next steps over a simulated link between device and host, where the step of a
-    /// bucket takes so long on the host and on the device. Without offloaded buckets there are none.
-    pub fn simulate_host_link(
-        &self,
-        link: SimulatedHostLink,
-        host_step: Duration,
-        device_step: Duration,
-    ) {
-        if let Some(host) = &self.host {
-            host.timeline().simulate(link, host_step, device_step);
-        }
-    }
-
-    /// Takes what was recorded since the last call; nothing without a [simulated link](Self::simulate_host_link).
-    pub fn take_offload_record(&self) -> OffloadRecord {
-        let host = self.host.as_ref();
-        host.map_or_else(OffloadRecord::default, |host| host.timeline().take_record())
     }
 }

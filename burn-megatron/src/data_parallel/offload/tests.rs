@@ -6,17 +6,20 @@ use std::time::{Duration, Instant};
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor};
 
-use super::host_stepper::HostBucket;
+use super::host_stepper::{HostBucket, HostStepper};
 use super::*;
 use crate::comm::DType::{BF16, F32};
 use crate::comm::{ParallelContext, World};
 use crate::data_parallel::layout::{BucketRules, BufferLayout, ParameterSize};
-use crate::data_parallel::memory::{MemoryPlan, ZeroStage};
+use crate::data_parallel::memory::MemoryPlan;
 use crate::data_parallel::memory_usage::TrackedTensor;
 use crate::data_parallel::{
-    DataParallelConfig, DistributedDataParallel, MemoryCategory, StepFn, SteppedBucket,
+    DataParallelConfig, DistributedDataParallel, MemoryCategory, OffloadConfig, StepFn,
+    SteppedBucket,
 };
 use crate::host_link::OffloadEventKind::{self, DeviceStep, GradientUp, HostStep, ParametersDown};
+use crate::host_link::{HostTraffic, OffloadRecord, SimulatedHostLink};
+use crate::mesh::ZeroStage;
 use crate::nn::ParallelModule;
 use crate::optim::{AdamWConfig, ParallelAdamW};
 

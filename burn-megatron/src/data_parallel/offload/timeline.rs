@@ -53,15 +53,9 @@ impl Timeline {
     pub fn up(&self, bucket: usize, bytes: u64, ready: Duration) -> Duration {
         let state = &mut *self.0.lock();
         state.traffic.up += bytes;
-        let time = state.link.map(|link| link.transfer_time(bytes));
-        let end = state.event(
-            OffloadEventKind::GradientUp,
-            [bucket, bytes as usize],
-            ready.max(state.up_free),
-            time,
-        );
-        state.up_free = end;
-        end
+        let start = ready.max(state.up_free);
+        state.up_free = state.transfer(OffloadEventKind::GradientUp, bucket, bytes, start);
+        state.up_free
     }
 
     /// The host has made a step with a gradient that arrived at `ready`; returns when.
@@ -69,32 +63,24 @@ impl Timeline {
         let state = &mut *self.0.lock();
         let time = state.link.map(|_| state.host_time);
         let start = ready.max(state.host_free);
-        let end = state.event(OffloadEventKind::HostStep, [bucket, 0], start, time);
-        state.host_free = end;
-        end
+        state.host_free = state.event(OffloadEventKind::HostStep, bucket, 0, start, time);
+        state.host_free
     }
 
     /// Parameters that were stepped at `ready` have been copied; returns when they have arrived.
     pub fn down(&self, bucket: usize, bytes: u64, ready: Duration) -> Duration {
         let state = &mut *self.0.lock();
         state.traffic.down += bytes;
-        let time = state.link.map(|link| link.transfer_time(bytes));
-        let end = state.event(
-            OffloadEventKind::ParametersDown,
-            [bucket, bytes as usize],
-            ready.max(state.down_free),
-            time,
-        );
-        state.down_free = end;
-        end
+        let start = ready.max(state.down_free);
+        state.down_free = state.transfer(OffloadEventKind::ParametersDown, bucket, bytes, start);
+        state.down_free
     }
 
     /// The device has stepped a bucket.
     pub fn device_step(&self, bucket: usize) {
         let state = &mut *self.0.lock();
         let time = state.link.map(|_| state.device_time);
-        let start = state.now;
-        state.now = state.event(OffloadEventKind::DeviceStep, [bucket, 0], start, time);
+        state.now = state.event(OffloadEventKind::DeviceStep, bucket, 0, state.now, time);
     }
 
     /// The rank has waited for what arrived at `done`.
@@ -106,11 +92,24 @@ impl Timeline {
 }
 
 impl State {
+    /// Records a transfer over the simulated link; returns its end.
+    fn transfer(
+        &mut self,
+        kind: OffloadEventKind,
+        bucket: usize,
+        bytes: u64,
+        start: Duration,
+    ) -> Duration {
+        let time = self.link.map(|link| link.transfer_time(bytes));
+        self.event(kind, bucket, bytes, start, time)
+    }
+
     /// Records an event of a simulated link; returns its end.
     fn event(
         &mut self,
         kind: OffloadEventKind,
-        [bucket, bytes]: [usize; 2],
+        bucket: usize,
+        bytes: u64,
         start: Duration,
         time: Option<Duration>,
     ) -> Duration {
@@ -119,7 +118,7 @@ impl State {
         self.record.events.push(OffloadEvent {
             kind,
             number: bucket,
-            bytes: bytes as u64,
+            bytes,
             start,
             end,
         });

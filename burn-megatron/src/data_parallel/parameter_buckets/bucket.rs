@@ -5,11 +5,11 @@ use std::sync::Arc;
 use burn::tensor::Tensor;
 use burn_megatron_kernels::flat;
 
-use super::super::memory::ZeroStage;
 use super::super::memory_usage::{MemoryCategory, TrackedAllocation, TrackedTensor};
 use super::super::quantized::Fp8Weights;
 use super::super::sharding_plan::{ParameterFormat, ShardingPlan};
 use crate::collective::{PendingTensor, start_all_gather};
+use crate::mesh::ZeroStage;
 
 #[derive(Default)]
 pub(super) struct ParameterBucket {
@@ -132,15 +132,13 @@ impl ParameterBucket {
                 std::mem::take(&mut self.model_params)
         {
             let gathered = pending.wait();
-            let gathered = match self.static_params.take() {
+            let tensor = match self.static_params.take() {
                 Some(memory) => flat::accumulate(memory, 0, gathered, false),
                 None => gathered,
             };
-            let flat = Some(TrackedTensor::from_parts(gathered, allocation));
-            let plan = plan.clone();
             self.model_params = ParamState::Unsharded(Arc::new(UnshardedParams {
-                flat,
-                plan,
+                flat: Some(TrackedTensor { tensor, allocation }),
+                plan: plan.clone(),
                 _unit: Some(unit),
             }));
         }

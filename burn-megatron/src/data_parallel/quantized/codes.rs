@@ -3,7 +3,7 @@
 use burn::tensor::{DType, FloatDType, Int, Tensor};
 use burn_megatron_kernels::fp8::{self, Fp8Matrix};
 
-use super::{Fp8Weights, PendingGather};
+use super::Fp8Weights;
 use crate::collective::{self, CollectiveOp, start_all_gather_packed_coalesced};
 use crate::comm::ReduceOp;
 use crate::data_parallel::layout::BucketParameter;
@@ -34,17 +34,9 @@ pub(in crate::data_parallel) fn start(
     let words: Vec<_> = masters.iter().map(encode_bucket).collect();
     let pending = start_all_gather_packed_coalesced(words, &groups.shard).into_iter();
     let gathering = |((pending, descales), (number, _)): ((_, _), &(usize, Tensor<1>))| {
-        let allocation = plan
-            .usage
-            .track(MemoryCategory::Buffers, plan.elements(*number));
-        let pending = Box::new(pending);
-        Fp8Weights::GatheringCodes(
-            PendingGather {
-                pending,
-                allocation,
-            },
-            descales,
-        )
+        let bytes = plan.elements(*number);
+        let allocation = plan.usage.track(MemoryCategory::Buffers, bytes);
+        Fp8Weights::GatheringCodes(Box::new(pending), allocation, descales)
     };
     pending.zip(descales).zip(masters).map(gathering).collect()
 }

@@ -25,9 +25,9 @@ use std::sync::Arc;
 use burn::tensor::Tensor;
 
 use super::memory_usage::{MemoryCategory, TrackedAllocation};
-use super::sharding_plan::{ParameterFormat, ShardingPlan};
+use super::sharding_plan::ShardingPlan;
 use crate::collective::{PendingPacked, PendingTensor};
-use crate::nn::fp8::{QuantizedWeight, WeightQuantizer};
+use crate::nn::fp8::QuantizedWeight;
 
 mod codes;
 mod quantized_bytes;
@@ -43,10 +43,10 @@ pub(super) enum Fp8Weights {
     /// Out of date, or the bucket has none.
     #[default]
     Stale,
-    /// An all-gather of codes is in flight; with the descale of each weight.
-    GatheringCodes(PendingGather<PendingPacked>, Vec<Tensor<1>>),
-    /// An all-gather of values is in flight.
-    GatheringValues(PendingGather<PendingTensor<1>>),
+    /// An all-gather of codes is in flight; with its memory, and the descale of each weight.
+    GatheringCodes(Box<PendingPacked>, TrackedAllocation, Vec<Tensor<1>>),
+    /// An all-gather of values is in flight; with its memory.
+    GatheringValues(Box<PendingTensor<1>>, TrackedAllocation),
     /// One per parameter of the bucket.
     Ready {
         weights: Vec<Arc<QuantizedWeight>>,
@@ -54,31 +54,16 @@ pub(super) enum Fp8Weights {
     },
 }
 
-/// A gather in flight, and its memory.
-pub(super) struct PendingGather<P> {
-    pending: Box<P>,
-    allocation: TrackedAllocation,
-}
-
 impl Fp8Weights {
     /// Returns the weights; waits for a gather in flight, and quantises its result.
     pub fn wait(&mut self, number: usize, plan: &ShardingPlan) -> &[Arc<QuantizedWeight>] {
         *self = match std::mem::take(self) {
-            Self::GatheringCodes(
-                PendingGather {
-                    pending,
-                    allocation,
-                },
-                descales,
-            ) => {
+            Self::GatheringCodes(pending, allocation, descales) => {
                 let weights = codes::weights(number, &pending.wait(), descales, plan);
                 drop(allocation);
                 Self::ready(weights, plan)
             }
-            Self::GatheringValues(PendingGather {
-                pending,
-                allocation,
-            }) => {
+            Self::GatheringValues(pending, allocation) => {
                 let values = pending.wait();
                 let weights = values::weights(number, &values, plan);
                 values::discard(number, values, plan);
@@ -95,12 +80,12 @@ impl Fp8Weights {
 
     /// Whether a gather of values is in flight.
     pub fn is_gathering_values(&self) -> bool {
-        matches!(self, Self::GatheringValues(_))
+        matches!(self, Self::GatheringValues(..))
     }
 
     /// Whether a gather is in flight.
     pub fn is_gathering(&self) -> bool {
-        matches!(self, Self::GatheringCodes(..) | Self::GatheringValues(_))
+        matches!(self, Self::GatheringCodes(..) | Self::GatheringValues(..))
     }
 
     fn ready(weights: Vec<QuantizedWeight>, plan: &ShardingPlan) -> Self {
@@ -110,14 +95,5 @@ impl Fp8Weights {
             weights: weights.into_iter().map(Arc::new).collect(),
             _allocation: plan.usage.track(MemoryCategory::Parameters, bytes),
         }
-    }
-}
-
-/// The format of the weights of a quantizer.
-pub(super) fn parameter_format(quantizer: &dyn WeightQuantizer) -> ParameterFormat {
-    if quantizer.has_one_scale() {
-        ParameterFormat::Fp8PerTensor
-    } else {
-        ParameterFormat::Fp8Blockwise
     }
 }

@@ -2,12 +2,12 @@
 
 use burn::tensor::{FloatDType, Tensor};
 
-use super::{Fp8Weights, PendingGather};
+use super::Fp8Weights;
 use crate::collective::start_all_gather;
 use crate::data_parallel::layout::BucketParameter;
-use crate::data_parallel::memory::ZeroStage;
 use crate::data_parallel::memory_usage::MemoryCategory;
 use crate::data_parallel::sharding_plan::ShardingPlan;
+use crate::mesh::ZeroStage;
 use crate::nn::fp8::QuantizedWeight;
 
 /// Starts to gather the values of a bucket in the dtype of the model, from this rank's master shard.
@@ -29,14 +29,10 @@ pub(in crate::data_parallel) fn start(
     } else {
         MemoryCategory::Gradients
     };
-    let allocation = plan
-        .usage
-        .track(category, plan.elements(number) * dtype.size());
-    let pending = Box::new(start_all_gather(shard, 0, &plan.groups(number).shard));
-    Fp8Weights::GatheringValues(PendingGather {
-        pending,
-        allocation,
-    })
+    let bytes = plan.elements(number) * dtype.size();
+    let allocation = plan.usage.track(category, bytes);
+    let pending = start_all_gather(shard, 0, &plan.groups(number).shard);
+    Fp8Weights::GatheringValues(Box::new(pending), allocation)
 }
 
 /// Both copies of each weight of a bucket, from its gathered values.

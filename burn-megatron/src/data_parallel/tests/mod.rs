@@ -1,7 +1,7 @@
 //! Which ranks are summed, and what is refused. Gradients are `2^rank`, so that every set of ranks has
 //! a different sum.
 
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use burn::module::{Module, ModuleMapper, Param};
 use burn::nn::{Dropout, DropoutConfig, Linear, LinearConfig};

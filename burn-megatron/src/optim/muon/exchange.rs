@@ -10,7 +10,7 @@ use crate::collective::{Comm, all_to_all};
 use crate::comm::{CommError, all_gather_bytes};
 use crate::data_parallel::layout::write_items;
 use crate::data_parallel::{BucketShard, DistributedDataParallel};
-use crate::nn::{ParameterEntry, TensorSlice, local_shards};
+use crate::nn::{LocalShard, ParameterEntry, TensorSlice, local_shards};
 
 /// A matrix: a parameter, or a part of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -93,16 +93,8 @@ pub(super) fn owners(matrices: &[Matrix], ranks: usize) -> Vec<usize> {
     owners
 }
 
-/// A slice of a parameter on a rank.
-#[derive(Clone)]
-struct Piece {
-    global: TensorSlice,
-    /// Its place in the rank's part of the parameter.
-    local: TensorSlice,
-}
-
-/// The pieces of a rank, by parameter.
-type Pieces = BTreeMap<usize, Vec<Piece>>;
+/// Slices that a rank holds, by parameter.
+type Pieces = BTreeMap<usize, Vec<LocalShard>>;
 
 /// The places of pieces in their parameters, as the ranks tell each other.
 type Places = Vec<(usize, TensorSlice)>;
@@ -250,7 +242,7 @@ impl MatrixExchange {
             let blocks = of(owner).flat_map(|matrix| {
                 let here = pieces.get(&matrix.index).into_iter().flatten();
                 let number = numbers.get(&matrix.index).copied();
-                here.filter_map(move |piece| Some((number?, piece.intersection(&matrix.slice)?)))
+                here.filter_map(move |piece| Some((number?, intersection(piece, &matrix.slice)?)))
             });
             let block = |(number, slice): (usize, TensorSlice)| {
                 let part: &Part = &parts[number];
@@ -348,17 +340,15 @@ impl Route {
     }
 }
 
-impl Piece {
-    /// The place, in the rank's part of the parameter, of what is in a matrix too.
-    fn intersection(&self, matrix: &TensorSlice) -> Option<TensorSlice> {
-        let both = self.global.intersection(matrix)?;
-        let mut local = self.local.clone();
-        for (dim, offset) in local.offset.iter_mut().enumerate() {
-            *offset += both.offset[dim] - self.global.offset[dim];
-        }
-        local.shape = both.shape;
-        Some(local)
+/// The place, in the rank's part of the parameter, of what is in a matrix too.
+fn intersection(piece: &LocalShard, matrix: &TensorSlice) -> Option<TensorSlice> {
+    let both = piece.global.intersection(matrix)?;
+    let mut local = piece.local.clone();
+    for (dim, offset) in local.offset.iter_mut().enumerate() {
+        *offset += both.offset[dim] - piece.global.offset[dim];
     }
+    local.shape = both.shape;
+    Some(local)
 }
 
 /// This rank's elements of the chosen parameters, in the order of its shards, and their numbers by parameter.
@@ -391,21 +381,12 @@ fn parts<M: Module>(
 
 /// Returns the pieces that this rank sends to the owners, so that each element is sent once.
 fn sent<M: Module>(chosen: &[bool], ddp: &DistributedDataParallel<M>) -> Pieces {
-    let (shards, rank) = (ddp.shards(), ddp.groups().mesh_rank());
-    let ranges = |bucket: usize| {
-        let BucketShard {
-            range, partition, ..
-        } = &shards[bucket];
-        (range.clone(), partition.clone())
-    };
+    let (entries, rank) = (ddp.table().entries(), ddp.groups().mesh_rank());
+    let ranges = BucketShard::ranges(ddp.shards().iter());
     let mut pieces = Pieces::new();
-    for item in write_items(ddp.layout(), ddp.table().entries(), rank, ranges) {
+    for item in write_items(ddp.layout(), entries, rank, ranges) {
         if chosen[item.index] {
-            let (global, local) = (item.global, item.local);
-            pieces
-                .entry(item.index)
-                .or_default()
-                .push(Piece { global, local });
+            pieces.entry(item.index).or_default().push(item.shard);
         }
     }
     pieces
@@ -418,10 +399,6 @@ fn stepped<M: Module>(chosen: &[bool], ddp: &DistributedDataParallel<M>) -> Piec
     for slice in ddp.shards().iter().flat_map(|shard| &shard.slices) {
         if chosen[slice.index] {
             let shards = local_shards(&entries[slice.index], rank, slice.parameter_range.clone());
-            let shards = shards.into_iter().map(|shard| Piece {
-                global: shard.global,
-                local: shard.local,
-            });
             pieces.entry(slice.index).or_default().extend(shards);
         }
     }
@@ -430,15 +407,13 @@ fn stepped<M: Module>(chosen: &[bool], ddp: &DistributedDataParallel<M>) -> Piec
 
 /// The places of the pieces of all ranks.
 fn gather(pieces: &Pieces, comm: &Comm) -> Result<Vec<Places>, CommError> {
-    let places = |(index, pieces): (&usize, &Vec<Piece>)| -> Places {
-        pieces
-            .iter()
-            .map(|piece| (*index, piece.global.clone()))
-            .collect()
+    let places = |(index, pieces): (&usize, &Vec<LocalShard>)| -> Places {
+        let places = pieces.iter().map(|piece| (*index, piece.global.clone()));
+        places.collect()
     };
     let own: Places = pieces.iter().flat_map(places).collect();
-    let text = |own: &Places| serde_json::to_vec(own);
-    let own = text(&own).unwrap_or_else(|error| unreachable!("places are JSON: {error}"));
+    let own = serde_json::to_vec(&own);
+    let own = own.unwrap_or_else(|error| unreachable!("places are JSON: {error}"));
     let all = all_gather_bytes(&**comm, &own)?;
     let read = |bytes: &Vec<u8>| {
         serde_json::from_slice(bytes)

@@ -12,13 +12,13 @@ use burn_megatron_kernels::flat;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::adamw::burn_adamw;
-use super::config::{self, Setting};
 use super::element_wise::ElementWise;
+use super::error::OptimizerError;
 use super::group_segments::{self, GroupSegment};
 use super::groups::{self, GroupError, GroupOptimizer, ParameterGroup};
+use super::rules::{AdamWConfig, RuleConfig};
+use super::setting::{self, Setting};
 use super::state::{FIRST, OptimizerState, SECOND, StateKind};
-use super::{AdamWConfig, OptimizerError};
 use crate::data_parallel::{
     BucketShard, DistributedDataParallel, Gradients, MemoryCategory, TrackedAllocation,
 };
@@ -94,17 +94,12 @@ impl Default for MuonConfig {
 }
 
 impl MuonConfig {
-    /// The parameter groups.
-    pub(super) fn groups(&self) -> &[ParameterGroup] {
-        &self.groups
-    }
-
     pub(super) fn settings(&self) -> Vec<Setting> {
         let steps = (1..100).contains(&self.ns_steps);
         let mut settings = vec![
-            config::beta("momentum", self.momentum),
+            setting::beta("momentum", self.momentum),
             Setting::new("ns_steps", self.ns_steps as f64, steps, "from 1 to 99"),
-            config::weight_decay(self.weight_decay),
+            setting::weight_decay(self.weight_decay),
         ];
         settings.extend(self.adamw.settings());
         settings
@@ -174,7 +169,7 @@ impl ParallelMuon {
         config: &MuonConfig,
         ddp: &DistributedDataParallel<M>,
     ) -> Result<Self, OptimizerError> {
-        config::check(config.settings())?;
+        setting::check(config.settings())?;
         config.check_adamw()?;
         let chosen = config.choose(ddp.table().entries())?;
         let segments = group_segments::bucket_segments(&config.groups, ddp)?;
@@ -193,13 +188,12 @@ impl ParallelMuon {
             bytes += elements.sum::<usize>() * shard.dtype.size();
             matrices.push(own);
         }
-        let build = |decay: f64| burn_adamw(&config.adamw, decay);
         let masters = ddp.master_dtypes().zip(&chosen);
         let mut of_matrices = masters.filter(|(_, chosen)| **chosen);
         let is_f64 = of_matrices.any(|(dtype, _)| dtype == DType::F64);
         Ok(Self {
             config: config.clone(),
-            rest: ElementWise::of_segments(build, rest, ddp)?,
+            rest: ElementWise::of_segments(|decay| config.adamw.build(decay), rest, ddp)?,
             exchange: MatrixExchange::new(&chosen, ddp)?,
             _allocation: ddp.usage().track(MemoryCategory::Optimizer, bytes),
             matrices,

@@ -290,15 +290,7 @@ impl<'a> Engine<'a> {
     pub fn run(&self, model: &impl Stage) -> Result<EngineRun, EngineError> {
         let keys =
             (0..self.schedule.micro_batches()).map(|micro_batch| model.shape_key(micro_batch));
-        let p2p = self.p2p_communicator(keys.collect());
-        let mut state = EngineState::new(
-            self.schedule,
-            p2p,
-            &self.device,
-            self.sink.clone(),
-            self.deferred_wgrad,
-            self.loss_scale.clone(),
-        );
+        let mut state = EngineState::new(self, self.p2p_communicator(keys.collect()));
         state.begin().map_err(|source| EngineError::Begin {
             rank: self.comm.rank(),
             source: Box::new(source),

@@ -1,18 +1,17 @@
 //! The state of the engine between actions: graphs, activations, gradients.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 
-use burn::tensor::{Device, Tensor};
+use burn::tensor::Tensor;
 
-use super::super::schedule::{Action, ActionKind, Schedule};
+use super::super::schedule::{Action, ActionKind};
 use super::p2p::P2pCommunicator;
-use super::{DeferredWgrad, Stage, StageOutput};
+use super::{Engine, Stage, StageOutput};
 use crate::comm::CommError;
+use crate::nn::ScheduleNodes;
 use crate::nn::gradient_slot::GradientSlot;
-use crate::nn::hook::{Deferred, DeferringSink, with_anchor};
+use crate::nn::hook::{Deferred, with_anchor};
 use crate::nn::schedule_nodes::{BackwardEnd, BackwardNodes, Cut, LeftWgrads, NodeRun, new_anchor};
-use crate::nn::{LossFactor, ScheduleNodes};
 
 /// A stage and a micro-batch.
 type MicroBatchKey = (usize, usize);
@@ -35,9 +34,7 @@ struct StageBackward {
 }
 
 pub(super) struct EngineState<'a> {
-    schedule: &'a Schedule,
-    device: &'a Device,
-    sink: Arc<dyn DeferringSink>,
+    engine: &'a Engine<'a>,
     p2p: P2pCommunicator<'a>,
     graphs: HashMap<MicroBatchKey, StageGraph>,
     /// Weight gradients that an input gradient left for its weight gradient action.
@@ -50,27 +47,16 @@ pub(super) struct EngineState<'a> {
     /// Whether this rank has pairs.
     in_nodes: bool,
     peak: usize,
-    deferred_wgrad: Option<DeferredWgrad>,
-    loss_scale: LossFactor,
     /// Gradients of the weight that is deferred to the cool-down.
     deferred_wgrads: Vec<Deferred>,
 }
 
 impl<'a> EngineState<'a> {
-    pub fn new(
-        schedule: &'a Schedule,
-        p2p: P2pCommunicator<'a>,
-        device: &'a Device,
-        sink: Arc<dyn DeferringSink>,
-        deferred_wgrad: Option<DeferredWgrad>,
-        loss_scale: LossFactor,
-    ) -> Self {
-        let mut actions = schedule.actions(p2p.rank()).iter();
+    pub fn new(engine: &'a Engine<'a>, p2p: P2pCommunicator<'a>) -> Self {
+        let mut actions = engine.schedule.actions(p2p.rank()).iter();
         let in_nodes = actions.any(|action| action.kind == ActionKind::PairedForward);
         Self {
-            schedule,
-            device,
-            sink,
+            engine,
             p2p,
             graphs: HashMap::new(),
             pending_wgrads: HashMap::new(),
@@ -79,8 +65,6 @@ impl<'a> EngineState<'a> {
             losses: vec![],
             in_nodes,
             peak: 0,
-            deferred_wgrad,
-            loss_scale,
             deferred_wgrads: vec![],
         }
     }
@@ -103,7 +87,7 @@ impl<'a> EngineState<'a> {
         let key = (action.stage, action.micro_batch);
         match (
             action.kind,
-            self.schedule.peer(action),
+            self.engine.schedule.peer(action),
             action.counterpart(),
         ) {
             (ActionKind::Forward | ActionKind::PairedForward, ..) => {
@@ -115,7 +99,7 @@ impl<'a> EngineState<'a> {
             }
             (ActionKind::WeightGradient, ..) => {
                 for (index, gradient) in self.pending_wgrads.remove(&key).unwrap_or_default() {
-                    self.sink.accumulate_later(index, gradient);
+                    self.engine.sink.accumulate_later(index, gradient);
                 }
             }
             (ActionKind::SendActivation, Some(to), Some(at)) => {
@@ -129,7 +113,7 @@ impl<'a> EngineState<'a> {
             (ActionKind::ReceiveActivation | ActionKind::ReceiveGradient, Some(from), _) => {
                 self.p2p.start_receive(from, action)?;
             }
-            (ActionKind::ReduceGradients, ..) => self.sink.close_stage(action.stage),
+            (ActionKind::ReduceGradients, ..) => self.engine.sink.close_stage(action.stage),
             (_, None, _) | (_, _, None) => {
                 unreachable!(
                     "a valid schedule sends to another rank: {}",
@@ -176,7 +160,7 @@ impl<'a> EngineState<'a> {
     /// Computes the deferred weight gradients, in order.
     pub fn compute_deferred_wgrads(&mut self) {
         for (index, gradient) in self.deferred_wgrads.drain(..) {
-            self.sink.accumulate_later(index, gradient);
+            self.engine.sink.accumulate_later(index, gradient);
         }
     }
 
@@ -188,14 +172,14 @@ impl<'a> EngineState<'a> {
         beside: Option<BackwardNodes>,
     ) -> Option<BackwardNodes> {
         let (stage, micro_batch) = key;
-        self.sink.begin_stage(stage);
+        self.engine.sink.begin_stage(stage);
         let in_graphs = self.graphs.len() + self.pending_wgrads.len() + 1;
         self.peak = self.peak.max(in_graphs + usize::from(beside.is_some()));
         let input = (stage > 0).then(|| {
             let received = expect_present(self.activations.remove(&key));
             Tensor::from_inner(received).require_grad()
         });
-        let anchor = new_anchor(self.device);
+        let anchor = new_anchor(&self.engine.device);
         let nodes = ScheduleNodes::new(anchor.clone(), beside);
         let output = with_anchor(&anchor, || {
             if self.in_nodes {
@@ -214,7 +198,7 @@ impl<'a> EngineState<'a> {
             }
             StageOutput::Loss(loss) => {
                 self.losses.push(loss.clone().inner());
-                (self.loss_scale.scale(loss), None)
+                (self.engine.loss_scale.scale(loss), None)
             }
         };
         let graph = StageGraph {
@@ -240,16 +224,16 @@ impl<'a> EngineState<'a> {
             let gradient = expect_present(self.gradients.remove(&key));
             slot.set(gradient.into_dispatch());
         }
-        let leaves = match (action.kind, self.deferred_wgrad) {
+        let leaves = match (action.kind, self.engine.deferred_wgrad) {
             (ActionKind::InputGradient, _) => LeftWgrads::All,
-            (_, Some(deferred)) if action.stage + 1 == self.schedule.stages() => {
+            (_, Some(deferred)) if action.stage + 1 == self.engine.schedule.stages() => {
                 LeftWgrads::Of(deferred.index)
             }
             _ => LeftWgrads::None,
         };
         StageBackward {
             key,
-            nodes: BackwardNodes::new(root, cuts, self.sink.clone(), leaves),
+            nodes: BackwardNodes::new(root, cuts, self.engine.sink.clone(), leaves),
             input,
         }
     }
@@ -274,7 +258,7 @@ impl<'a> EngineState<'a> {
             let gradient = gradient.unwrap_or_else(|| input.inner().zeros_like());
             self.gradients.insert((stage - 1, micro_batch), gradient);
         }
-        match (action.kind, self.deferred_wgrad) {
+        match (action.kind, self.engine.deferred_wgrad) {
             (ActionKind::InputGradient, _) => {
                 self.pending_wgrads.insert(key, left);
             }
@@ -292,7 +276,7 @@ impl<'a> EngineState<'a> {
             } else {
                 // Keeps the order of the sum: deferred gradients first.
                 self.compute_deferred_wgrads();
-                self.sink.accumulate_later(index, gradient);
+                self.engine.sink.accumulate_later(index, gradient);
             }
         }
     }

@@ -3,8 +3,10 @@
 use std::fmt;
 use std::str::FromStr;
 
+use strum::VariantArray;
+
 /// The kind of an [`Action`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, VariantArray)]
 pub enum ActionKind {
     /// Computes the stage's output from its input.
     Forward,
@@ -34,18 +36,7 @@ pub enum ActionKind {
 
 impl ActionKind {
     /// Every kind.
-    pub const ALL: [ActionKind; 10] = [
-        ActionKind::Forward,
-        ActionKind::PairedForward,
-        ActionKind::Backward,
-        ActionKind::InputGradient,
-        ActionKind::WeightGradient,
-        ActionKind::SendActivation,
-        ActionKind::ReceiveActivation,
-        ActionKind::SendGradient,
-        ActionKind::ReceiveGradient,
-        ActionKind::ReduceGradients,
-    ];
+    pub const ALL: &'static [Self] = Self::VARIANTS;
 
     /// The code of the kind: `F`, `FB`, `B`, `I`, `W`, `SF`, `RF`, `SB`, `RB` and `RG`.
     pub const fn code(self) -> &'static str {
@@ -213,9 +204,8 @@ impl FromStr for Action {
         let parse = || {
             let mut words = text.split_whitespace();
             let code = words.next()?;
-            let kind = ActionKind::ALL
-                .into_iter()
-                .find(|kind| kind.code() == code)?;
+            let mut kinds = ActionKind::ALL.iter().copied();
+            let kind = kinds.find(|kind| kind.code() == code)?;
             let stage = words.next()?.parse().ok()?;
             let micro_batch = match kind {
                 ActionKind::ReduceGradients => 0,

@@ -1,14 +1,10 @@
 //! Errors of schedules, simulations and drawings.
 
 use super::{InvalidSchedule, ParseActionError, ScheduleKind};
-use crate::mesh::UnknownScheduleKind;
 
 /// Why a schedule, a simulation or a drawing failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ScheduleError {
-    /// An unknown name.
-    #[error(transparent)]
-    UnknownKind(#[from] UnknownScheduleKind),
     /// A size is 0.
     #[error("invalid number of {what} 0: a schedule needs at least 1")]
     Zero {

@@ -157,27 +157,6 @@ impl Simulation {
         )
     }
 
-    /// The time in which a rank does not compute between its first computation and its last.
-    ///
-    /// Papers in which a rank starts its next step without waiting for the others count only this as
-    /// bubble.
-    ///
-    /// # Panics
-    ///
-    /// If the rank is out of range.
-    #[track_caller]
-    pub fn idle_inside(&self, rank: usize) -> f64 {
-        let computed = || {
-            self.timelines[rank]
-                .iter()
-                .filter(|span| span.action.kind.is_compute())
-        };
-        match (computed().next(), computed().next_back()) {
-            (Some(first), Some(last)) => last.end - first.start - self.busy[rank],
-            _ => 0.0,
-        }
-    }
-
     /// By rank, the peak number of live stage-activations: see
     /// [`ActivationReport::peak_activations`](super::ActivationReport::peak_activations).
     pub fn peak_activations(&self) -> &[usize] {

@@ -356,7 +356,8 @@ impl Checker<'_> {
     fn missing(&self, rank: usize) -> Option<Action> {
         let stages = self.schedule.stages_of(rank);
         let required: Vec<_> = ActionKind::ALL
-            .into_iter()
+            .iter()
+            .copied()
             .filter(|kind| !matches!(kind, ActionKind::Backward | ActionKind::PairedForward))
             .filter(|kind| kind.is_compute() || self.required.transfers && kind.is_transfer())
             .collect();

@@ -23,13 +23,17 @@ fn all_dense(sizes: &[usize]) -> Vec<ParameterSize> {
     sizes.iter().copied().map(dense).collect()
 }
 
-fn rules(size: Option<usize>, ranks: usize, sharded: bool) -> BucketRules {
-    let rules = if sharded {
-        BucketRules::sharded(ranks)
-    } else {
-        BucketRules::replicated(ranks)
-    };
-    BucketRules { size, ..rules }
+fn rules(size: Option<usize>, ranks: usize) -> BucketRules {
+    BucketRules {
+        size,
+        ..BucketRules::sharded(ranks)
+    }
+}
+
+/// The shard of a rank, in elements from the start of the bucket.
+fn shard(bucket: &Bucket, rank: usize) -> Range<usize> {
+    let elements = bucket.shard_elements();
+    rank * elements..(rank + 1) * elements
 }
 
 fn layout(parameters: &[ParameterSize], rules: &BucketRules) -> BufferLayout {
@@ -63,10 +67,10 @@ const CUTS: [Option<usize>; 7] = [
 ];
 
 /// Ten layers of 95 x 95 with buckets of each size, without and with padding.
-fn ten_layers(bias: bool, ranks: usize, sharded: bool) -> Vec<(Vec<usize>, Vec<usize>)> {
+fn ten_layers(bias: bool, ranks: usize) -> Vec<(Vec<usize>, Vec<usize>)> {
     let layer: &[usize] = if bias { &[9025, 95] } else { &[9025] };
     let parameters = all_dense(&layer.repeat(10));
-    let cut = |size| sizes(&layout(&parameters, &rules(size, ranks, sharded)));
+    let cut = |size| sizes(&layout(&parameters, &rules(size, ranks)));
     CUTS.map(cut).into()
 }
 
@@ -75,38 +79,6 @@ fn row(full: usize, elements: usize, last: Option<usize>) -> Vec<usize> {
     let mut row = vec![elements; full];
     row.extend(last);
     row
-}
-
-#[test]
-fn ten_layers_packed() {
-    for ranks in [1, 2, 3, 8] {
-        let expected = [
-            row(1, 90250, None),
-            row(10, 9025, None),
-            row(10, 9025, None),
-            row(5, 18050, None),
-            row(5, 18050, None),
-            row(5, 18050, None),
-            row(3, 27075, Some(9025)),
-        ];
-        let expected = expected.map(|row| (row.clone(), row));
-        assert_eq!(ten_layers(false, ranks, false), expected);
-    }
-}
-
-#[test]
-fn ten_layers_with_biases_packed() {
-    let expected = [
-        row(1, 91200, None),
-        row(10, 9120, None),
-        row(10, 9120, None),
-        row(10, 9120, None),
-        row(5, 18240, None),
-        row(5, 18240, None),
-        row(3, 27360, Some(9120)),
-    ];
-    let expected = expected.map(|row| (row.clone(), row));
-    assert_eq!(ten_layers(true, 4, false), expected);
 }
 
 #[test]
@@ -130,7 +102,7 @@ fn ten_layers_sharded() {
             (row(5, 18113, None), row(5, two, None)),
             (row(3, 27201, Some(9025)), row(3, three, Some(one))),
         ];
-        assert_eq!(ten_layers(false, ranks, true), expected, "{ranks} ranks");
+        assert_eq!(ten_layers(false, ranks), expected, "{ranks} ranks");
     }
 }
 
@@ -145,7 +117,7 @@ fn ten_layers_with_biases_sharded() {
         (row(5, 18369, None), row(5, 18432, None)),
         (row(3, 27585, Some(9153)), row(3, 27648, Some(9216))),
     ];
-    assert_eq!(ten_layers(true, 8, true), expected);
+    assert_eq!(ten_layers(true, 8), expected);
 }
 
 #[test]
@@ -158,7 +130,7 @@ fn a_shared_parameter_comes_last_by_itself() {
         (Some(18050), vec![18113, 18113, 18113, 18113, 9025, 9025]),
         (Some(20000), row(3, 27201, Some(9025))),
     ] {
-        let layout = layout(&parameters, &rules(size, 8, true));
+        let layout = layout(&parameters, &rules(size, 8));
         assert_eq!(sizes(&layout).0, used);
         let last = layout.buffers[0].buckets.last().unwrap();
         let last_indices: Vec<_> = last
@@ -180,50 +152,36 @@ fn a_shared_parameter_comes_last_by_itself() {
 #[test]
 fn a_shared_parameter_between_others_does_not_cut_them() {
     for shared in 0..4 {
-        for sharded in [false, true] {
-            let mut parameters = all_dense(&[5000; 4]);
-            parameters[shared].shared = true;
-            let layout = layout(&parameters, &rules(None, 2, sharded));
-            let buckets = layout.buckets().map(|(.., bucket)| bucket.parameters.len());
-            assert_eq!(buckets.collect::<Vec<_>>(), [3, 1]);
-            assert_eq!(layout.find(shared).unwrap().bucket, 1);
-        }
+        let mut parameters = all_dense(&[5000; 4]);
+        parameters[shared].shared = true;
+        let layout = layout(&parameters, &rules(None, 2));
+        let buckets = layout.buckets().map(|(.., bucket)| bucket.parameters.len());
+        assert_eq!(buckets.collect::<Vec<_>>(), [3, 1]);
+        assert_eq!(layout.find(shared).unwrap().bucket, 1);
     }
-}
-
-#[test]
-fn packed_parameters_are_in_reverse_order() {
-    let two = layout(&all_dense(&[10000, 2500]), &rules(None, 2, false));
-    assert_eq!(ranges(&two), [2500..12500, 0..2500]);
-    let three = layout(&all_dense(&[10000; 3]), &rules(Some(15000), 2, false));
-    assert_eq!(sizes(&three).0, [20000, 10000]);
-    let odd = layout(&all_dense(&[97, 103]), &rules(None, 2, false));
-    assert_eq!(sizes(&odd), (vec![200], vec![200]));
 }
 
 #[test]
 fn sharded_parameters_start_at_multiples_of_64() {
     for (first, start) in [(0, 0), (1, 64), (63, 64), (64, 64), (65, 128)] {
-        let layout = layout(&all_dense(&[7, first]), &rules(None, 2, true));
+        let layout = layout(&all_dense(&[7, first]), &rules(None, 2));
         assert_eq!(ranges(&layout)[0], start..start + 7);
     }
-    let odd = layout(&all_dense(&[97, 103]), &rules(None, 2, true));
+    let odd = layout(&all_dense(&[97, 103]), &rules(None, 2));
     assert_eq!(ranges(&odd), [128..225, 0..103]);
     assert_eq!(sizes(&odd), (vec![225], vec![256]));
-    let layer = layout(&all_dense(&[16, 4]), &rules(None, 1, true));
+    let layer = layout(&all_dense(&[16, 4]), &rules(None, 1));
     assert_eq!(ranges(&layer), [64..80, 0..4]);
-    let cut = layout(&all_dense(&[5000; 3]), &rules(Some(8000), 2, true));
+    let cut = layout(&all_dense(&[5000; 3]), &rules(Some(8000), 2));
     assert_eq!(ranges(&cut), [0..5000, 5056..10056, 0..5000]);
     assert_eq!(sizes(&cut), (vec![10056, 5000], vec![10112, 5120]));
 }
 
 #[test]
-fn aligned_sizes_have_the_layout_of_packed_ones() {
+fn aligned_parameters_are_packed_in_reverse_order() {
     let parameters = all_dense(&[640, 1280, 960]);
-    let sharded = layout(&parameters, &rules(None, 1, true));
-    let packed = layout(&parameters, &rules(None, 1, false));
+    let sharded = layout(&parameters, &rules(None, 1));
     assert_eq!(ranges(&sharded), [2240..2880, 960..2240, 0..960]);
-    assert_eq!(ranges(&packed), ranges(&sharded));
     assert_eq!(sizes(&sharded), (vec![2880], vec![2944]));
 }
 
@@ -240,15 +198,15 @@ fn bucket_ends_fit_the_ranks() {
         (96, 384),
         (256, 256),
     ] {
-        let one = layout(&all_dense(&[1]), &rules(None, ranks, true));
+        let one = layout(&all_dense(&[1]), &rules(None, ranks));
         assert_eq!(sizes(&one).1, [padded], "{ranks} ranks");
-        let full = layout(&all_dense(&[padded]), &rules(None, ranks, true));
+        let full = layout(&all_dense(&[padded]), &rules(None, ranks));
         assert_eq!(sizes(&full).1, [padded], "{ranks} ranks");
     }
     for (ranks, padded) in [(2, 65536), (3, 196_608), (4, 65536)] {
         let rules = BucketRules {
             pad_for_bandwidth: true,
-            ..rules(None, ranks, true)
+            ..rules(None, ranks)
         };
         let layout = layout(&all_dense(&[1000]), &rules);
         assert_eq!(sizes(&layout), (vec![1000], vec![padded]));
@@ -265,17 +223,15 @@ fn a_device_may_require_more_alignment() {
     assert_eq!(aligned(1, DType::F32), 64);
     assert_eq!(aligned(96, DType::F32), 192);
 
-    // Also without shards, and for the buckets as well as for the parameters.
-    for sharded in [false, true] {
-        let rules = BucketRules {
-            align: 256,
-            ..rules(Some(1), 2, sharded)
-        };
-        let layout = layout(&all_dense(&[100, 300]), &rules);
-        assert_eq!(sizes(&layout), (vec![300, 100], vec![512, 256]));
-        let starts = layout.buckets().map(|(.., bucket)| bucket.range.start);
-        assert_eq!(starts.collect::<Vec<_>>(), [0, 512]);
-    }
+    // For the buckets as well as for the parameters.
+    let rules = BucketRules {
+        align: 256,
+        ..rules(Some(1), 2)
+    };
+    let layout = layout(&all_dense(&[100, 300]), &rules);
+    assert_eq!(sizes(&layout), (vec![300, 100], vec![512, 256]));
+    let starts = layout.buckets().map(|(.., bucket)| bucket.range.start);
+    assert_eq!(starts.collect::<Vec<_>>(), [0, 512]);
 }
 
 #[test]
@@ -295,7 +251,7 @@ fn dtypes_and_experts_have_their_own_buffers() {
     let parameters = [dense(1000), expert, single, dense(7), short];
     let rules = BucketRules {
         expert_ranks: Some(256),
-        ..rules(None, 3, true)
+        ..rules(None, 3)
     };
     let layout = layout(&parameters, &rules);
     let keys = layout.buffers.iter().map(|buffer| buffer.key.to_string());
@@ -326,7 +282,7 @@ fn dtypes_and_experts_have_their_own_buffers() {
 fn a_bucket_ends_where_its_unit_does() {
     let units = [0, 1, 1, 2, 2, 0];
     let parameters = units.map(|unit| ParameterSize { unit, ..dense(10) });
-    let layout = layout(&parameters, &rules(None, 2, true));
+    let layout = layout(&parameters, &rules(None, 2));
     let buckets = layout.buckets().map(|(.., bucket)| {
         let indices = bucket.parameters.iter().map(|parameter| parameter.index);
         (bucket.unit, indices.collect())
@@ -337,28 +293,28 @@ fn a_bucket_ends_where_its_unit_does() {
 
 #[test]
 fn empty_parameters_take_no_space() {
-    let none = layout(&[], &rules(None, 2, true));
+    let none = layout(&[], &rules(None, 2));
     assert_eq!(
         (none.buffers.len(), none.bucket_count(), none.elements()),
         (0, 0, 0)
     );
-    let empty = layout(&all_dense(&[0, 0]), &rules(None, 3, true));
+    let empty = layout(&all_dense(&[0, 0]), &rules(None, 3));
     assert_eq!((empty.bucket_count(), empty.elements()), (1, 0));
-    assert_eq!(empty.bucket(0).shard(2), 0..0);
-    let between = layout(&all_dense(&[5, 0, 5]), &rules(None, 1, false));
-    assert_eq!(ranges(&between), [5..10, 5..5, 0..5]);
-    let slices = between.bucket(0).slices(4..6);
+    assert_eq!(shard(empty.bucket(0), 2), 0..0);
+    let between = layout(&all_dense(&[64, 0, 64]), &rules(None, 1));
+    assert_eq!(ranges(&between), [64..128, 64..64, 0..64]);
+    let slices = between.bucket(0).slices(63..65);
     let indices: Vec<_> = slices.iter().map(|slice| slice.index).collect();
     assert_eq!(indices, [2, 0]);
 }
 
 #[test]
 fn a_parameter_may_lie_in_several_shards() {
-    let layout = layout(&all_dense(&[100, 10]), &rules(None, 4, true));
+    let layout = layout(&all_dense(&[100, 10]), &rules(None, 4));
     let bucket = layout.bucket(0);
-    assert_eq!(bucket.shard(2), 128..192);
+    assert_eq!(shard(bucket, 2), 128..192);
     assert_eq!(bucket.padded(), 256);
-    let slices = |rank| bucket.slices(bucket.shard(rank));
+    let slices = |rank| bucket.slices(shard(bucket, rank));
     let slice = |index, parameter_range, local_range| ParameterSlice {
         index,
         parameter_range,
@@ -372,12 +328,6 @@ fn a_parameter_may_lie_in_several_shards() {
         bucket.slices(5..70),
         [slice(1, 5..10, 0..5), slice(0, 0..6, 59..65)]
     );
-}
-
-#[test]
-fn every_rank_has_all_of_a_bucket_that_is_not_sharded() {
-    let layout = layout(&all_dense(&[100, 10]), &rules(None, 4, false));
-    assert_eq!(layout.bucket(0).shard(3), 0..110);
 }
 
 #[test]

@@ -29,13 +29,12 @@ fn some_rules() -> impl Strategy<Value = BucketRules> {
     let align = prop::sample::select(vec![1, 3, 64, 256]);
     let size = prop::option::of(1..900usize);
     let ranks = (1..9usize, prop::option::of(1..9usize));
-    (size, ranks, any::<bool>(), any::<bool>(), align).prop_map(
-        |(size, (ranks, expert_ranks), sharded, pad, align)| BucketRules {
+    (size, ranks, any::<bool>(), align).prop_map(
+        |(size, (ranks, expert_ranks), pad_for_bandwidth, align)| BucketRules {
             size,
             ranks,
             expert_ranks,
-            sharded,
-            pad_for_bandwidth: sharded && pad,
+            pad_for_bandwidth,
             align,
         },
     )
@@ -83,12 +82,8 @@ proptest! {
                 prop_assert_eq!(bucket.range.start, end);
                 end = bucket.range.end;
                 prop_assert_eq!(end % rules.align, 0);
-                if rules.sharded {
-                    prop_assert_eq!((end % 128, end % ranks), (0, 0));
-                    prop_assert!(!rules.pad_for_bandwidth || end % 65536 == 0);
-                } else if rules.align == 1 {
-                    prop_assert_eq!(bucket.padded(), bucket.parameter_elements());
-                }
+                prop_assert_eq!((end % 128, end % ranks), (0, 0));
+                prop_assert!(!rules.pad_for_bandwidth || end % 65536 == 0);
                 let (last, before) = bucket.parameters.split_last().unwrap();
                 for parameter in &bucket.parameters {
                     prop_assert_eq!(parameters[parameter.index].unit, bucket.unit);
@@ -147,7 +142,7 @@ proptest! {
             }
             let mut end = 0;
             for rank in 0..bucket.shards {
-                let shard = bucket.shard(rank);
+                let shard = shard(bucket, rank);
                 prop_assert_eq!((shard.start, shard.len()), (end, bucket.shard_elements()));
                 end = shard.end;
                 let values = &flat[shard.clone()];

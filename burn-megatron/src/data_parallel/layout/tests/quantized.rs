@@ -17,7 +17,7 @@ fn fp8_weights_have_their_own_buffers() {
         ..dense(50)
     };
     let parameters = [dense(10), codes(300), blocks, dense(20), codes(7)];
-    let layout = layout(&parameters, &rules(None, 2, true));
+    let layout = layout(&parameters, &rules(None, 2));
     let of = |buffer: &FlatBuffer| (buffer.key.to_string(), buffer.quantized_bytes);
     let expected = [
         ("u8/f32 dense fp8", 921),
@@ -36,7 +36,7 @@ fn fp8_weights_have_their_own_buffers() {
 fn shards_of_codes_are_whole_words() {
     for ranks in [1, 3, 8, 64, 100] {
         for (size, multiple) in [(dense(10), 1), (codes(10), 16)] {
-            let layout = layout(&[size], &rules(None, ranks, true));
+            let layout = layout(&[size], &rules(None, ranks));
             let bucket = layout.bucket(0);
             assert_eq!(bucket.shard_elements() % multiple, 0, "{ranks} ranks");
             assert_eq!(bucket.padded() % 128, 0);

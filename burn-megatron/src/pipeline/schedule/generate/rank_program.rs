@@ -76,13 +76,11 @@ impl RankProgram {
         }
     }
 
-    /// The number of deferred weight gradients.
-    pub(super) fn deferred(&self) -> usize {
-        self.deferred.len()
-    }
-
-    /// The actions, without micro-batches from `micro_batches` on.
+    /// The actions, with all deferred weight gradients, and without micro-batches from `micro_batches` on.
     pub(super) fn finish(mut self, micro_batches: usize) -> Vec<Action> {
+        while !self.deferred.is_empty() {
+            self.weight_gradient();
+        }
         let is_kept = |action: &Action| action.micro_batch < micro_batches;
         let pairs: Vec<_> = self
             .actions

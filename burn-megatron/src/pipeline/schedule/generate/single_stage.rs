@@ -49,8 +49,5 @@ pub(super) fn zb_h1(rank: usize, p: usize, m: usize) -> Vec<Action> {
             program.weight_gradient();
         }
     }
-    while program.deferred() > 0 {
-        program.weight_gradient();
-    }
     program.finish(m)
 }

@@ -47,9 +47,6 @@ pub(super) fn zb_v(rank: usize, p: usize, m: usize) -> Vec<Action> {
     for _ in 0..p - rank {
         program.input_gradient(DOWN).weight_gradient_of(DOWN);
     }
-    while program.deferred() > 0 {
-        program.weight_gradient();
-    }
     program.finish(m)
 }
 
@@ -92,9 +89,6 @@ pub(super) fn dualpipe_v(rank: usize, p: usize, m: usize, pairs: bool) -> Vec<Ac
     }
     for _ in 0..below {
         program.weight_gradient().input_gradient(DOWN);
-    }
-    while program.deferred() > 0 {
-        program.weight_gradient();
     }
     program.finish(m)
 }

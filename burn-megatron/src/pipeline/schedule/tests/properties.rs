@@ -394,7 +394,7 @@ fn every_schedule_adds_up_in_the_same_order() {
             for kind in ActionKind::ALL {
                 let of = all
                     .iter()
-                    .filter(|one| one.stage == stage && one.kind == kind);
+                    .filter(|one| one.stage == stage && one.kind == *kind);
                 let order: Vec<_> = of.map(|one| one.micro_batch).collect();
                 // DualPipeV has full and split backwards; each kind is ordered by itself.
                 assert!(order.is_sorted(), "{kind:?}");

@@ -7,7 +7,7 @@ use super::{computations, schedule};
 
 #[test]
 fn actions_are_read_as_they_are_written() {
-    for kind in ActionKind::ALL {
+    for kind in ActionKind::ALL.iter().copied() {
         let action = Action::new(kind, 2, 15);
         let written = action.to_string();
         if kind == ActionKind::ReduceGradients {

@@ -3,24 +3,22 @@
 use burn::module::Module;
 
 use super::DistributedDataParallel;
-use super::gradient_buckets::MicroBatchUses;
+use crate::data_parallel::gradient_buckets::MicroBatchUses;
 use crate::nn::hook::DeferringSink;
 
 impl<M: Module> DistributedDataParallel<M> {
-    /// Waits for the parameters, and gives the gradients their [static buffers](super::DataParallelConfig::static_buffers), for
+    /// Waits for the parameters, and gives the gradients their [static buffers](crate::data_parallel::DataParallelConfig::static_buffers), for
     /// a micro-batch during which no reduction starts.
     pub fn hold_reductions(&self) {
-        let plan = &self.buffers.plan;
-        self.buffers.parameters().wait(plan);
-        self.buffers.gradients().hold(plan);
+        self.buffers.parameters().wait();
+        self.buffers.gradients().hold();
     }
 
     /// Starts the reductions that the micro-batches so far have made ready; `is_last` after the last one of the step.
     pub fn release_reductions(&self, is_last: bool) {
-        let plan = &self.buffers.plan;
-        self.buffers.gradients().release(plan);
+        self.buffers.gradients().release();
         if is_last {
-            self.buffers.gradients().end_forwards(None, plan);
+            self.buffers.gradients().end_forwards(None);
         }
     }
 
@@ -28,17 +26,14 @@ impl<M: Module> DistributedDataParallel<M> {
     pub fn capture_micro_batch<T>(&self, body: impl FnOnce() -> T) -> (T, MicroBatchUses) {
         let before = self.buffers.gradients().counted();
         let result = body();
-        let uses = self
-            .buffers
-            .gradients()
-            .take_back(before, &self.buffers.plan);
+        let uses = self.buffers.gradients().take_back(before);
         (result, uses)
     }
 
     /// Counts a micro-batch that is replayed.
     pub fn count_micro_batch(&self, uses: &MicroBatchUses) {
         self.buffers.begin_stage(0);
-        self.buffers.gradients().count(uses, &self.buffers.plan);
+        self.buffers.gradients().count(uses);
     }
 
     /// The memory of the parameters and the gradient buffers, while reductions are
@@ -46,7 +41,7 @@ impl<M: Module> DistributedDataParallel<M> {
     pub fn memory_ids(&self) -> Vec<Option<usize>> {
         let mut ids = self.buffers.parameters().memory_ids();
         if let Some(frozen) = &self.buffers.frozen {
-            ids.extend(frozen.memory_ids());
+            ids.extend(frozen.buckets().memory_ids());
         }
         ids.extend(self.buffers.gradients().memory_ids());
         ids

@@ -1,0 +1,94 @@
+//! The parameters of a wrapped module that are not trained.
+
+use burn::module::Module;
+use burn::tensor::{DType, FloatDType, Tensor};
+
+use super::DistributedDataParallel;
+use crate::data_parallel::bucket_step::BucketShard;
+use crate::data_parallel::error::DataParallelError;
+use crate::data_parallel::layout::BufferLayout;
+use crate::data_parallel::memory::MemoryPlan;
+use crate::data_parallel::sharding_plan::main_dtype;
+use crate::nn::ParameterTable;
+
+impl<M: Module> DistributedDataParallel<M> {
+    /// All parameters of the module, in its order: those of [`table`](Self::table), and the frozen ones.
+    pub fn whole_table(&self) -> &ParameterTable {
+        &self.whole
+    }
+
+    /// The parameters that are not trained, if there are any.
+    pub fn frozen_table(&self) -> Option<&ParameterTable> {
+        self.buffers.frozen.as_ref().map(|frozen| &frozen.table)
+    }
+
+    /// Returns the value of each frozen parameter, gathered over the data axis: `[elements]` of this model-parallel rank's
+    /// part, in the order of [`frozen_table`](Self::frozen_table). Running states are averaged first. Collective: call on
+    /// all ranks of the data axis.
+    pub fn frozen_parameters(&self) -> Vec<Tensor<1>> {
+        self.average_running_states();
+        self.gathered_frozen_parameters()
+    }
+
+    /// Returns the values of [`frozen_parameters`](Self::frozen_parameters) without averaging the running states.
+    pub(super) fn gathered_frozen_parameters(&self) -> Vec<Tensor<1>> {
+        match &self.buffers.frozen {
+            Some(frozen) => frozen.plan.gather_parameters(frozen.shards()),
+            None => vec![],
+        }
+    }
+
+    /// The layout of the frozen parameters that checkpoints have, if there are any: not of those of a model with
+    /// adapters, which are loaded from elsewhere.
+    pub fn saved_frozen(&self) -> Option<&BufferLayout> {
+        let frozen = self.buffers.frozen.as_ref();
+        let frozen = frozen.filter(|_| self.saves_frozen);
+        frozen.map(|frozen| &frozen.plan.layout)
+    }
+
+    /// This rank's shard of each bucket of frozen parameters, and its values in the dtype of checkpoints.
+    pub fn frozen_shards(&self) -> Vec<(BucketShard, Tensor<1>)> {
+        let Some(frozen) = &self.buffers.frozen else {
+            return vec![];
+        };
+        let value = |(shard, value): (BucketShard, Tensor<1>)| {
+            let wide = FloatDType::from(main_dtype(value.dtype()));
+            (shard, value.cast(wide))
+        };
+        let shards = BucketShard::all(&frozen.plan).into_iter();
+        shards.zip(frozen.shards()).map(value).collect()
+    }
+
+    /// The dtype of each frozen parameter in checkpoints: that of a master.
+    pub(crate) fn frozen_dtypes(&self) -> Vec<DType> {
+        let frozen = self.buffers.frozen.iter();
+        let parameters = frozen.flat_map(|frozen| &frozen.plan.parameters);
+        let dtypes = parameters.map(|parameter| main_dtype(parameter.model_dtype));
+        dtypes.collect()
+    }
+
+    /// Replaces what [`frozen_shards`](Self::frozen_shards) returns, rounded to the dtype of the model. Collective: call on all ranks.
+    pub fn replace_frozen(&mut self, shards: Vec<Tensor<1>>) {
+        if let Some(frozen) = &self.buffers.frozen {
+            let rounded = |(number, shard): (usize, Tensor<1>)| {
+                let (model, _) = frozen.plan.model_and_main_dtypes(number);
+                shard.cast(FloatDType::from(model))
+            };
+            let shards = shards.into_iter().enumerate().map(rounded).collect();
+            let mut buckets = frozen.buckets();
+            buckets.replace(shards);
+            buckets.wait();
+            drop(buckets);
+            self.restore_running_states();
+            self.fp8.invalidate_weights();
+        }
+    }
+
+    /// The memory of the frozen parameters, as computed from their layout.
+    pub(super) fn frozen_memory(&self) -> Result<MemoryPlan, DataParallelError> {
+        let frozen = self.buffers.frozen.as_ref();
+        frozen.map_or(Ok(MemoryPlan::default()), |frozen| {
+            frozen.plan.frozen_memory()
+        })
+    }
+}

@@ -1,0 +1,221 @@
+//! The wrapper of a module: see [`DistributedDataParallel`].
+
+use std::sync::Arc;
+
+use burn::module::Module;
+use burn::tensor::{Device, Tensor};
+
+use super::bucket_step::{AfterStep, BucketShard};
+use super::config::DataParallelConfig;
+use super::error::DataParallelError;
+use super::gradients::ModelParallelAllReduce;
+use super::layout::BufferLayout;
+use super::memory::MemoryPlan;
+use super::memory_usage::MemoryUsage;
+use super::offload::host_stepper::HostStepper;
+use super::param_and_grad_buffers::ParamAndGradBuffers;
+use super::replicas;
+use super::running_state::unshared;
+use super::segments::ShardSegment;
+use super::stores::ParameterFiller;
+use crate::comm::ParallelContext;
+use crate::kernel_selection::KernelSelection;
+use crate::mesh::Grid;
+use crate::nn::fp8::Fp8;
+use crate::nn::hook::{DeferringSink, detach_hooks, with_anchor};
+use crate::nn::moe::Routers;
+use crate::nn::{AttentionLogits, DropoutPosition, ParameterTable, Recompute};
+
+mod build;
+mod captured;
+mod frozen;
+mod gathered;
+mod offload;
+mod own_backward;
+mod reduce;
+mod running_states;
+mod step;
+
+/// A module whose parameters and gradients are replicated or sharded over the data axis.
+///
+/// The module itself holds placeholders: its layers get the parameters through their hooks, by
+/// [`Param::val`](burn::module::Param::val). [`to_module`](Self::to_module) returns a module that holds
+/// them.
+#[derive(Debug)]
+pub struct DistributedDataParallel<M> {
+    module: M,
+    /// The parameters that are trained.
+    table: Arc<ParameterTable>,
+    /// All parameters, in the order of the module.
+    whole: Arc<ParameterTable>,
+    position: DropoutPosition,
+    groups: ParallelContext,
+    pub(super) buffers: Arc<ParamAndGradBuffers>,
+    model_parallel: ModelParallelAllReduce,
+    shards: Vec<BucketShard>,
+    unique_segments: Vec<ShardSegment>,
+    /// See [`GradientCheck::shares`](super::gradient_check::GradientCheck::shares).
+    measured_shares: Vec<(Grid, Tensor<1>)>,
+    kernels: KernelSelection,
+    fp8: Fp8,
+    recompute: Recompute,
+    routers: Routers,
+    attention_logits: AttentionLogits,
+    after_step: Option<AfterStep>,
+    /// `None` where no bucket is offloaded.
+    host: Option<HostStepper>,
+    /// See [`saved_frozen`](Self::saved_frozen).
+    saves_frozen: bool,
+    /// For each parameter of `whole`, whether it is a [running state](super::running_state).
+    running: Vec<bool>,
+}
+
+impl<M: Module> DistributedDataParallel<M> {
+    /// The module. Outside of [`forward`](Self::forward) it evaluates without recording gradients.
+    ///
+    /// Only `Param::val` returns its parameters. Module visitors bypass the hooks and see placeholders of
+    /// NaN; use [`to_module`](Self::to_module) for them.
+    pub fn module(&self) -> &M {
+        &self.module
+    }
+
+    /// The parameters that are trained, and how they are placed on the ranks: all, unless some are
+    /// [frozen](Self::frozen_table). What is numbered by parameter, such as gradients, is so in the order of this table.
+    pub fn table(&self) -> &Arc<ParameterTable> {
+        &self.table
+    }
+
+    /// Which operations are fused.
+    pub fn kernels(&self) -> &KernelSelection {
+        &self.kernels
+    }
+
+    /// The FP8 layers.
+    pub fn fp8(&self) -> &Fp8 {
+        &self.fp8
+    }
+
+    /// Returns the layers that are recomputed in the backward.
+    pub fn recompute(&self) -> &Recompute {
+        &self.recompute
+    }
+
+    /// The routers of experts.
+    pub fn routers(&self) -> &Routers {
+        &self.routers
+    }
+
+    /// The layers with attention, and their largest logits.
+    pub fn attention_logits(&self) -> &AttentionLogits {
+        &self.attention_logits
+    }
+
+    /// The process groups.
+    pub fn groups(&self) -> &ParallelContext {
+        &self.groups
+    }
+
+    /// The settings.
+    pub fn config(&self) -> &DataParallelConfig {
+        &self.buffers.plan.config
+    }
+
+    /// The layout of parameters and gradients in buckets.
+    pub fn layout(&self) -> &BufferLayout {
+        &self.buffers.plan.layout
+    }
+
+    /// The sink of gradients, for code that runs the backward itself.
+    pub fn sink(&self) -> Arc<dyn DeferringSink> {
+        self.buffers.clone()
+    }
+
+    /// The position of the module's random streams.
+    pub fn position(&self) -> &DropoutPosition {
+        &self.position
+    }
+
+    /// The memory of this rank, as measured.
+    pub fn usage(&self) -> &MemoryUsage {
+        &self.buffers.plan.usage
+    }
+
+    /// The memory of this rank, as computed from the layout.
+    ///
+    /// # Errors
+    ///
+    /// [`DataParallelError::Memory`] if the bytes overflow.
+    pub fn memory_plan(&self) -> Result<MemoryPlan, DataParallelError> {
+        let trained = self.buffers.plan.memory()?;
+        Ok(trained.plus(&self.frozen_memory()?))
+    }
+
+    /// Runs a forward that records gradients of the parameters.
+    ///
+    /// `device` is the device of the inputs, with or without autodiff.
+    pub fn forward<T>(&self, device: &Device, body: impl FnOnce(&M) -> T) -> T {
+        self.buffers.begin_forward(None);
+        let device = device.clone().inner().autodiff();
+        let anchor = Tensor::<1>::zeros([1], &device).require_grad();
+        with_anchor(&anchor, || body(&self.module))
+    }
+
+    /// Runs the backward of `loss`, which must be a sum over tokens, and accumulates its gradients.
+    ///
+    /// Returns Burn's gradients of other leaves, such as inputs.
+    pub fn backward(&self, loss: Tensor<1>) -> burn::tensor::Gradients {
+        let _span = tracing::debug_span!("backward").entered();
+        let leaves = loss.backward();
+        self.buffers.gradients().tracker.end_backward();
+        leaves
+    }
+
+    /// Runs the backward of the last micro-batch of a step. Since no forward follows, each bucket is reduced
+    /// as soon as its gradients are final, while backward goes on.
+    pub fn backward_last(&self, loss: Tensor<1>) -> burn::tensor::Gradients {
+        self.buffers.gradients().end_forwards(None);
+        self.backward(loss)
+    }
+
+    /// Returns a module without hooks that holds the [masters](Self::parameters). Running states, such as the mean of a
+    /// batch norm, are averaged over the data axis, in this wrapper too. Collective: call on all ranks of the data axis.
+    pub fn to_module(&self) -> M {
+        let (mut trained, mut frozen) = (
+            self.parameters().into_iter(),
+            self.frozen_parameters().into_iter(),
+        );
+        let mut entries = self.whole.entries().iter();
+        let values = std::iter::from_fn(|| {
+            if entries.next()?.frozen {
+                frozen.next()
+            } else {
+                trained.next()
+            }
+        });
+        let module = detach_hooks(self.module.clone()).map(&mut ParameterFiller(values));
+        if self.running.contains(&true) {
+            unshared(&module)
+        } else {
+            module
+        }
+    }
+
+    /// Replaces the parameters by those that `change` returns. Collective: call on all ranks of the data axis,
+    /// and of the tensor axis with `fp8_param_gather`, with the same change. FP8 weights are quantised again,
+    /// with the scales that their layers have then.
+    pub fn update(&mut self, change: impl FnOnce(M) -> M) {
+        let module = change(self.to_module());
+        self.set_running_states(self.running_states_of(&module));
+        self.set_parameters(&module);
+    }
+
+    /// Checks that all replicas of a parameter have the same bits, on the data, tensor and pipeline axes.
+    /// Collective: call on all ranks.
+    ///
+    /// # Errors
+    ///
+    /// [`DataParallelError::ReplicaMismatch`] names a parameter that differs, and two ranks.
+    pub fn check_replicas(&self) -> Result<(), DataParallelError> {
+        replicas::check(&self.buffers, &self.table, &self.groups)
+    }
+}

@@ -1,0 +1,41 @@
+//! The optimizer state of a wrapped module that is on the host.
+
+use std::time::Duration;
+
+use burn::module::Module;
+
+use super::DistributedDataParallel;
+use crate::data_parallel::offload::OffloadPlan;
+use crate::host_link::{HostTraffic, OffloadRecord, SimulatedHostLink};
+
+impl<M: Module> DistributedDataParallel<M> {
+    /// The buckets whose optimizer state is on the host, and what is transferred for them in a step.
+    pub fn offload(&self) -> &OffloadPlan {
+        &self.buffers.plan.offload
+    }
+
+    /// The bytes that were copied between this rank's device and its host in all steps so far.
+    pub fn host_traffic(&self) -> HostTraffic {
+        let host = self.host.as_ref();
+        host.map_or_else(HostTraffic::default, |host| host.timeline().traffic())
+    }
+
+    /// Records the transfers of the next steps over a simulated link between device and host, where the step of a
+    /// bucket takes so long on the host and on the device. Without offloaded buckets there are none.
+    pub fn simulate_host_link(
+        &self,
+        link: SimulatedHostLink,
+        host_step: Duration,
+        device_step: Duration,
+    ) {
+        if let Some(host) = &self.host {
+            host.timeline().simulate(link, host_step, device_step);
+        }
+    }
+
+    /// Takes what was recorded since the last call; nothing without a [simulated link](Self::simulate_host_link).
+    pub fn take_offload_record(&self) -> OffloadRecord {
+        let host = self.host.as_ref();
+        host.map_or_else(OffloadRecord::default, |host| host.timeline().take_record())
+    }
+}

@@ -1,0 +1,45 @@
+//! A micro-batch whose backward is called by the function that runs its forward.
+
+use burn::module::Module;
+use burn::tensor::Device;
+
+use super::DistributedDataParallel;
+use crate::data_parallel::own_backward::MicroBatch;
+use crate::data_parallel::stores::{ParameterLoader, Stores};
+
+impl<M: Module> DistributedDataParallel<M> {
+    /// Runs a micro-batch by a function that calls the backward itself: instead of [`forward`](Self::forward) and
+    /// [`backward`](Self::backward), where the loss is not at hand. Its gradients are multiplied by `weight`, as
+    /// the loss of one micro-batch is often a mean. A micro-batch with the weight 0 does not update running states.
+    ///
+    /// With `is_last` no further micro-batch follows in the step: the first gradient ends its forwards, and each bucket
+    /// is reduced as soon as its gradients are final, while backward goes on.
+    pub fn forward_and_backward<T>(
+        &self,
+        device: &Device,
+        weight: f64,
+        is_last: bool,
+        body: impl FnOnce(&M) -> T,
+    ) -> T {
+        let buffers = &self.buffers;
+        let kept = (weight == 0.0).then(|| self.running_states());
+        buffers
+            .own_backward
+            .set(Some(MicroBatch { weight, is_last }));
+        let output = self.forward(device, body);
+        buffers.own_backward.set(None);
+        buffers.gradients().tracker.end_backward();
+        if let Some(states) = kept {
+            self.set_running_states(states);
+        }
+        output
+    }
+
+    /// Sets the parameters to the parameters of `module`, which has no hooks. Running states keep their values. Collective:
+    /// call on all ranks, with equal values.
+    pub fn set_parameters(&mut self, module: &M) {
+        let stores = Stores::new(&self.whole, &self.running, &self.buffers);
+        module.visit(&mut ParameterLoader(stores));
+        self.finish_step();
+    }
+}

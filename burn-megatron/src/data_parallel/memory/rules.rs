@@ -1,0 +1,113 @@
+//! What training keeps per parameter.
+
+use crate::comm::DType;
+use crate::data_parallel::config::DataParallelConfig;
+use crate::data_parallel::layout::{Bucket, BufferKey, FlatBuffer};
+use crate::data_parallel::precision::Moments;
+use crate::mesh::ZeroStage;
+
+/// The training state per parameter, and which of it is sharded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryRules {
+    /// The sharded state.
+    pub stage: ZeroStage,
+    /// Hybrid sharding: the ranks over which a copy is sharded. `None`: those over which the layout shards buckets.
+    pub shards: Option<usize>,
+    /// The number of moments of the optimizer: 2 for Adam.
+    pub moments: u8,
+    /// The dtype of the moments.
+    pub moment: DType,
+    /// Whether gradients and gathered parameters have [static buffers](DataParallelConfig::static_buffers).
+    pub static_buffers: bool,
+    /// Whether gradients are summed over several ranks.
+    pub summed: bool,
+    /// The buckets from number 0 on whose masters and moments are on the host; see
+    /// [`OffloadPlan`](crate::data_parallel::OffloadPlan).
+    pub offloaded: usize,
+}
+
+impl MemoryRules {
+    /// Adam with f32 moments.
+    pub fn adam(stage: ZeroStage) -> Self {
+        Self {
+            stage,
+            shards: None,
+            moments: 2,
+            moment: DType::F32,
+            static_buffers: false,
+            summed: true,
+            offloaded: 0,
+        }
+    }
+
+    /// The rules of `config`.
+    pub fn of(config: &DataParallelConfig) -> Self {
+        Self {
+            shards: config.hsdp,
+            moments: config.state_tensors,
+            static_buffers: config.static_buffers,
+            moment: match config.moments {
+                Moments::F32 => DType::F32,
+                Moments::Bf16 => DType::BF16,
+            },
+            ..Self::adam(config.zero_stage)
+        }
+    }
+
+    /// Bytes of one moment of an element. Moments of f64 parameters are f64.
+    fn moment_bytes(&self, key: BufferKey) -> u128 {
+        match (self.moment, key.gradient) {
+            (DType::F32, DType::F64) => element_bytes(DType::F64),
+            (moment, _) => element_bytes(moment),
+        }
+    }
+
+    /// The elements of a bucket that one rank steps.
+    pub(in crate::data_parallel) fn stepped_elements(&self, bucket: &Bucket) -> usize {
+        match (self.stage, self.shards) {
+            (ZeroStage::Replicated, _) => bucket.padded(),
+            (_, None) => bucket.shard_elements(),
+            (_, Some(shards)) => bucket.padded() / shards,
+        }
+    }
+
+    /// Bytes of a bucket's optimizer state that one rank has, if it is on the device.
+    pub(in crate::data_parallel) fn state_of(&self, buffer: &FlatBuffer, bucket: &Bucket) -> u128 {
+        self.stepped_elements(bucket) as u128 * self.state_bytes(buffer.key)
+    }
+
+    /// Bytes of a bucket's optimizer state on the host, which has a master in any case.
+    pub(super) fn host_state_of(&self, buffer: &FlatBuffer, bucket: &Bucket) -> u128 {
+        let moments = u128::from(self.moments) * self.moment_bytes(buffer.key);
+        let per_element = element_bytes(buffer.key.gradient) + moments;
+        self.stepped_elements(bucket) as u128 * per_element
+    }
+
+    /// Elements of one rank's shard.
+    pub(super) fn shard_elements(&self, buffer: &FlatBuffer) -> usize {
+        match self.shards {
+            None => buffer.shard_elements(),
+            Some(shards) => buffer.elements / shards,
+        }
+    }
+
+    /// Bytes of optimizer state per element.
+    fn state_bytes(&self, key: BufferKey) -> u128 {
+        let f32_bytes = element_bytes(DType::F32);
+        let master = if key.quantized {
+            // Neither codes nor temporary gathered values can be the master.
+            element_bytes(key.gradient)
+        } else if element_bytes(key.parameter) < f32_bytes {
+            f32_bytes
+        } else {
+            // The parameter is its own master.
+            0
+        };
+        master + u128::from(self.moments) * self.moment_bytes(key)
+    }
+}
+
+/// Bytes of an element.
+pub(super) fn element_bytes(dtype: DType) -> u128 {
+    dtype.size_of() as u128
+}

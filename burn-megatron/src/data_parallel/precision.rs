@@ -1,0 +1,80 @@
+//! The dtypes of the model and of the optimizer's moments.
+
+use burn::tensor::{DType, Device, FloatDType};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::error::DataParallelConfigError;
+
+/// The dtype of the parameters in forward and backward. Gradients are summed, and masters stepped, in f32, or in
+/// f64 where the model computes in it.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema, strum::Display,
+)]
+#[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "lowercase")]
+pub enum Precision {
+    /// 64 bits, to compare results; on the CPU only.
+    #[schemars(extend("aliases" = ["fp64", "float64"]))]
+    F64,
+    /// The dtype in which the module was built, usually f32.
+    #[default]
+    #[schemars(extend("aliases" = ["fp32", "float32"]))]
+    F32,
+    /// 16 bits with the range of f32.
+    #[schemars(extend("aliases" = ["bfloat16"]))]
+    Bf16,
+    /// 16 bits with a small range; requires loss scaling.
+    #[schemars(extend("aliases" = ["fp16", "float16"]))]
+    F16,
+}
+
+impl Precision {
+    /// The dtype of a parameter that was built in `built`.
+    pub fn of(self, built: DType) -> DType {
+        self.float().map_or(built, DType::from)
+    }
+
+    /// The dtype in which to build the parameters: that of their masters.
+    pub fn master(self) -> DType {
+        match self {
+            Self::F64 => DType::F64,
+            Self::F32 | Self::Bf16 | Self::F16 => DType::F32,
+        }
+    }
+
+    /// Checks that models on `device` can compute in it.
+    ///
+    /// # Errors
+    ///
+    /// [`DataParallelConfigError::F64Device`] for f64 elsewhere than on the CPU.
+    pub fn check(self, device: &Device) -> Result<(), DataParallelConfigError> {
+        let device = device.clone().inner();
+        if self == Self::F64 && device != Device::flex() {
+            let device = format!("{device:?}");
+            return Err(DataParallelConfigError::F64Device { device });
+        }
+        Ok(())
+    }
+
+    /// The dtype; `None` for the one in which the module was built.
+    pub fn float(self) -> Option<FloatDType> {
+        match self {
+            Self::F64 => Some(FloatDType::F64),
+            Self::F32 => None,
+            Self::Bf16 => Some(FloatDType::BF16),
+            Self::F16 => Some(FloatDType::F16),
+        }
+    }
+}
+
+/// The dtype of the optimizer's moments.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Moments {
+    /// 4 bytes each.
+    #[default]
+    F32,
+    /// 2 bytes each.
+    Bf16,
+}
