@@ -8,7 +8,7 @@ use crate::adamw::outcome::OutcomeRule;
 use crate::adamw::outcome::columns::{LARGEST, SQUARES, TOKENS_HIGH, TOKENS_LOW, TOKENS_UNIT};
 use crate::adamw::outcome::elements::{COUNT, DECAY, FACTOR, KIND, NORM, ROOT, SIZE, UNCLIPPED};
 use crate::cube::instance::{AotList, instance};
-use crate::cube::{Reduction, RowPlan, cube_sum, empty};
+use crate::cube::{RowPlan, cube_sum, empty};
 use crate::launch::exactly;
 
 /// Units of the cube.
@@ -133,7 +133,7 @@ pub(in crate::adamw) fn step_outcome(inputs: Vec<CubeTensor>, rule: &OutcomeRule
             skipped[1] as f32,
             taken[2] as f32,
             skipped[2] as f32,
-            plan.reduction == Reduction::Planes,
+            plan.planes(),
         );
     }
     outcome

@@ -9,7 +9,7 @@ use cubecl::prelude::*;
 
 use crate::adamw::segments::CHUNK;
 use crate::cube::instance::{AotList, instance, types};
-use crate::cube::{Reduction, RowPlan, cube_sum, empty, grid, lane_sum, own};
+use crate::cube::{RowPlan, cube_sum, empty, grid, lane_sum, own};
 use crate::launch::exactly;
 
 /// Units of a cube.
@@ -95,7 +95,7 @@ pub(in crate::adamw) fn largest_sums(
     let largest = own(largest);
     let client = x.client.clone();
     let plan = RowPlan::new(&client, x.dtype, x.shape().num_elements());
-    let planes = plan.reduction == Reduction::Planes;
+    let planes = plan.planes();
     let sums = empty(&x, [chunks], DType::F32);
     let dtype = dtype_to_storage_type(x.dtype);
     unsafe {

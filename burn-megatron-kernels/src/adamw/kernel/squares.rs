@@ -8,7 +8,7 @@ use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
 use crate::cube::instance::{AotList, instance, types};
-use crate::cube::{Reduction, RowPlan, cube_sum, empty, grid, lane_sum};
+use crate::cube::{RowPlan, cube_sum, empty, grid, lane_sum};
 
 /// Units of the cube that adds up one group.
 const UNITS: u32 = 256;
@@ -71,7 +71,7 @@ pub(in crate::adamw) fn sum_of_squares(inputs: Vec<CubeTensor>) -> CubeTensor {
     let count: usize = inputs.iter().map(groups).sum();
     let sums = empty(&like, [count.max(1)], DType::F32);
     let total = empty(&like, [1], DType::F32);
-    let planes = plan(&like).reduction == Reduction::Planes;
+    let planes = plan(&like).planes();
     let mut first = 0;
     for x in inputs {
         let (plan, groups) = (plan(&x), groups(&x));

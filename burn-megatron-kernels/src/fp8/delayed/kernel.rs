@@ -6,10 +6,9 @@ use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::ops::LogOp;
 use super::{LOG_COLUMNS, ScaleRules};
 use crate::cube::instance::{AotList, instance};
-use crate::cube::{Reduction, RowPlan, cube_sum, empty, grid, own};
+use crate::cube::{RowPlan, cube_sum, empty, grid, own};
 use crate::fp8::kernel::tile::UNITS;
 use crate::fp8::quantize::kernel::reduce::cube_total;
 use crate::launch::exactly;
@@ -43,8 +42,9 @@ fn log_kernel(log: &mut [u32], seen: &[u32], slot: u32, elements: f32, #[comptim
 }
 
 /// See [`log_magnitude`](super::log_magnitude).
-pub(super) fn log(op: &LogOp, inputs: Vec<CubeTensor>) -> CubeTensor {
+pub(super) fn log(inputs: Vec<CubeTensor>, slot: usize, elements: usize) -> CubeTensor {
     let [log, seen] = exactly(inputs);
+    let counts = seen.shape()[0] == 2;
     let log = own(log);
     let client = log.client.clone();
     // SAFETY: one unit accesses what was seen, and an entry that the log has.
@@ -55,9 +55,9 @@ pub(super) fn log(op: &LogOp, inputs: Vec<CubeTensor>) -> CubeTensor {
             CubeDim::new_1d(1),
             log.clone().into_buffer_arg(),
             seen.into_buffer_arg(),
-            op.slot as u32,
-            op.elements as f32,
-            op.counts,
+            slot as u32,
+            elements as f32,
+            counts,
         );
     }
     log
@@ -167,7 +167,7 @@ pub(super) fn next_scales(rules: &ScaleRules, inputs: Vec<CubeTensor>) -> Vec<Cu
             counts,
             slots as u32,
             ranks as u32,
-            plan.reduction == Reduction::Planes,
+            plan.planes(),
         );
     }
     outputs.into()

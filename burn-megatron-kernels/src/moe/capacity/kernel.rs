@@ -6,7 +6,6 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
-use super::KeepOp;
 use crate::cube::instance::{AotList, instance};
 use crate::cube::{empty, grid};
 use crate::launch::exactly;
@@ -75,8 +74,8 @@ fn keep_largest_kernel<F: Float>(
     }
 }
 
-/// See [`KeepOp`].
-pub(super) fn keep(op: &KeepOp, mut inputs: Vec<CubeTensor>) -> CubeTensor {
+/// See [`keep_within_capacity`](super::keep_within_capacity).
+pub(super) fn keep(capacity: usize, mut inputs: Vec<CubeTensor>) -> CubeTensor {
     let weights = (inputs.len() > 4).then(|| inputs.remove(4));
     let [indices, pair_to_row, row_to_pair, offsets] = exactly(inputs);
     let client = indices.client.clone();
@@ -87,7 +86,7 @@ pub(super) fn keep(op: &KeepOp, mut inputs: Vec<CubeTensor>) -> CubeTensor {
         grid(&client, pairs.div_ceil(UNITS as usize)),
         CubeDim::new_1d(UNITS),
     );
-    let capacity = u32::try_from(op.capacity).unwrap_or(u32::MAX);
+    let capacity = u32::try_from(capacity).unwrap_or(u32::MAX);
     // SAFETY: units past the pairs access no memory, and rows and pairs are those of a map.
     unsafe {
         match weights {

@@ -18,9 +18,10 @@ use self::plan::{QuantizePlan, RowLoads, is_cuda};
 use self::reduce::{FinishVariant, finish_kernel, scale_kernel};
 use self::values::{DequantizeVariant, VECTORS, amax_kernel, dequantize_kernel};
 use super::super::matrix::words;
-use super::ops::{DequantizeOp, QuantizeOp, ScaleOp};
-use super::scaling::ScalingKind;
+use super::ops::QuantizeOp;
+use super::scaling::{CurrentScale, ScalingKind};
 use crate::cube::{empty, grid, optional, own};
+use crate::fp8::format::Format;
 use crate::fp8::kernel::tile::UNITS;
 use crate::fp8::matrix::BLOCK;
 use crate::launch::{Spec, exactly};
@@ -213,11 +214,11 @@ pub(super) fn amax(x: CubeTensor) -> CubeTensor {
 }
 
 /// See [`current_scale`](super::current_scale).
-pub(super) fn scale_of(kernel: &ScaleOp, amax: CubeTensor) -> CubeTensor {
+pub(super) fn scale_of(amax: CubeTensor, format: Format, options: CurrentScale) -> CubeTensor {
     let client = amax.client.clone();
     let scale = empty(&amax, [1], DType::F32);
     // A 0 with a sign would be the largest of all as bits.
-    let epsilon = kernel.options.epsilon.abs();
+    let epsilon = options.epsilon.abs();
     // SAFETY: one unit reads and writes one word.
     unsafe {
         scale_kernel::launch_unchecked(
@@ -227,25 +228,30 @@ pub(super) fn scale_of(kernel: &ScaleOp, amax: CubeTensor) -> CubeTensor {
             amax.into_buffer_arg(),
             scale.clone().into_buffer_arg(),
             epsilon,
-            kernel.options.power_of_two,
-            kernel.format,
+            options.power_of_two,
+            format,
         );
     }
     scale
 }
 
-/// See [`DequantizeOp`].
-pub(super) fn dequantize(kernel: &DequantizeOp, inputs: Vec<CubeTensor>) -> CubeTensor {
+/// See [`dequantize`](super::dequantize).
+pub(super) fn dequantize(
+    inputs: Vec<CubeTensor>,
+    format: Format,
+    kind: ScalingKind,
+    depth: usize,
+) -> CubeTensor {
     let [codes, scales] = exactly(inputs);
     let client = codes.client.clone();
-    let (rows, depth) = (codes.shape()[0], kernel.depth);
+    let rows = codes.shape()[0];
     let values = empty(&codes, [rows, depth], DType::F32);
     let units = rows * depth.div_ceil(4);
     if units > 0 {
         let vector = if depth.is_multiple_of(4) { 4 } else { 1 };
         let reading = DequantizeVariant {
-            kind: kernel.kind,
-            format: kernel.format,
+            kind,
+            format,
             flushes: !is_cuda(&codes),
         };
         // SAFETY: units past the rows access no memory, and codes and scales were checked.
