@@ -12,7 +12,7 @@ mod tasks;
 
 pub(crate) use element::{Element, Real};
 pub(crate) use lines::{add, narrow, widen};
-pub(crate) use rows::{ROW_GRAIN, rows_per_task, unfused, vectorized};
+pub(crate) use rows::{ROW_GRAIN, for_rows, rows_per_task, unfused, vectorized};
 pub(crate) use tasks::{for_each_task, map_tasks};
 
 use burn::backend::flex::FlexTensor;
