@@ -5,13 +5,15 @@
 //! each SIMD width that the processor may have.
 
 mod element;
+mod lines;
 mod math;
 mod rows;
 mod tasks;
 
 pub(crate) use element::{Element, Real};
-pub(crate) use rows::{ROW_GRAIN, rows_per_task, unfused, vectorized};
-pub(crate) use tasks::{for_each_task, for_rows, map_tasks};
+pub(crate) use lines::{add, narrow, widen};
+pub(crate) use rows::{ROW_GRAIN, for_row_tasks, for_rows, rows_per_task, unfused, vectorized};
+pub(crate) use tasks::{for_each_task, map_tasks};
 
 use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, Shape};

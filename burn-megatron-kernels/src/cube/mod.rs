@@ -1,15 +1,17 @@
 //! Shared by the CubeCL kernels: launch layouts, tuning, reductions over a row, matrix units, AOT instances.
 
 pub mod instance;
+mod launch;
 pub(crate) mod mma;
 mod plan;
 mod reduce;
 mod tune;
 
+pub(crate) use launch::{KernelTensor, launch};
 #[cfg(test)]
 pub(crate) use plan::with_reduction;
 pub(crate) use plan::{
-    Reduction, RowPlan, cube_device, empty, grid, matrix_sizes, optional, output_over, own, upload,
+    Reduction, RowPlan, cube_device, empty, grid, matrix_sizes, output_over, own, upload,
 };
 pub(crate) use reduce::{cube_max, cube_sum, lane_max, lane_sum};
 pub(crate) use tune::{Elementwise, Operation, SPLITS, Split, launch_tuned};

@@ -5,9 +5,7 @@ use burn::tensor::{DType, Shape};
 use burn_cubecl::{CubeDevice, ops::numeric::empty_device_contiguous_dtype, tensor::CubeTensor};
 use cubecl::client::Client;
 use cubecl::features::Plane;
-use cubecl::prelude::{
-    ComptimeOptionArgs, CubeCount, CubeDim, CubePrimitive, OwnedTensor, TensorArg,
-};
+use cubecl::prelude::{CubeCount, TensorArg};
 
 /// The method by which the units of a cube reduce values: plane operations, or shared memory alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -70,11 +68,6 @@ impl RowPlan {
     /// Whether sums over the units of a cube use plane operations.
     pub(crate) fn planes(&self) -> bool {
         self.reduction == Reduction::Planes
-    }
-
-    /// The units as a cube's dimension.
-    pub(crate) fn cube_dim(&self) -> CubeDim {
-        CubeDim::new_1d(self.units)
     }
 }
 
@@ -159,13 +152,6 @@ pub(crate) fn output_over(x: &CubeTensor) -> (CubeTensor, TensorArg) {
         let output = empty(x, x.shape(), x.dtype);
         (output.clone(), output.into_tensor_arg())
     }
-}
-
-/// The argument for a tensor that a kernel may do without.
-pub(crate) fn optional<T: CubePrimitive>(
-    tensor: Option<CubeTensor>,
-) -> ComptimeOptionArgs<OwnedTensor<T>> {
-    tensor.map(CubeTensor::into_tensor_arg).into()
 }
 
 /// Uploads numbers to the device of `like`.

@@ -6,7 +6,9 @@ use burn::backend::flex::FlexTensor;
 
 use super::backward::{DropoutBackwardOp, DropoutForwardOp};
 use crate::column_sum::cpu::write;
-use crate::cpu::{Element, Real, for_float, map_tasks, rows_per_task, slice, tensor, vectorized};
+use crate::cpu::{
+    self, Element, Real, for_float, map_tasks, rows_per_task, slice, tensor, vectorized,
+};
 
 /// Elements that are worked on at a time.
 const CHUNK: usize = 2048;
@@ -60,7 +62,7 @@ fn forward_as<I: Element, O: Element<Wide = I::Wide>>(
                 }
                 match residual {
                     Some(residual) => add(output, values, &residual[start..]),
-                    None => narrow(output, values),
+                    None => cpu::narrow(values, output),
                 }
             }
         },
@@ -91,11 +93,7 @@ fn piece(width: usize) -> usize {
 #[inline(always)]
 fn load<I: Element>(values: &mut [I::Wide], input: &[I], bias: Option<&[I::Wide]>, width: usize) {
     match bias {
-        None => {
-            for (value, x) in values.iter_mut().zip(input) {
-                *value = x.wide();
-            }
-        }
+        None => cpu::widen(input, values),
         Some(bias) => {
             let rows = values
                 .chunks_exact_mut(width)
@@ -113,13 +111,6 @@ fn load<I: Element>(values: &mut [I::Wide], input: &[I], bias: Option<&[I::Wide]
 fn add<O: Element>(output: &mut [O], values: &[O::Wide], residual: &[O]) {
     for ((y, value), r) in output.iter_mut().zip(values).zip(residual) {
         *y = O::narrow(*value + r.wide());
-    }
-}
-
-#[inline(always)]
-fn narrow<O: Element>(output: &mut [O], values: &[O::Wide]) {
-    for (y, value) in output.iter_mut().zip(values) {
-        *y = O::narrow(*value);
     }
 }
 
@@ -165,7 +156,7 @@ fn backward_as<I: Element, O: Element<Wide = I::Wide>>(
                 if let Some(mask) = &mask {
                     mask.multiply(start, values);
                 }
-                narrow(result, values);
+                cpu::narrow(values, result);
                 if summed {
                     add_rows(&mut sums, values);
                 }
@@ -189,8 +180,6 @@ fn backward_as<I: Element, O: Element<Wide = I::Wide>>(
 #[inline(always)]
 fn add_rows<W: Real>(sums: &mut [W], values: &[W]) {
     for row in values.chunks_exact(sums.len()) {
-        for (sum, value) in sums.iter_mut().zip(row) {
-            *sum += *value;
-        }
+        cpu::add(sums, row);
     }
 }

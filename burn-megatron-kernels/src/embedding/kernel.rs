@@ -10,7 +10,7 @@ use cubecl::prelude::*;
 use super::AccumulateRowsOp;
 use super::table::{SEGMENT, SPLIT, SegmentTable, WHOLE};
 use crate::cube::instance::{AotList, instance, types};
-use crate::cube::{RowPlan, empty, grid, own, upload};
+use crate::cube::{RowPlan, empty, launch, own, upload};
 
 /// The most units of a cube.
 const MAX_UNITS: u32 = 256;
@@ -136,38 +136,26 @@ pub(super) fn accumulate_rows(op: &AccumulateRowsOp, mut inputs: Vec<CubeTensor>
     let types = [gradient.dtype, flat.dtype].map(dtype_to_storage_type);
     // SAFETY: the table has lookups and rows that exist, and segments and parts without overlaps.
     unsafe {
-        segments_kernel::launch_unchecked(
-            &client,
-            grid(&client, table.segments),
-            CubeDim::new_1d(sizes.units),
-            vector,
-            gradient.into_tensor_arg(),
-            numbers.clone().into_tensor_arg(),
-            flat.clone().into_tensor_arg(),
-            parts.clone().into_tensor_arg(),
-            table.lookups as u32,
-            table.segments as u32,
-            origin,
-            sizes,
-            types,
+        launch!(
+            segments_kernel,
+            [client, table.segments, sizes.units],
+            [vector],
+            [gradient, &numbers, &flat, &parts],
+            (table.lookups as u32, table.segments as u32, origin),
+            (sizes, types)
         );
     }
+    let splits = table.lookups + table.segments * SEGMENT;
     if table.splits > 0 {
         // SAFETY: as above.
         unsafe {
-            parts_kernel::launch_unchecked(
-                &client,
-                grid(&client, table.splits),
-                CubeDim::new_1d(sizes.units),
-                vector,
-                parts.into_tensor_arg(),
-                numbers.into_tensor_arg(),
-                flat.clone().into_tensor_arg(),
-                (table.lookups + table.segments * SEGMENT) as u32,
-                table.splits as u32,
-                origin,
-                sizes,
-                types[1],
+            launch!(
+                parts_kernel,
+                [client, table.splits, sizes.units],
+                [vector],
+                [parts, numbers, &flat],
+                (splits as u32, table.splits as u32, origin),
+                (sizes, types[1])
             );
         }
     }

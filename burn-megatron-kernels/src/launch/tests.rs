@@ -40,7 +40,7 @@ mod kernel {
     use burn_cubecl::tensor::CubeTensor;
     use cubecl::prelude::*;
 
-    use crate::cube::{RowPlan, empty, grid};
+    use crate::cube::{RowPlan, empty, launch};
 
     #[cube(launch_unchecked)]
     fn scale_kernel<F: Float, N: Size>(
@@ -72,18 +72,13 @@ mod kernel {
         let y = empty(&x, shape, dtype);
         let plan = RowPlan::new(&client, dtype, width);
         unsafe {
-            scale_kernel::launch_unchecked(
-                &client,
-                grid(&client, rows),
-                plan.cube_dim(),
-                plan.vector,
-                x.into_tensor_arg(),
-                y.clone().into_tensor_arg(),
-                factor,
-                rows as u32,
-                plan.columns,
-                plan.units,
-                dtype_to_storage_type(dtype),
+            launch!(
+                scale_kernel,
+                [client, rows, plan.units],
+                [plan.vector],
+                [x, &y],
+                (factor, rows as u32),
+                (plan.columns, plan.units, dtype_to_storage_type(dtype))
             );
         }
         y

@@ -32,27 +32,6 @@ pub fn rms_norm<const D: usize>(
     affine(normalised, weight, None, options).cast(dtype)
 }
 
-/// [`add_layer_norm`](super::add_layer_norm), unfused.
-pub fn add_layer_norm<const D: usize>(
-    x: Tensor<D>,
-    residual: Tensor<D>,
-    weight: Tensor<1>,
-    bias: Option<Tensor<1>>,
-    options: NormOptions,
-) -> (Tensor<D>, Tensor<D>) {
-    add_normalise(NormKind::Layer, x, None, residual, weight, bias, options)
-}
-
-/// [`add_rms_norm`](super::add_rms_norm), unfused.
-pub fn add_rms_norm<const D: usize>(
-    x: Tensor<D>,
-    residual: Tensor<D>,
-    weight: Tensor<1>,
-    options: NormOptions,
-) -> (Tensor<D>, Tensor<D>) {
-    add_normalise(NormKind::Rms, x, None, residual, weight, None, options)
-}
-
 /// [`add_normalise`](super::add_normalise), unfused.
 pub fn add_normalise<const D: usize>(
     kind: NormKind,

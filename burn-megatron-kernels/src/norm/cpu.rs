@@ -6,7 +6,7 @@ use burn::backend::flex::FlexTensor;
 use super::backward::{NamedInputs, NormBackwardOp, NormFormula, NormForwardOp, NormGradients};
 use crate::column_sum::cpu::write;
 use crate::cpu::{
-    Element, Real, for_each_task, for_float, rows_per_task, slice, tensor, vectorized,
+    Element, Real, add, for_each_task, for_float, rows_per_task, slice, tensor, vectorized, widen,
 };
 
 /// Partial sums of one row: two AVX-512 registers of f32.
@@ -145,9 +145,9 @@ impl<X: Element, S: Element<Wide = X::Wide>> NormForwardTask<'_, X, S> {
             widen(&self.x[at.clone()], &mut row);
             if let Some((residual, sum)) = &mut self.residual {
                 if let Some(x_bias) = x_bias {
-                    add_row(&mut row, x_bias);
+                    add(&mut row, x_bias);
                 }
-                add(&residual[at.clone()], &mut sum[at], &mut row);
+                add_residual(&residual[at.clone()], &mut sum[at], &mut row);
             }
             let all = statistics(formula, &row);
             self.statistics[i * kept..(i + 1) * kept].copy_from_slice(&all[..kept]);
@@ -170,23 +170,9 @@ impl<X: Element, S: Element<Wide = X::Wide>> NormForwardTask<'_, X, S> {
     }
 }
 
-#[inline(always)]
-fn widen<E: Element>(values: &[E], row: &mut [E::Wide]) {
-    for (row, value) in row.iter_mut().zip(values) {
-        *row = value.wide();
-    }
-}
-
-#[inline(always)]
-fn add_row<R: Real>(row: &mut [R], other: &[R]) {
-    for (value, other) in row.iter_mut().zip(other) {
-        *value += *other;
-    }
-}
-
 /// Adds a row of the residual. The sum, rounded to the residual's type, is what is normalised.
 #[inline(always)]
-fn add<S: Element>(residual: &[S], sum: &mut [S], row: &mut [S::Wide]) {
+fn add_residual<S: Element>(residual: &[S], sum: &mut [S], row: &mut [S::Wide]) {
     for ((row, sum), residual) in row.iter_mut().zip(sum).zip(residual) {
         *sum = S::narrow(*row + residual.wide());
         *row = sum.wide();
@@ -280,7 +266,7 @@ impl<Y: Element, S: Element<Wide = Y::Wide>> NormBackwardTask<'_, Y, S> {
                 }
             }
             if let Some(of_bias) = &mut self.of_bias {
-                add_row(of_bias, &product);
+                add(of_bias, &product);
             }
             let Some(dx) = &mut self.dx else { continue };
             for (g, w) in product.iter_mut().zip(factors) {
@@ -310,7 +296,7 @@ impl<Y: Element, S: Element<Wide = Y::Wide>> NormBackwardTask<'_, Y, S> {
                 }
             }
             if let Some(of_x_bias) = &mut self.of_x_bias {
-                add_row(of_x_bias, &product);
+                add(of_x_bias, &product);
             }
         }
     }
@@ -368,9 +354,7 @@ where
 
     let mut total = vec![Y::Wide::ZERO; each_task];
     for partial in params.chunks(each_task.max(1)) {
-        for (total, partial) in total.iter_mut().zip(partial) {
-            *total += *partial;
-        }
+        add(&mut total, partial);
     }
     let input = wanted.input.then(|| tensor(dx, shape));
     let sum = |values: &[Y::Wide]| tensor(values.to_vec(), [width]);

@@ -104,43 +104,6 @@ pub fn rms_norm<const D: usize>(
     normalise(NormKind::Rms, x, weight.into(), None, options)
 }
 
-/// `(layer_norm(sum), sum)` with `sum = x + residual`, in one pass.
-///
-/// The residual may be wider than `x`: of the type of `x`, or f32 (f64 beside f64). The sum is
-/// computed in f32 and has the residual's type, the norm that of `x`. The norm is that of the
-/// rounded sum. In the backward, the gradient from the other users of the sum is added by the
-/// kernel of the norm's gradient, whose result is the gradient of `x` and of the residual.
-///
-/// # Panics
-///
-/// As [`layer_norm`], and for a residual of another shape or type.
-pub fn add_layer_norm<const D: usize>(
-    x: Tensor<D>,
-    residual: Tensor<D>,
-    weight: Tensor<1>,
-    bias: Option<Tensor<1>>,
-    options: NormOptions,
-) -> (Tensor<D>, Tensor<D>) {
-    let bias = bias.map(Parameter::from);
-    let kind = NormKind::Layer;
-    add_normalise(kind, x, None, residual, weight.into(), bias, options)
-}
-
-/// `(rms_norm(sum), sum)` with `sum = x + residual`, in one pass; see [`add_layer_norm`].
-///
-/// # Panics
-///
-/// See [`add_layer_norm`].
-pub fn add_rms_norm<const D: usize>(
-    x: Tensor<D>,
-    residual: Tensor<D>,
-    weight: Tensor<1>,
-    options: NormOptions,
-) -> (Tensor<D>, Tensor<D>) {
-    let kind = NormKind::Rms;
-    add_normalise(kind, x, None, residual, weight.into(), None, options)
-}
-
 /// Computes [`layer_norm`] or [`rms_norm`] with parameters whose gradients may go to a flat buffer. Next to a parameter
 /// with a destination, a parameter without one must be a constant.
 ///
@@ -174,14 +137,18 @@ pub fn normalise<const D: usize>(
     apply(inputs, function)
 }
 
-/// [`add_layer_norm`] or [`add_rms_norm`] with parameters as in [`normalise`], and with a bias `[n]` of `x`
-/// of any float type: `sum = (x + x_bias) + residual`, rounded once.
+/// Returns `(norm(sum), sum)` with `sum = (x + x_bias) + residual`, rounded once, in one pass. The norm is that of
+/// [`normalise`], and `x_bias` is a bias `[n]` of `x` of any float type.
 ///
-/// The kernel of the norm's gradient sums the gradient of that bias too.
+/// The residual may be wider than `x`: of the type of `x`, or f32 (f64 beside f64). The sum is
+/// computed in f32 and has the residual's type, the norm that of `x`. The norm is that of the
+/// rounded sum. In the backward, the gradient from the other users of the sum is added by the
+/// kernel of the norm's gradient, whose result is the gradient of `x` and of the residual. The kernel
+/// sums the gradient of the bias of `x` too.
 ///
 /// # Panics
 ///
-/// As [`add_layer_norm`], and with a [`KernelError`] for a bias beside RMSNorm.
+/// As [`normalise`], and for a residual of another shape or type.
 pub fn add_normalise<const D: usize>(
     kind: NormKind,
     x: Tensor<D>,

@@ -11,7 +11,7 @@ use burn_megatron::kernels::attention::{
 };
 use burn_megatron::kernels::cross_entropy::CrossEntropyOptions;
 use burn_megatron::kernels::dropout::Draw;
-use burn_megatron::kernels::norm::NormOptions;
+use burn_megatron::kernels::norm::{NormKind, NormOptions};
 use burn_megatron::kernels::rope::{Pairing, Positions, RopeOptions};
 use burn_megatron::kernels::softmax::{Mask, Sink};
 
@@ -73,8 +73,9 @@ fn norms() -> Vec<KernelBenchmark> {
     let layer = forms!(norm::layer_norm, x =>
         flat(layer_norm(x.rows(0), x.leaf(1), Some(x.leaf(2)), NORM)));
     let rms = forms!(norm::rms_norm, x => flat(rms_norm(x.rows(0), x.leaf(1), NORM)));
-    let add = forms!(norm::add_rms_norm, x => {
-        let (y, sum) = add_rms_norm(x.rows(0), x.rows(1), x.leaf(2), NORM);
+    let add = forms!(norm::add_normalise, x => {
+        let (x, residual, weight) = (x.rows(0), x.rows(1), x.leaf(2).into());
+        let (y, sum) = add_normalise(NormKind::Rms, x, None, residual, weight, None, NORM);
         Tensor::cat(vec![flat(y.narrow(0, 0, 1)), flat(sum.narrow(0, 0, 1))], 0)
     });
     vec![

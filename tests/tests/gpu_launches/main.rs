@@ -19,9 +19,7 @@ use burn_megatron::kernels::cross_entropy::{CrossEntropyOptions, cross_entropy};
 use burn_megatron::kernels::dropout::{Draw, bias_dropout_add};
 use burn_megatron::kernels::embedding::{SortedLookups, accumulate_rows};
 use burn_megatron::kernels::gradient::{FlatGradients, Place};
-use burn_megatron::kernels::norm::{
-    NormKind, NormOptions, add_normalise, add_rms_norm, layer_norm, rms_norm,
-};
+use burn_megatron::kernels::norm::{NormKind, NormOptions, add_normalise, layer_norm, rms_norm};
 use burn_megatron::kernels::rope::{
     Positions, RopeConfig, RopeOptions, RopeTable, Scaling, rotate,
 };
@@ -95,7 +93,8 @@ fn each_operation_launches_as_few_kernels_as_it_can() {
         (
             "add and rms norm",
             launches(&[n, n, w], |x| {
-                flat(add_rms_norm(rows(&x[0]), rows(&x[1]), x[2].clone(), norm).0)
+                let (weight, kind) = (x[2].clone().into(), NormKind::Rms);
+                flat(add_normalise(kind, rows(&x[0]), None, rows(&x[1]), weight, None, norm).0)
             }),
             [1, 2],
         ),

@@ -9,7 +9,7 @@ use super::backward::{ActivationBackwardOp, FusedActivation};
 use super::kind::Curve;
 use crate::column_sum::cpu::write;
 use crate::cpu::{
-    Element, Real, for_each_task, map_tasks, rows_per_task, slice, tensor, vectorized,
+    Element, Real, add, for_each_task, map_tasks, rows_per_task, slice, tensor, vectorized,
 };
 
 pub(crate) mod curve;
@@ -119,7 +119,7 @@ where
     if wanted.bias {
         let mut total = vec![zero; width];
         for partial in partials.into_iter().flatten() {
-            rows::add(&mut total, &partial);
+            add(&mut total, &partial);
         }
         let target = flat.zip(op.place.map(|place| vec![place]));
         outputs.extend(write(vec![tensor(total, [width])], E::dtype(), target));

@@ -4,7 +4,7 @@ use burn::backend::flex::FlexTensor;
 
 use super::curve::{Gaussian, Nonlinear, bounded};
 use crate::activation::{ActivationOptions, FusedActivation};
-use crate::cpu::{Element, Real, slice};
+use crate::cpu::{Element, Real, add, narrow, slice, widen};
 
 /// Columns that are worked on at a time: three buffers of them fit the first cache.
 const CHUNK: usize = 512;
@@ -89,7 +89,7 @@ where
                 } else {
                     a.iter_mut().for_each(|a| *a = S::at(*a).0 * weight)
                 }
-                store(a, y);
+                narrow(a, y);
             }
         }
     }
@@ -154,38 +154,12 @@ impl<E: Element> GradientTask<'_, E> {
     #[inline(always)]
     fn store_gradient(&mut self, row: usize, column: usize, gradient: &[E::Wide]) {
         if let Some(dx) = &mut self.dx {
-            store(
-                gradient,
-                &mut dx[row + column..row + column + gradient.len()],
-            );
+            narrow(gradient, &mut dx[row + column..][..gradient.len()]);
         }
         if let Some(dbias) = &mut self.dbias {
-            add(&mut dbias[column..column + gradient.len()], gradient);
+            add(&mut dbias[column..][..gradient.len()], gradient);
         }
     }
-}
-
-#[inline(always)]
-fn widen<E: Element>(from: &[E], into: &mut [E::Wide]) {
-    into.iter_mut()
-        .zip(from)
-        .for_each(|(into, from)| *into = from.wide());
-}
-
-#[inline(always)]
-fn store<E: Element>(from: &[E::Wide], into: &mut [E]) {
-    into.iter_mut()
-        .zip(from)
-        .for_each(|(into, from)| *into = E::narrow(*from));
-}
-
-/// Adds `part` to `total`.
-#[inline(always)]
-pub(super) fn add<R: Real>(total: &mut [R], part: &[R]) {
-    total
-        .iter_mut()
-        .zip(part)
-        .for_each(|(total, part)| *total += *part);
 }
 
 /// The sum in a fixed order that vectorises.

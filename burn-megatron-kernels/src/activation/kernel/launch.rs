@@ -2,11 +2,10 @@
 
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn_cubecl::tensor::CubeTensor;
-use cubecl::prelude::CubeDim;
 
 use super::ActivationPlan;
 use super::elements::{backward_kernel, forward_kernel};
-use crate::cube::{Elementwise, Operation, Split, grid, optional};
+use crate::cube::{Elementwise, Operation, Split, launch};
 
 /// A forward, or the backward of the input alone where there is a gradient.
 #[derive(Clone)]
@@ -42,48 +41,30 @@ impl Elementwise for ElementwiseLaunch {
     fn launch(self, split: Split) {
         let plan = self.plan;
         let (client, dtype) = (self.x.client.clone(), self.x.dtype);
-        let cubes = grid(&client, plan.vectors().div_ceil(split.portions()));
-        let units = CubeDim::new_1d(split.units);
+        let cubes = plan.vectors().div_ceil(split.portions());
+        let (vector, vectors) = (plan.row.vector, plan.vectors() as u32);
+        let (columns, dtype) = (plan.row.columns, dtype_to_storage_type(dtype));
         // SAFETY: a unit past the vectors accesses no memory, and all inputs are contiguous and of
         // the sizes that the public functions check.
         match self.gradient {
             None => unsafe {
-                forward_kernel::launch_unchecked(
-                    &client,
-                    cubes,
-                    units,
-                    plan.row.vector,
-                    self.x.into_tensor_arg(),
-                    optional(self.bias),
-                    optional(self.weight),
-                    self.output.into_tensor_arg(),
-                    plan.clamp,
-                    plan.offset,
-                    plan.vectors() as u32,
-                    plan.row.columns,
-                    plan.variant,
-                    split,
-                    dtype_to_storage_type(dtype),
+                launch!(
+                    forward_kernel,
+                    [client, cubes, split.units],
+                    [vector],
+                    [self.x, self.bias, self.weight, self.output],
+                    (plan.clamp, plan.offset, vectors),
+                    (columns, plan.variant, split, dtype)
                 );
             },
             Some(gradient) => unsafe {
-                backward_kernel::launch_unchecked(
-                    &client,
-                    cubes,
-                    units,
-                    plan.row.vector,
-                    self.x.into_tensor_arg(),
-                    optional(self.bias),
-                    optional(self.weight),
-                    gradient.into_tensor_arg(),
-                    self.output.into_tensor_arg(),
-                    plan.clamp,
-                    plan.offset,
-                    plan.vectors() as u32,
-                    plan.row.columns,
-                    plan.variant,
-                    split,
-                    dtype_to_storage_type(dtype),
+                launch!(
+                    backward_kernel,
+                    [client, cubes, split.units],
+                    [vector],
+                    [self.x, self.bias, self.weight, gradient, self.output],
+                    (plan.clamp, plan.offset, vectors),
+                    (columns, plan.variant, split, dtype)
                 );
             },
         }

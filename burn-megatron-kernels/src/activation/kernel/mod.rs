@@ -9,11 +9,11 @@ use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
-use cubecl::prelude::{CubeDim, SequenceArg};
+use cubecl::prelude::SequenceArg;
 
 use super::backward::{ActivationBackwardOp, FusedActivation};
 use crate::column_sum::kernel::{Partials, SumTarget, fold};
-use crate::cube::{RowPlan, empty, grid, launch_tuned, optional};
+use crate::cube::{RowPlan, empty, launch, launch_tuned};
 
 mod aot_instances;
 mod elements;
@@ -154,25 +154,15 @@ fn sums(
             planes: plan.row.planes(),
         };
         unsafe {
-            sums_kernel::launch_unchecked(
-                &client,
-                grid(&client, blocks * tiles),
-                CubeDim::new_1d(units),
-                plan.row.vector,
-                x.into_tensor_arg(),
-                optional(bias),
-                optional(weight),
-                gradient.into_tensor_arg(),
-                sequence(&dx),
-                sequence(&dbias),
-                sequence(&dweight),
-                plan.clamp,
-                plan.offset,
-                plan.rows as u32,
-                rows_per_cube as u32,
-                tiling,
-                plan.variant,
-                dtype_to_storage_type(dtype),
+            launch!(
+                sums_kernel,
+                [client, blocks * tiles, units],
+                [plan.row.vector],
+                [x, bias, weight, gradient],
+                [sequence(&dx), sequence(&dbias), sequence(&dweight)],
+                (plan.clamp, plan.offset, plan.rows as u32),
+                (rows_per_cube as u32),
+                (tiling, plan.variant, dtype_to_storage_type(dtype))
             );
         }
     }

@@ -9,8 +9,8 @@ use super::tile::{AttentionSizesLaunch, AttentionStridesLaunch, DeviceStridesLau
 /// The arguments that the kernels of a problem share.
 pub(super) struct LaunchArgs<T> {
     pub client: Client,
-    pub count: CubeCount,
-    pub units: CubeDim,
+    pub cubes: usize,
+    pub units: u32,
     pub tiles: T,
     /// Elements of a load.
     pub vector: usize,
@@ -39,13 +39,9 @@ pub(super) struct KeyTarget {
 
 /// Converts strides in elements to strides in vectors of `vector` elements.
 pub(super) fn in_vectors(strides: HeadStrides, vector: usize) -> DeviceStridesLaunch {
-    let vectors = |elements: usize| (elements / vector) as u32;
-    DeviceStridesLaunch::new(
-        vectors(strides.offset),
-        vectors(strides.batch),
-        vectors(strides.row),
-        vectors(strides.head),
-    )
+    let strides = [strides.offset, strides.batch, strides.row, strides.head];
+    let [offset, batch, row, head] = strides.map(|elements| (elements / vector) as u32);
+    DeviceStridesLaunch::new(offset, batch, row, head)
 }
 
 /// The sizes of tiles, and the kernels that work on them.
@@ -94,23 +90,13 @@ macro_rules! tiles {
                 let [q, k, v] = args.projections;
                 // SAFETY: kernels access only rows that there are.
                 unsafe {
-                    $forward::launch_unchecked(
-                        &args.client,
-                        args.count,
-                        args.units,
-                        args.vector,
-                        q,
-                        k,
-                        v,
-                        sink,
-                        args.bounds,
-                        out,
-                        lse,
-                        args.strides,
-                        args.sizes,
-                        args.tiles,
-                        with_max,
-                        args.dtype,
+                    launch!(
+                        $forward,
+                        [args.client, args.cubes, args.units],
+                        [args.vector],
+                        [q, k, v, sink, args.bounds, out, lse],
+                        (args.strides, args.sizes),
+                        (args.tiles, with_max, args.dtype)
                     )
                 }
             }
@@ -124,24 +110,13 @@ macro_rules! tiles {
                 let [q, k, v] = args.projections;
                 // SAFETY: as above.
                 unsafe {
-                    $queries::launch_unchecked(
-                        &args.client,
-                        args.count,
-                        args.units,
-                        args.vector,
-                        q,
-                        k,
-                        v,
-                        dout,
-                        lse,
-                        delta,
-                        args.bounds,
-                        dq,
-                        args.strides,
-                        strides,
-                        args.sizes,
-                        args.tiles,
-                        args.dtype,
+                    launch!(
+                        $queries,
+                        [args.client, args.cubes, args.units],
+                        [args.vector],
+                        [q, k, v, dout, lse, delta, args.bounds, dq],
+                        (args.strides, strides, args.sizes),
+                        (args.tiles, args.dtype)
                     )
                 }
             }
@@ -152,28 +127,13 @@ macro_rules! tiles {
                 $(let ($vector, $is_flat) = (target.vector, target.is_flat);)?
                 // SAFETY: as above, and the places in a flat buffer were checked.
                 unsafe {
-                    $keys::launch_unchecked(
-                        &args.client,
-                        args.count,
-                        args.units,
-                        args.vector,
-                        $($vector,)?
-                        q,
-                        k,
-                        v,
-                        dout,
-                        lse,
-                        delta,
-                        args.bounds,
-                        target.buffer,
-                        args.strides,
-                        dk,
-                        dv,
-                        args.sizes,
-                        args.tiles,
-                        $($is_flat,)?
-                        target.add,
-                        [args.dtype, target.dtype],
+                    launch!(
+                        $keys,
+                        [args.client, args.cubes, args.units],
+                        [args.vector $(, $vector)?],
+                        [q, k, v, dout, lse, delta, args.bounds, target.buffer],
+                        (args.strides, dk, dv, args.sizes),
+                        (args.tiles $(, $is_flat)?, target.add, [args.dtype, target.dtype])
                     )
                 }
             }

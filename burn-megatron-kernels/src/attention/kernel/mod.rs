@@ -35,7 +35,7 @@ use super::mask::MaskRange;
 use super::ops::{AttentionOp, HeadStrides, Kernels, Pass};
 use super::problem::AttentionProblem;
 use crate::cpu::wide;
-use crate::cube::{RowPlan, empty, grid, optional, own};
+use crate::cube::{KernelTensor, RowPlan, empty, launch, own};
 use crate::gradient::Place;
 
 /// See [`Pass`] for inputs and outputs.
@@ -128,12 +128,9 @@ impl<'a, T: Tiles> AttentionCall<'a, T> {
         let out = empty(like, problem.out_shape(), problem.dtype);
         let shape = problem.statistics_shape();
         let lse = empty(like, shape, wide(problem.dtype));
-        T::forward(
-            self.of_queries(self.plan.forward, bounds),
-            optional(sink),
-            [&out, &lse].map(buffer),
-            problem.with_max,
-        );
+        let args = self.of_queries(self.plan.forward, bounds);
+        let outputs = [&out, &lse].map(buffer);
+        T::forward(args, sink.argument(), outputs, problem.with_max);
         vec![out, lse]
     }
 
@@ -225,26 +222,24 @@ impl<'a, T: Tiles> AttentionCall<'a, T> {
         };
         let in_vectors = |strides| in_vectors(strides, self.plan.vector);
         let [q, k, v] = self.head_strides.map(in_vectors);
-        let client = self.projections[0].client.clone();
         let [tile_rows, units] = tiles.sizes();
-        let cubes = rows.div_ceil(tile_rows) * heads * problem.batch;
+        let MaskRange {
+            shift,
+            before,
+            after,
+            columns,
+        } = range;
         LaunchArgs {
-            count: grid(&client, cubes),
-            units: CubeDim::new_1d(units as u32),
-            client,
+            client: self.projections[0].client.clone(),
+            cubes: rows.div_ceil(tile_rows) * heads * problem.batch,
+            units: units as u32,
             tiles,
             vector: self.plan.vector,
             projections: [0, 1, 2].map(|part| buffer(&self.projections[part.min(last)])),
-            bounds: optional(bounds),
+            bounds: bounds.argument(),
             strides: AttentionStridesLaunch::new(q, k, v, in_vectors(out)),
             sizes: AttentionSizesLaunch::new(
-                DeviceMaskRangeLaunch::new(
-                    range.shift,
-                    range.before,
-                    range.after,
-                    range.columns,
-                    rows as i32,
-                ),
+                DeviceMaskRangeLaunch::new(shift, before, after, columns, rows as i32),
                 problem.scale as f32,
                 problem.batch as u32,
                 problem.heads.heads as u32,
@@ -260,22 +255,23 @@ impl<'a, T: Tiles> AttentionCall<'a, T> {
         let problem = self.problem;
         let delta = empty(&out, problem.lse_shape(), wide(problem.dtype));
         let rows = problem.batch * problem.queries * problem.heads.heads;
-        let client = out.client.clone();
+        let (client, vector) = (out.client.clone(), self.plan.vector);
         unsafe {
-            attention_delta::launch_unchecked(
-                &client,
-                grid(&client, rows.div_ceil(UNITS as usize / LANES)),
-                CubeDim::new_1d(UNITS),
-                self.plan.vector,
-                out.into_buffer_arg(),
-                dout.clone().into_buffer_arg(),
-                delta.clone().into_buffer_arg(),
-                rows as u32,
-                problem.queries as u32,
-                problem.heads.heads as u32,
-                problem.value_width / self.plan.vector,
-                UNITS,
-                dtype_to_storage_type(problem.dtype),
+            launch!(
+                attention_delta,
+                [client, rows.div_ceil(UNITS as usize / LANES), UNITS],
+                [vector],
+                [out, dout, &delta],
+                (
+                    rows as u32,
+                    problem.queries as u32,
+                    problem.heads.heads as u32
+                ),
+                (
+                    problem.value_width / vector,
+                    UNITS,
+                    dtype_to_storage_type(problem.dtype)
+                )
             );
         }
         delta
@@ -289,19 +285,13 @@ impl<'a, T: Tiles> AttentionCall<'a, T> {
         let plan = RowPlan::new(&client, problem.dtype, problem.heads.width);
         let units = client.properties().hardware.plane_size_max.max(256);
         unsafe {
-            attention_sink::launch_unchecked(
-                &client,
-                grid(&client, heads),
-                CubeDim::new_1d(units),
-                sink.into_buffer_arg(),
-                lse.into_buffer_arg(),
-                delta.into_buffer_arg(),
-                dsink.clone().into_buffer_arg(),
-                problem.batch as u32,
-                heads as u32,
-                problem.queries as u32,
-                units,
-                plan.planes(),
+            launch!(
+                attention_sink,
+                [client, heads, units],
+                [],
+                [sink, lse, delta, &dsink],
+                (problem.batch as u32, heads as u32, problem.queries as u32),
+                (units, plan.planes())
             );
         }
         dsink

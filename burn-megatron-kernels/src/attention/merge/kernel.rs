@@ -8,7 +8,7 @@ use cubecl::prelude::*;
 
 use super::UNSEEN;
 use crate::cube::instance::{AotList, instance};
-use crate::cube::{RowPlan, empty, grid, own};
+use crate::cube::{RowPlan, empty, launch, own};
 
 /// Units of a cube, which share nothing.
 const UNITS: u32 = 256;
@@ -62,21 +62,13 @@ pub(super) fn merge(mut inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
     let merged = empty(&lse, lse.shape(), lse.dtype);
     // SAFETY: vectors past the end are left out, and the public function checks that shapes agree.
     unsafe {
-        merge_kernel::launch_unchecked(
-            &client,
-            grid(&client, vectors.div_ceil(UNITS as usize)),
-            CubeDim::new_1d(UNITS),
-            vector,
-            out.clone().into_buffer_arg(),
-            lse.into_buffer_arg(),
-            other.into_buffer_arg(),
-            other_lse.into_buffer_arg(),
-            merged.clone().into_buffer_arg(),
-            vectors as u32,
-            shape[1] as u32,
-            shape[2] as u32,
-            (width / vector) as u32,
-            dtype_to_storage_type(out.dtype),
+        launch!(
+            merge_kernel,
+            [client, vectors.div_ceil(UNITS as usize), UNITS],
+            [vector],
+            [&out, lse, other, other_lse, &merged],
+            (vectors as u32, shape[1] as u32, shape[2] as u32),
+            ((width / vector) as u32, dtype_to_storage_type(out.dtype))
         );
     }
     vec![out, merged]

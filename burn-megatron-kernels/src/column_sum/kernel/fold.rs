@@ -7,7 +7,7 @@ use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
 use crate::cube::instance::{AotList, instance, sequence, types};
-use crate::cube::{empty, grid, own};
+use crate::cube::{empty, launch, own};
 use crate::gradient::Place;
 
 /// Sums that a cube makes.
@@ -123,12 +123,8 @@ fn fold_kernel<W: Float>(
                     at = at_third;
                 }
                 let to = sums.index_mut(comptime!(if variant.apart { i } else { 0 }));
-                write::<W>(
-                    to.as_mut_slice(),
-                    at + column,
-                    total,
-                    comptime!(variant.add[i]),
-                );
+                let add = comptime!(variant.add[i]);
+                write::<W>(to.as_mut_slice(), at + column, total, add);
             }
         }
     }
@@ -181,26 +177,24 @@ pub(crate) fn fold_sets(partials: Partials, sets: usize, target: SumTarget) -> V
     if width > 0 {
         let dtype = dtype_to_storage_type(sums[0].dtype);
         let blocks = width.div_ceil(CUBE_SUMS as usize);
+        let targets = sums.iter().cloned().map(CubeTensor::into_tensor_arg);
+        let sequence: SequenceArg<_> = targets.collect();
         // SAFETY: a unit past the sums accesses no memory, and the places were checked.
         unsafe {
-            fold_kernel::launch_unchecked(
-                &client,
-                grid(&client, blocks * sets),
-                CubeDim::new_1d(variant.units),
-                tensor.into_tensor_arg(),
-                sums.iter()
-                    .map(|sum| sum.clone().into_tensor_arg())
-                    .collect(),
-                width as u32,
-                count as u32,
-                first as u32,
-                stride as u32,
-                step as u32,
-                offset(0),
-                offset(1),
-                offset(2),
-                variant,
-                dtype,
+            launch!(
+                fold_kernel,
+                [client, blocks * sets, variant.units],
+                [],
+                [tensor, sequence],
+                (
+                    width as u32,
+                    count as u32,
+                    first as u32,
+                    stride as u32,
+                    step as u32
+                ),
+                (offset(0), offset(1), offset(2)),
+                (variant, dtype)
             );
         }
     }

@@ -8,7 +8,7 @@ use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
 use crate::cube::instance::{AotList, instance, types};
-use crate::cube::{RowPlan, empty, grid};
+use crate::cube::{RowPlan, empty, launch};
 
 mod fold;
 mod strips;
@@ -54,19 +54,13 @@ pub(crate) fn column_sum(x: CubeTensor, columns: usize, target: SumTarget) -> Ve
     if strips.count > 0 {
         // SAFETY: a unit past the strips or the columns accesses no memory.
         unsafe {
-            column_sum_kernel::launch_unchecked(
-                &client,
-                grid(&client, strips.cubes()),
-                CubeDim::new_1d(STRIP_UNITS),
-                vector,
-                x.into_tensor_arg(),
-                partials.clone().into_tensor_arg(),
-                rows,
-                columns / vector,
-                strips.count,
-                strips.cubes_of_row,
-                strips.across,
-                dtype,
+            launch!(
+                column_sum_kernel,
+                [client, strips.cubes(), STRIP_UNITS],
+                [vector],
+                [x, &partials],
+                (rows, columns / vector, strips.count, strips.cubes_of_row),
+                (strips.across, dtype)
             );
         }
     }

@@ -8,7 +8,7 @@ use super::super::ops::{LossOp, LossWeights};
 use super::super::{STATISTICS, ignored};
 use super::statistics::RowStatistics;
 use super::{IGNORED_TARGET, INVALID_TARGET, token_of};
-use crate::cube::{empty, grid};
+use crate::cube::{empty, launch};
 
 /// Units of a cube.
 pub(super) const UNITS: u32 = 128;
@@ -122,23 +122,16 @@ pub(in crate::cross_entropy) fn combine(op: &LossOp, inputs: [CubeTensor; 2]) ->
     let parts = statistics.meta.shape().num_elements() / (rows * STATISTICS);
     let client = statistics.client.clone();
     let dtype = targets.dtype;
-    let [loss, lse] = outputs.clone().map(CubeTensor::into_tensor_arg);
+    let ignore = ignored(op.vocabulary.ignore, dtype);
     unsafe {
-        combine_kernel::launch_unchecked(
-            &client,
-            grid(&client, rows.div_ceil(UNITS as usize)),
-            CubeDim::new_1d(UNITS),
-            statistics.into_tensor_arg(),
-            targets.into_tensor_arg(),
-            loss,
-            lse,
-            parts as u32,
-            rows as u32,
-            op.vocabulary.tokens,
-            LossScales::launch(&op.weights),
-            op.weights.smoothing != 0.0,
-            ignored(op.vocabulary.ignore, dtype),
-            dtype_to_storage_type(dtype),
+        launch!(
+            combine_kernel,
+            [client, rows.div_ceil(UNITS as usize), UNITS],
+            [],
+            [statistics, targets, &outputs[0], &outputs[1]],
+            (parts as u32, rows as u32, op.vocabulary.tokens),
+            (LossScales::launch(&op.weights), op.weights.smoothing != 0.0),
+            (ignore, dtype_to_storage_type(dtype))
         );
     }
     outputs

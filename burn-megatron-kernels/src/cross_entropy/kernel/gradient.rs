@@ -5,7 +5,7 @@ use cubecl::prelude::*;
 
 use super::super::ops::{LossOp, LossWeights, Vocabulary};
 use super::{IGNORED_TARGET, INVALID_TARGET, LOADS_PER_STEP, LossLaunch, token_of};
-use crate::cube::output_over;
+use crate::cube::{launch, output_over};
 
 /// The scalars of the gradient of a row: `softmax * exp(x - lse) - share`, and `- keep` at the
 /// target.
@@ -199,15 +199,9 @@ pub(super) fn gradient_kernel<F: Float, I: Int, N: Size>(
                         // The last lanes belong to the rows below.
                         #[unroll]
                         for lane in 0..lanes {
-                            let below = (column + lane) / width;
+                            let below = row + (column + lane) / width;
                             let other = RowGradient::new::<I>(
-                                row + below,
-                                targets,
-                                lse,
-                                gradient,
-                                tokens,
-                                &scales,
-                                ignore,
+                                below, targets, lse, gradient, tokens, &scales, ignore,
                             );
                             let column = (column + lane) % width;
                             let value = other.at(values[k].extract(lane), column as u32, &columns);
@@ -230,23 +224,19 @@ pub(in crate::cross_entropy) fn gradient(op: &LossOp, inputs: [CubeTensor; 4]) -
         return logits;
     }
     let (output, argument) = output_over(&logits);
+    let columns = VocabularyColumns::launch(launch.width, &op.vocabulary);
     unsafe {
-        gradient_kernel::launch_unchecked(
-            &launch.client,
-            launch.grid(),
-            launch.plan.cube_dim(),
-            launch.vector,
-            logits.into_tensor_arg(),
-            targets.into_tensor_arg(),
-            lse.into_tensor_arg(),
-            gradient.into_tensor_arg(),
-            argument,
-            launch.rows as u32,
-            VocabularyColumns::launch(launch.width, &op.vocabulary),
-            GradientScales::launch(&op.weights),
-            launch.ignore,
-            launch.plan.units,
-            launch.types,
+        launch!(
+            gradient_kernel,
+            [launch.client, launch.rows, launch.plan.units],
+            [launch.vector],
+            [logits, targets, lse, gradient, argument],
+            (
+                launch.rows as u32,
+                columns,
+                GradientScales::launch(&op.weights)
+            ),
+            (launch.ignore, launch.plan.units, launch.types)
         );
     }
     output

@@ -9,7 +9,7 @@ use super::combine::{LossScales, log_sum_exp, row_loss};
 use super::gradient::{GradientScales, RowGradient, VocabularyColumns, load_step};
 use super::statistics::row_statistics;
 use super::{LOADS_PER_STEP, LossLaunch, combine, gradient, statistics, token_of};
-use crate::cube::{empty, output_over};
+use crate::cube::{empty, launch, output_over};
 
 /// One cube per row, of whole vectors. `output` may be `logits`.
 #[cube(launch_unchecked)]
@@ -78,26 +78,18 @@ pub(in crate::cross_entropy) fn loss_and_gradient(
     }
     let loss = empty(&upstream, [launch.rows], upstream.dtype);
     let (output, argument) = output_over(&logits);
+    let columns = VocabularyColumns::launch(launch.width, &op.vocabulary);
+    let weights = &op.weights;
     unsafe {
-        loss_and_gradient_kernel::launch_unchecked(
-            &launch.client,
-            launch.grid(),
-            launch.plan.cube_dim(),
-            widest,
-            logits.into_tensor_arg(),
-            targets.into_tensor_arg(),
-            upstream.into_tensor_arg(),
-            loss.clone().into_tensor_arg(),
-            argument,
-            launch.rows as u32,
-            VocabularyColumns::launch(launch.width, &op.vocabulary),
-            LossScales::launch(&op.weights),
-            GradientScales::launch(&op.weights),
-            op.weights.smoothing != 0.0,
-            launch.ignore,
-            launch.plan.units,
-            launch.plan.planes(),
-            launch.types,
+        launch!(
+            loss_and_gradient_kernel,
+            [launch.client, launch.rows, launch.plan.units],
+            [widest],
+            [logits, targets, upstream, &loss, argument],
+            (launch.rows as u32, columns),
+            (LossScales::launch(weights), GradientScales::launch(weights)),
+            (weights.smoothing != 0.0, launch.ignore),
+            (launch.plan.units, launch.plan.planes(), launch.types)
         );
     }
     [loss, output]

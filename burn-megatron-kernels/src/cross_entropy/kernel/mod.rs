@@ -15,7 +15,7 @@ use cubecl::prelude::*;
 
 use super::ignored;
 use super::ops::LossOp;
-use crate::cube::{RowPlan, grid};
+use crate::cube::RowPlan;
 
 mod aot_instances;
 mod combine;
@@ -82,9 +82,5 @@ impl LossLaunch {
             types: [logits.dtype, targets.dtype].map(dtype_to_storage_type),
             client,
         }
-    }
-
-    fn grid(&self) -> CubeCount {
-        grid(&self.client, self.rows)
     }
 }

@@ -7,7 +7,7 @@ use cubecl::prelude::*;
 use super::super::STATISTICS;
 use super::super::ops::LossOp;
 use super::{LOADS_PER_STEP, LossLaunch, token_of};
-use crate::cube::{cube_max, cube_sum, empty, lane_max, lane_sum};
+use crate::cube::{cube_max, cube_sum, empty, lane_max, lane_sum, launch};
 
 /// A unit's running statistics of its row: the maximum, and per lane the sum of `exp(x - maximum)`
 /// and the sum.
@@ -186,29 +186,26 @@ pub(super) fn statistics_kernel<F: Float, I: Int, N: Size>(
 /// Logits and targets to the statistics.
 pub(in crate::cross_entropy) fn statistics(op: &LossOp, inputs: [CubeTensor; 2]) -> CubeTensor {
     let [logits, targets] = inputs;
+    let vocabulary = &op.vocabulary;
     let launch = LossLaunch::new(op, &logits, &targets);
     let output = empty(&logits, [launch.rows, STATISTICS], DType::F32);
     if launch.rows == 0 {
         return output;
     }
     unsafe {
-        statistics_kernel::launch_unchecked(
-            &launch.client,
-            launch.grid(),
-            launch.plan.cube_dim(),
-            launch.vector,
-            logits.into_tensor_arg(),
-            targets.into_tensor_arg(),
-            output.clone().into_tensor_arg(),
-            launch.rows as u32,
-            launch.width as u32,
-            op.vocabulary.valid,
-            op.vocabulary.first,
-            op.vocabulary.tokens,
-            launch.ignore,
-            launch.plan.units,
-            launch.plan.planes(),
-            launch.types,
+        launch!(
+            statistics_kernel,
+            [launch.client, launch.rows, launch.plan.units],
+            [launch.vector],
+            [logits, targets, &output],
+            (launch.rows as u32, launch.width as u32),
+            (vocabulary.valid, vocabulary.first, vocabulary.tokens),
+            (
+                launch.ignore,
+                launch.plan.units,
+                launch.plan.planes(),
+                launch.types
+            )
         );
     }
     output

@@ -15,7 +15,7 @@ use super::forward::elementwise;
 use super::*;
 use crate::column_sum::kernel::{Partials, STRIP_UNITS, Strips, SumTarget, fold};
 use crate::cube::instance::{AotList, instance, types};
-use crate::cube::{empty, grid};
+use crate::cube::{empty, launch};
 
 #[cube(launch_unchecked)]
 fn summed_gradient_kernel<O: Float, I: Float, N: Size>(
@@ -77,11 +77,8 @@ pub(in super::super) fn backward(
     if !op.bias {
         return vec![elementwise(gradient, None, None, op.input, op.mask)];
     }
-    summed(
-        op,
-        gradient,
-        SumTarget::new(inputs.pop(), op.place, DType::F32),
-    )
+    let target = SumTarget::new(inputs.pop(), op.place, DType::F32);
+    summed(op, gradient, target)
 }
 
 /// The gradient of the input, and the sum of its rows.
@@ -95,25 +92,18 @@ fn summed(op: &DropoutBackwardOp, gradient: CubeTensor, target: SumTarget) -> Ve
     let strips = Strips::new(rows, width.div_ceil(each * vector));
     let partials = empty(&gradient, [strips.count, width], DType::F32);
     let types = [gradient.dtype, op.input].map(dtype_to_storage_type);
+    let is_aligned = op.mask.as_ref().map(DropoutMask::is_aligned);
+    let draws = MaskAlignment::new(is_aligned, width);
     // SAFETY: a unit past the strips or the columns accesses no memory.
     unsafe {
-        summed_gradient_kernel::launch_unchecked(
-            &client,
-            grid(&client, strips.cubes()),
-            CubeDim::new_1d(STRIP_UNITS),
-            vector,
-            gradient.into_tensor_arg(),
-            result.clone().into_tensor_arg(),
-            partials.clone().into_tensor_arg(),
-            MaskArgs::launch(op.mask.as_ref()),
-            rows,
-            width / vector,
-            strips.count,
-            strips.cubes_of_row,
-            strips.across,
-            each,
-            MaskAlignment::new(op.mask.as_ref().map(DropoutMask::is_aligned), width),
-            types,
+        launch!(
+            summed_gradient_kernel,
+            [client, strips.cubes(), STRIP_UNITS],
+            [vector],
+            [gradient, &result, &partials],
+            (MaskArgs::launch(op.mask.as_ref()), rows, width / vector),
+            (strips.count, strips.cubes_of_row),
+            (strips.across, each, draws, types)
         );
     }
     let partials = Partials::of_rows(partials, width, strips.count);

@@ -9,7 +9,7 @@ use cubecl::prelude::*;
 use super::super::backward::DropoutForwardOp;
 use super::*;
 use crate::cube::instance::{AotList, given, instance, types};
-use crate::cube::{Elementwise, Operation, SPLITS, Split, empty, grid, launch_tuned, optional};
+use crate::cube::{Elementwise, Operation, SPLITS, Split, empty, launch, launch_tuned};
 
 /// A portion of the split is a group of `each` vectors.
 #[cube(launch_unchecked)]
@@ -154,23 +154,14 @@ impl Elementwise for DropoutLaunch {
         // SAFETY: a unit past the groups or the vectors accesses no memory, and all inputs are
         // contiguous and of the sizes that the public functions check.
         unsafe {
-            bias_dropout_add_kernel::launch_unchecked(
-                &client,
-                grid(&client, groups.div_ceil(split.portions())),
-                CubeDim::new_1d(split.units),
-                self.vector,
-                self.input.into_tensor_arg(),
-                optional(self.bias),
-                optional(self.residual),
-                self.output.into_tensor_arg(),
-                MaskArgs::launch(self.mask.as_ref()),
-                groups,
-                elements / self.vector,
-                self.width / self.vector,
-                each,
-                draws,
-                split,
-                self.dtypes.map(dtype_to_storage_type),
+            launch!(
+                bias_dropout_add_kernel,
+                [client, groups.div_ceil(split.portions()), split.units],
+                [self.vector],
+                [self.input, self.bias, self.residual, self.output],
+                (MaskArgs::launch(self.mask.as_ref()), groups),
+                (elements / self.vector, self.width / self.vector),
+                (each, draws, split, self.dtypes.map(dtype_to_storage_type))
             );
         }
     }

@@ -8,7 +8,7 @@ use cubecl::prelude::*;
 
 use super::{LOG_COLUMNS, ScaleRules};
 use crate::cube::instance::{AotList, instance};
-use crate::cube::{RowPlan, cube_sum, empty, grid, own};
+use crate::cube::{RowPlan, cube_sum, empty, launch, own};
 use crate::fp8::kernel::tile::UNITS;
 use crate::fp8::quantize::kernel::reduce::cube_total;
 use crate::launch::exactly;
@@ -49,15 +49,13 @@ pub(super) fn log(inputs: Vec<CubeTensor>, slot: usize, elements: usize) -> Cube
     let client = log.client.clone();
     // SAFETY: one unit accesses what was seen, and an entry that the log has.
     unsafe {
-        log_kernel::launch_unchecked(
-            &client,
-            CubeCount::Static(1, 1, 1),
-            CubeDim::new_1d(1),
-            log.clone().into_buffer_arg(),
-            seen.into_buffer_arg(),
-            slot as u32,
-            elements as f32,
-            counts,
+        launch!(
+            log_kernel,
+            [client, 1, 1],
+            [],
+            [&log, seen],
+            (slot as u32, elements as f32),
+            (counts)
         );
     }
     log
@@ -152,22 +150,17 @@ pub(super) fn next_scales(rules: &ScaleRules, inputs: Vec<CubeTensor>) -> Vec<Cu
     let plan = RowPlan::new(&client, DType::F32, 1);
     let outputs = [rules.state_len(), LOG_COLUMNS * slots, 2 * slots]
         .map(|length| empty(&state, [length], DType::F32));
-    let [next, log, counts] = outputs.clone().map(CubeTensor::into_buffer_arg);
+    let [next, log, counts] = &outputs;
     // SAFETY: cubes past the slots access no memory, and the lengths of logs and state were checked.
     unsafe {
-        next_scales_kernel::launch_unchecked(
-            &client,
-            grid(&client, slots),
-            CubeDim::new_1d(UNITS),
-            logs.into_buffer_arg(),
-            state.into_buffer_arg(),
-            table.into_buffer_arg(),
-            next,
-            log,
-            counts,
-            slots as u32,
-            ranks as u32,
-            plan.planes(),
+        launch!(
+            next_scales_kernel,
+            [client, slots, UNITS],
+            [],
+            [logs, state, table],
+            [next, log, counts],
+            (slots as u32, ranks as u32),
+            (plan.planes())
         );
     }
     outputs.into()

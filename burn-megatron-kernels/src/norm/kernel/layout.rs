@@ -106,11 +106,6 @@ impl RowLayout {
     pub(super) fn kept(&self) -> usize {
         if self.in_registers { self.steps() } else { 1 }
     }
-
-    /// The units as a cube's dimension.
-    pub(super) fn cube_dim(&self) -> CubeDim {
-        CubeDim::new_1d(self.units)
-    }
 }
 
 /// The sum of `value` over the units of a row; each of them gets it. Call on all units of the cube.

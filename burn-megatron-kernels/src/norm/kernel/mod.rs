@@ -10,14 +10,13 @@ use burn::backend::cubecl::dtype_to_storage_type;
 use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::client::Client;
-use cubecl::prelude::*;
 
 use self::backward::{NormBackwardVariant, norm_backward, norm_partials};
 use self::forward::{NormVariant, norm_forward};
 use self::layout::{RegisterBudget, RowLayout};
 use super::backward::{NamedInputs, NormBackwardOp, NormForwardOp};
 use crate::column_sum::kernel::{Partials, SumTarget, column_sum, fold_sets};
-use crate::cube::{empty, grid};
+use crate::cube::{empty, launch};
 use crate::gradient::Place;
 
 mod aot_instances;
@@ -107,24 +106,14 @@ pub(super) fn forward(op: &NormForwardOp, inputs: Vec<CubeTensor>) -> Vec<CubeTe
         // SAFETY: a unit past the rows or the columns accesses no memory, and all inputs are
         // contiguous and of the sizes that the public functions check.
         unsafe {
-            norm_forward::launch_unchecked(
-                &client,
-                grid(&client, rows.div_ceil(layout.rows())),
-                layout.cube_dim(),
-                vector,
-                x.into_tensor_arg(),
-                residual.into_tensor_arg(),
-                weight.into_tensor_arg(),
-                bias.into_tensor_arg(),
-                x_bias.into_tensor_arg(),
-                source.clone().into_tensor_arg(),
-                y.clone().into_tensor_arg(),
-                statistics.clone().into_tensor_arg(),
-                formula.options.epsilon as f32,
-                rows as u32,
-                variant,
-                layout,
-                types.map(dtype_to_storage_type),
+            launch!(
+                norm_forward,
+                [client, rows.div_ceil(layout.rows()), layout.units],
+                [vector],
+                [x, residual, weight, bias, x_bias],
+                [&source, &y, &statistics],
+                (formula.options.epsilon as f32, rows as u32),
+                (variant, layout, types.map(dtype_to_storage_type))
             );
         }
     }
@@ -273,23 +262,14 @@ impl BackwardInputs {
             let to = sums.clone().unwrap_or_else(|| scrap(DType::F32));
             // SAFETY: as in `forward`; a cube writes its own part of the partial sums alone.
             unsafe {
-                norm_backward::launch_unchecked(
-                    &client,
-                    grid(&client, cubes),
-                    layout.cube_dim(),
-                    vector,
-                    self.source.clone().into_tensor_arg(),
-                    self.statistics.clone().into_tensor_arg(),
-                    self.gradient.clone().into_tensor_arg(),
-                    weight.clone().into_tensor_arg(),
-                    so_far.into_tensor_arg(),
-                    dx.clone().into_tensor_arg(),
-                    to.into_tensor_arg(),
-                    rows as u32,
-                    cubes as u32,
-                    variant,
-                    layout,
-                    types.map(dtype_to_storage_type),
+                launch!(
+                    norm_backward,
+                    [client, cubes, layout.units],
+                    [vector],
+                    [&self.source, &self.statistics, &self.gradient],
+                    [weight, so_far, &dx, to],
+                    (rows as u32, cubes as u32),
+                    (variant, layout, types.map(dtype_to_storage_type))
                 );
             }
         }
@@ -301,21 +281,14 @@ impl BackwardInputs {
             let types = [self.gradient.dtype, self.source.dtype].map(dtype_to_storage_type);
             // SAFETY: as above.
             unsafe {
-                norm_partials::launch_unchecked(
-                    &client,
-                    grid(&client, strips * blocks),
-                    CubeDim::new_1d(PARTIAL_UNITS),
-                    vector,
-                    self.source.into_tensor_arg(),
-                    self.statistics.into_tensor_arg(),
-                    self.gradient.into_tensor_arg(),
-                    to.clone().into_tensor_arg(),
-                    rows as u32,
-                    strips as u32,
-                    variant,
-                    layout.columns,
-                    PARTIAL_UNITS,
-                    types,
+                launch!(
+                    norm_partials,
+                    [client, strips * blocks, PARTIAL_UNITS],
+                    [vector],
+                    [self.source, self.statistics, self.gradient],
+                    [&to],
+                    (rows as u32, strips as u32),
+                    (variant, layout.columns, PARTIAL_UNITS, types)
                 );
             }
             sums = Some(to);

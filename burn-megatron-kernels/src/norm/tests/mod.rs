@@ -1,10 +1,11 @@
 use burn::tensor::{DType, Device, Tensor};
 
-use super::{
-    NormKind, NormOptions, add_layer_norm, add_normalise, add_rms_norm, composed, layer_norm,
-    rms_norm,
-};
+use super::{NormKind, NormOptions, add_normalise, layer_norm, rms_norm};
 use crate::testing::{Input, assert_gradients, compare, compare_within, devices, evaluate};
+
+mod added;
+
+use added::{add_layer_norm, add_rms_norm, composed};
 
 const OPTIONS: NormOptions = NormOptions {
     epsilon: 1e-5,

@@ -3,11 +3,10 @@
 use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn_cubecl::tensor::CubeTensor;
-use cubecl::prelude::CubeDim;
 
 use super::rotate::rotate_kernel;
 use super::{AngleArgs, MAX_HEADS_PER_UNIT, RopePlan, UNITS, cubes};
-use crate::cube::{Elementwise, Operation, Split, empty, grid, launch_tuned};
+use crate::cube::{Elementwise, Operation, Split, empty, launch, launch_tuned};
 use crate::rope::RotaryHeads;
 
 /// Rotates `x`, in place if it is uniquely owned.
@@ -98,26 +97,17 @@ impl Elementwise for RotateLaunch {
             self.y.into_tensor_arg()
         };
         let angles = self.angles;
-        let [cosine, sine] = angles.table();
+        let (cosine, sine, each) = angles.tensors();
         // SAFETY: a unit past the tokens accesses no memory, and all inputs are contiguous and of
         // the sizes that the public functions check.
         unsafe {
-            rotate_kernel::launch_unchecked(
-                &client,
-                grid(&client, cubes(tokens, items, split.units)),
-                CubeDim::new_1d(split.units),
-                plan.vector,
-                plan.lanes,
-                self.x.into_tensor_arg(),
-                cosine,
-                sine,
-                angles.each(),
-                output,
-                angles.launch(tokens),
-                plan,
-                items,
-                split.units,
-                dtype_to_storage_type(dtype),
+            launch!(
+                rotate_kernel,
+                [client, cubes(tokens, items, split.units), split.units],
+                [plan.vector, plan.lanes],
+                [self.x, cosine, sine, each, output],
+                (angles.launch(tokens)),
+                (plan, items, split.units, dtype_to_storage_type(dtype))
             );
         }
     }

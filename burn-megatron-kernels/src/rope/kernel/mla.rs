@@ -7,7 +7,7 @@ use cubecl::prelude::*;
 
 use super::rotate::{TokenAngles, cosines, rotate_item, sines, swapped_neighbors, table_row};
 use super::{AngleArgs, RopePlan, UNITS, cubes};
-use crate::cube::{empty, grid, output_over};
+use crate::cube::{empty, launch, output_over};
 use crate::rope::{MlaDims, RotaryHeads};
 
 /// [`MlaDims`] in vectors.
@@ -163,27 +163,15 @@ pub(in crate::rope) fn mla_forward(
     let tokens = q.shape()[0] * q.shape()[1];
     let items = queries + plan.items + plan.heads * mla.nope;
     let (client, dtype) = (q.client.clone(), q.dtype);
-    let [cosine, sine] = angles.table();
+    let (cosine, sine, each) = angles.tensors();
     unsafe {
-        mla_forward_kernel::launch_unchecked(
-            &client,
-            grid(&client, cubes(tokens, items, UNITS)),
-            CubeDim::new_1d(UNITS),
-            plan.vector,
-            plan.lanes,
-            q.into_tensor_arg(),
-            kv.into_tensor_arg(),
-            shared.into_tensor_arg(),
-            cosine,
-            sine,
-            angles.each(),
-            output,
-            k.clone().into_tensor_arg(),
-            angles.launch(tokens),
-            plan,
-            mla,
-            queries,
-            dtype_to_storage_type(dtype),
+        launch!(
+            mla_forward_kernel,
+            [client, cubes(tokens, items, UNITS), UNITS],
+            [plan.vector, plan.lanes],
+            [q, kv, shared, cosine, sine, each, output, &k],
+            (angles.launch(tokens)),
+            (plan, mla, queries, dtype_to_storage_type(dtype))
         );
     }
     vec![rotated, k]
@@ -208,24 +196,15 @@ pub(in crate::rope) fn mla_backward(
     }
     let items = plan.items + plan.heads * (mla.nope + mla.value);
     let (client, dtype) = (dk.client.clone(), dk.dtype);
-    let [cosine, sine] = angles.table();
+    let (cosine, sine, each) = angles.tensors();
     unsafe {
-        mla_backward_kernel::launch_unchecked(
-            &client,
-            grid(&client, cubes(tokens, items, UNITS)),
-            CubeDim::new_1d(UNITS),
-            plan.vector,
-            plan.lanes,
-            dk.into_tensor_arg(),
-            cosine,
-            sine,
-            angles.each(),
-            dkv.clone().into_tensor_arg(),
-            shared.clone().into_tensor_arg(),
-            angles.launch(tokens),
-            plan,
-            mla,
-            dtype_to_storage_type(dtype),
+        launch!(
+            mla_backward_kernel,
+            [client, cubes(tokens, items, UNITS), UNITS],
+            [plan.vector, plan.lanes],
+            [dk, cosine, sine, each, &dkv, &shared],
+            (angles.launch(tokens)),
+            (plan, mla, dtype_to_storage_type(dtype))
         );
     }
     vec![dkv, shared]

@@ -7,12 +7,10 @@ use burn::backend::TensorMetadata;
 use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::client::Client;
-use cubecl::prelude::{ComptimeOptionArgs, OwnedTensor, TensorArg};
 
 use super::check::NAME;
 use super::ops::RotateOp;
 use super::{Pairing, RotaryHeads};
-use crate::cube::optional;
 use crate::error::{accept, check_size};
 
 mod aot_instances;
@@ -151,12 +149,8 @@ impl AngleArgs {
         )
     }
 
-    fn table(&self) -> [TensorArg; 2] {
-        [&self.cosine, &self.sine].map(|table| table.clone().into_tensor_arg())
-    }
-
-    fn each(&self) -> ComptimeOptionArgs<OwnedTensor<i32>> {
-        optional(self.each.clone())
+    fn tensors(&self) -> (&CubeTensor, &CubeTensor, Option<CubeTensor>) {
+        (&self.cosine, &self.sine, self.each.clone())
     }
 }
 

@@ -6,7 +6,7 @@ use cubecl::prelude::*;
 
 use super::*;
 use crate::cube::instance::{AotList, given, instance, types as elements};
-use crate::cube::{cube_sum, empty, grid, lane_sum, optional};
+use crate::cube::{cube_sum, empty, lane_sum, launch};
 
 /// Elements that a unit keeps at most, of the output and of its gradient each.
 const REGISTER_VALUES: usize = 16;
@@ -159,26 +159,20 @@ pub(in super::super) fn backward(
         .as_ref()
         .map(|share| empty(share, share.shape(), share.dtype));
     let dtype = dtype_to_storage_type(output.dtype);
+    let held = register_vectors(&launch, REGISTER_VALUES / launch.vector);
     unsafe {
-        gradient_kernel::launch_unchecked(
-            &client,
-            grid(&client, plan.rows()),
-            launch.cube_dim(),
-            launch.vector,
-            output.into_tensor_arg(),
-            gradient.into_tensor_arg(),
-            optional(share),
-            optional(lengths),
-            scores.clone().into_tensor_arg(),
-            optional(rows.clone()),
-            SoftmaxLayout::launch(plan),
-            plan.scale as f32,
-            launch.columns,
-            plan.span.into(),
-            register_vectors(&launch, REGISTER_VALUES / launch.vector),
-            launch.units,
-            launch.planes(),
-            dtype,
+        launch!(
+            gradient_kernel,
+            [client, plan.rows(), launch.units],
+            [launch.vector],
+            [output, gradient, share, lengths],
+            [&scores, rows.clone()],
+            (
+                SoftmaxLayout::launch(plan),
+                plan.scale as f32,
+                launch.columns
+            ),
+            (plan.span.into(), held, launch.units, launch.planes(), dtype)
         );
     }
     let sink = rows.map(|rows| sum_of_heads(plan, rows));
@@ -191,15 +185,13 @@ fn sum_of_heads(plan: &SoftmaxProblem, rows: CubeTensor) -> CubeTensor {
     let launch = RowPlan::new(&client, rows.dtype, plan.rows() / heads);
     let sink = empty(&rows, [heads], rows.dtype);
     unsafe {
-        sink_kernel::launch_unchecked(
-            &client,
-            grid(&client, heads),
-            launch.cube_dim(),
-            rows.into_tensor_arg(),
-            sink.clone().into_tensor_arg(),
-            SoftmaxLayout::launch(plan),
-            launch.units,
-            launch.planes(),
+        launch!(
+            sink_kernel,
+            [client, heads, launch.units],
+            [],
+            [rows, &sink],
+            (SoftmaxLayout::launch(plan)),
+            (launch.units, launch.planes())
         );
     }
     sink

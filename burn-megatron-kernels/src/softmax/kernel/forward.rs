@@ -6,7 +6,7 @@ use cubecl::prelude::*;
 
 use super::*;
 use crate::cube::instance::{AotList, given, instance, types as elements};
-use crate::cube::{cube_max, cube_sum, empty, grid, lane_max, lane_sum, optional};
+use crate::cube::{cube_max, cube_sum, empty, lane_max, lane_sum, launch};
 
 /// Values in f32 that a unit keeps at most: a cube of 1024 units has 64 registers per unit.
 const REGISTER_VALUES: usize = 32;
@@ -208,29 +208,18 @@ pub(in super::super) fn forward(
         .as_ref()
         .map(|sink| empty(sink, [batch, heads, queries], sink.dtype));
     let types = types(&scores, hidden.as_ref());
+    let held = register_vectors(&launch, REGISTER_VALUES / launch.vector);
     unsafe {
-        softmax_kernel::launch_unchecked(
-            &client,
-            grid(&client, plan.rows()),
-            launch.cube_dim(),
-            launch.vector,
-            scores.into_tensor_arg(),
-            optional(sink),
-            optional(lengths),
-            optional(hidden),
-            output.clone().into_tensor_arg(),
-            optional(share.clone()),
-            SoftmaxLayout::launch(plan),
-            hidden_batches,
-            hidden_heads,
-            plan.scale as f32,
-            launch.columns,
-            plan.span.into(),
-            plan.sink == SinkKind::Zero,
-            register_vectors(&launch, REGISTER_VALUES / launch.vector),
-            launch.units,
-            launch.planes(),
-            types,
+        launch!(
+            softmax_kernel,
+            [client, plan.rows(), launch.units],
+            [launch.vector],
+            [scores, sink, lengths, hidden],
+            [&output, share.clone()],
+            (SoftmaxLayout::launch(plan), hidden_batches, hidden_heads),
+            (plan.scale as f32, launch.columns),
+            (plan.span.into(), plan.sink == SinkKind::Zero, held),
+            (launch.units, launch.planes(), types)
         );
     }
     [Some(output), share].into_iter().flatten().collect()

@@ -29,7 +29,7 @@ use queries::mma_queries;
 use super::super::problem::AttentionProblem;
 use super::launch::{KeyTarget, LaunchArgs, Tiles, tiles};
 use super::tile::DeviceStridesLaunch;
-use crate::cube::mma;
+use crate::cube::{launch, mma};
 
 /// The inputs with [aligned](mma::aligned) projections.
 pub(super) fn aligned(problem: &AttentionProblem, mut inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {

@@ -4,7 +4,7 @@ use burn::backend::flex::FlexTensor;
 
 use super::super::super::matrix::{mx_words, words};
 use super::super::scaling::ScalingKind;
-use crate::cpu::{for_rows, slice, tensor, vectorized};
+use crate::cpu::{for_rows, slice, tensor};
 use crate::fp8::format::{Format, e8m0};
 use crate::fp8::matrix::{BLOCK, MX_BLOCK};
 
@@ -26,25 +26,22 @@ pub(in super::super) fn dequantize(
     };
     let scale = scales(&inputs[1], kind, depth);
     let mut values = vec![0f32; rows * depth];
-    let row = |(row, values): (usize, &mut [f32])| {
-        let codes = &codes[row * words(depth)..];
-        for (block, values) in values.chunks_mut(width).enumerate() {
-            let scale = scale(row, block);
-            let codes = &codes[block * width / 4..];
-            for (values, word) in values.chunks_mut(4).zip(codes) {
-                let codes = values.iter_mut().zip(word.to_le_bytes());
-                codes.for_each(|(value, code)| *value = table[usize::from(code)] * scale);
+    for_rows(
+        &mut values,
+        depth,
+        #[inline(always)]
+        |row, values| {
+            let codes = &codes[row * words(depth)..];
+            for (block, values) in values.chunks_mut(width).enumerate() {
+                let scale = scale(row, block);
+                let codes = &codes[block * width / 4..];
+                for (values, word) in values.chunks_mut(4).zip(codes) {
+                    let codes = values.iter_mut().zip(word.to_le_bytes());
+                    codes.for_each(|(value, code)| *value = table[usize::from(code)] * scale);
+                }
             }
-        }
-    };
-    for_rows(&mut values, depth, 1, |first, values| {
-        let lines = values.chunks_mut(depth).enumerate();
-        let lines = lines.map(|(at, values)| (first + at, values));
-        vectorized(
-            #[inline(always)]
-            || lines.for_each(row),
-        );
-    });
+        },
+    );
     tensor(values, [rows, depth])
 }
 

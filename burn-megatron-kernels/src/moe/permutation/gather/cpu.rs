@@ -3,7 +3,7 @@
 use burn::backend::flex::FlexTensor;
 
 use super::GatherSizes;
-use crate::cpu::{Element, Real, for_rows, slice, tensor, vectorized};
+use crate::cpu::{Element, Real, for_row_tasks, slice, tensor, vectorized};
 
 pub(super) fn gather<E: Element>(
     sizes: GatherSizes,
@@ -48,7 +48,7 @@ pub(super) fn gather<E: Element>(
         )
     };
     if sizes.terms > 0 {
-        for_rows(&mut output, sizes.width, sizes.terms, task);
+        for_row_tasks(&mut output, sizes.width, sizes.terms, task);
     }
     tensor(output, shape.to_vec())
 }

@@ -7,7 +7,7 @@ use cubecl::prelude::*;
 
 use super::GatherSizes;
 use crate::cube::instance::{AotList, instance, types};
-use crate::cube::{RowPlan, empty, grid};
+use crate::cube::{RowPlan, empty, launch};
 use crate::launch::exactly;
 
 /// Units of a cube.
@@ -64,19 +64,14 @@ pub(super) fn gather(sizes: GatherSizes, shape: &[usize], inputs: Vec<CubeTensor
     let dtype = dtype_to_storage_type(x.dtype);
     // SAFETY: a unit past the result accesses no memory, and indices are those of a map.
     unsafe {
-        gather_kernel::launch_unchecked(
-            &client,
-            grid(&client, vectors.div_ceil(UNITS as usize)),
-            CubeDim::new_1d(UNITS),
-            vector,
-            x.into_tensor_arg(),
-            index.into_tensor_arg(),
-            output.clone().into_tensor_arg(),
-            vectors as u32,
-            columns as u32,
-            sizes.terms as u32,
-            sizes.divisor as u32,
-            dtype,
+        launch!(
+            gather_kernel,
+            [client, vectors.div_ceil(UNITS as usize), UNITS],
+            [vector],
+            [x, index, &output],
+            (vectors as u32, columns as u32),
+            (sizes.terms as u32, sizes.divisor as u32),
+            (dtype)
         );
     }
     output

@@ -11,7 +11,7 @@ use cubecl::prelude::*;
 use super::super::layout::LayoutSizes;
 use super::{CHUNK, MAX_EXPERTS};
 use crate::cube::instance::{AotList, instance};
-use crate::cube::{empty, grid, matrix_sizes};
+use crate::cube::{empty, launch, matrix_sizes};
 use crate::launch::exactly;
 
 /// Units of a cube.
@@ -177,16 +177,12 @@ pub(in crate::moe) fn histogram(
     let counts = empty(indices, [cubes, experts], DType::I32);
     // SAFETY: units past a chunk or the experts access no memory.
     unsafe {
-        histogram_kernel::launch_unchecked(
-            &client,
-            grid(&client, cubes),
-            CubeDim::new_1d(UNITS),
-            indices.clone().into_tensor_arg(),
-            counts.clone().into_tensor_arg(),
-            pairs as u32,
-            chunks as u32,
-            cubes as u32,
-            experts as u32,
+        launch!(
+            histogram_kernel,
+            [client, cubes, UNITS],
+            [],
+            [indices, &counts],
+            (pairs as u32, chunks as u32, cubes as u32, experts as u32)
         );
     }
     (counts, chunks)
@@ -200,16 +196,12 @@ pub(super) fn count(experts: usize, sizes: &LayoutSizes, indices: CubeTensor) ->
     let offsets = empty(&indices, [experts + 1], DType::I32);
     // SAFETY: units past the experts access no memory.
     unsafe {
-        scan_kernel::launch_unchecked(
-            &client,
-            grid(&client, 1),
-            CubeDim::new_1d(UNITS),
-            before.clone().into_tensor_arg(),
-            counts.clone().into_tensor_arg(),
-            offsets.clone().into_tensor_arg(),
-            Sizes::launch(sizes),
-            chunks as u32,
-            experts as u32,
+        launch!(
+            scan_kernel,
+            [client, 1, UNITS],
+            [],
+            [&before, &counts, &offsets],
+            (Sizes::launch(sizes), chunks as u32, experts as u32)
         );
     }
     vec![before, counts, offsets]
@@ -231,18 +223,12 @@ pub(super) fn place(rows: usize, fills: bool, inputs: Vec<CubeTensor>) -> Vec<Cu
     };
     // SAFETY: a pair has a row below the offset of the next expert, which is at most the number of rows.
     unsafe {
-        place_kernel::launch_unchecked(
-            &client,
-            grid(&client, chunks),
-            CubeDim::new_1d(UNITS),
-            indices.into_tensor_arg(),
-            before.into_tensor_arg(),
-            offsets.into_tensor_arg(),
-            row_to_pair.clone().into_tensor_arg(),
-            pair_to_row.clone().into_tensor_arg(),
-            shape.num_elements() as u32,
-            chunks as u32,
-            experts as u32,
+        launch!(
+            place_kernel,
+            [client, chunks, UNITS],
+            [],
+            [indices, before, offsets, &row_to_pair, &pair_to_row],
+            (shape.num_elements() as u32, chunks as u32, experts as u32)
         );
     }
     let row_to_pair = match rows {

@@ -3,7 +3,7 @@
 use burn::backend::flex::FlexTensor;
 
 use super::WordSizes;
-use crate::cpu::{for_rows, slice, tensor};
+use crate::cpu::{for_row_tasks, slice, tensor};
 
 pub(super) fn permute_words(sizes: &WordSizes, inputs: &[FlexTensor]) -> FlexTensor {
     let [left, right] = [0, 1].map(|part| slice::<u32>(&inputs[part]));
@@ -20,6 +20,6 @@ pub(super) fn permute_words(sizes: &WordSizes, inputs: &[FlexTensor]) -> FlexTen
             row[a..].copy_from_slice(&right[token * b..(token + 1) * b]);
         }
     };
-    for_rows(&mut output, a + b, 1, task);
+    for_row_tasks(&mut output, a + b, 1, task);
     tensor(output, [sizes.rows, a + b])
 }

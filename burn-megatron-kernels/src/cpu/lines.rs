@@ -1,0 +1,27 @@
+//! Loops over the values of a row.
+
+use super::{Element, Real};
+
+/// Widens `from`.
+#[inline(always)]
+pub(crate) fn widen<E: Element>(from: &[E], into: &mut [E::Wide]) {
+    for (into, from) in into.iter_mut().zip(from) {
+        *into = from.wide();
+    }
+}
+
+/// Narrows `from`.
+#[inline(always)]
+pub(crate) fn narrow<E: Element>(from: &[E::Wide], into: &mut [E]) {
+    for (into, from) in into.iter_mut().zip(from) {
+        *into = E::narrow(*from);
+    }
+}
+
+/// Adds `part` to `total`.
+#[inline(always)]
+pub(crate) fn add<R: Real>(total: &mut [R], part: &[R]) {
+    for (total, part) in total.iter_mut().zip(part) {
+        *total += *part;
+    }
+}

@@ -1,0 +1,72 @@
+//! Launches of kernels.
+
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::{BufferArg, ComptimeOptionArgs, CubePrimitive, OwnedTensor, TensorArg};
+
+/// A tensor as the argument `A` of a kernel.
+pub(crate) trait KernelTensor<A> {
+    /// Returns the argument.
+    fn argument(self) -> A;
+}
+
+impl KernelTensor<TensorArg> for CubeTensor {
+    fn argument(self) -> TensorArg {
+        self.into_tensor_arg()
+    }
+}
+
+impl KernelTensor<BufferArg> for CubeTensor {
+    fn argument(self) -> BufferArg {
+        self.into_buffer_arg()
+    }
+}
+
+impl<A> KernelTensor<A> for &CubeTensor
+where
+    CubeTensor: KernelTensor<A>,
+{
+    fn argument(self) -> A {
+        self.clone().argument()
+    }
+}
+
+/// A tensor that the kernel may do without.
+impl<T: CubePrimitive> KernelTensor<ComptimeOptionArgs<OwnedTensor<T>>> for Option<CubeTensor> {
+    fn argument(self) -> ComptimeOptionArgs<OwnedTensor<T>> {
+        self.map(CubeTensor::into_tensor_arg).into()
+    }
+}
+
+/// What is an argument already.
+impl<A> KernelTensor<A> for A {
+    fn argument(self) -> A {
+        self
+    }
+}
+
+/// `launch!(kernel, [client, cubes, units], [vector], [x], [&y], (rows), (plan, dtype))`: launches `cubes` cubes of `units`
+/// units of a kernel with vectors of these sizes. Then come its tensors ([`KernelTensor`]) in brackets, and its other
+/// arguments in parentheses, both in any number of groups.
+///
+/// # Safety
+///
+/// The kernel must access only what its tensors hold.
+macro_rules! launch {
+    (
+        $kernel:ident,
+        [$client:expr, $cubes:expr, $units:expr],
+        [$($vector:expr),*],
+        $([$($tensor:expr),* $(,)?]),+,
+        $(($($argument:expr),* $(,)?)),+ $(,)?
+    ) => {
+        $kernel::launch_unchecked(
+            &$client,
+            $crate::cube::grid(&$client, $cubes),
+            cubecl::prelude::CubeDim::new_1d($units),
+            $($vector,)*
+            $($($crate::cube::KernelTensor::argument($tensor),)*)+
+            $($($argument,)*)+
+        )
+    };
+}
+pub(crate) use launch;
