@@ -3,14 +3,16 @@
 //! Not differentiable: nothing is recorded for autodiff. On a device it launches nothing: only the
 //! type changes.
 
+use burn::backend::DispatchTensor;
 use burn::backend::flex::FlexTensor;
+use burn::tensor::kind::Basic;
 use burn::tensor::{DType, Int, Tensor};
 #[cfg(feature = "cubecl")]
 use burn_cubecl::tensor::CubeTensor;
 
 use crate::cpu::{slice, tensor};
 use crate::error::{F32, U32, accept, check_type};
-use crate::launch::{DeviceOp, Spec, launch_one};
+use crate::launch::{SimpleOp, Spec, launch_one};
 
 const NAME: &str = "bits";
 
@@ -22,10 +24,7 @@ const NAME: &str = "bits";
 /// With a [`KernelError`](crate::KernelError) for words of another type.
 pub fn as_f32(words: Tensor<1, Int>) -> Tensor<1> {
     accept(check_type(NAME, "type", words.dtype(), U32));
-    Tensor::from_dispatch(launch_one(
-        BitcastOp(DType::F32),
-        vec![words.into_dispatch()],
-    ))
+    Tensor::from_dispatch(bitcast(words, DType::F32))
 }
 
 /// The bits of `values`, `[n]` of f32, as `[n]` of u32.
@@ -35,44 +34,36 @@ pub fn as_f32(words: Tensor<1, Int>) -> Tensor<1> {
 /// With a [`KernelError`](crate::KernelError) for values of another type.
 pub fn as_u32(values: Tensor<1>) -> Tensor<1, Int> {
     accept(check_type(NAME, "type", values.dtype(), F32));
-    Tensor::from_dispatch(launch_one(
-        BitcastOp(DType::U32),
-        vec![values.into_dispatch()],
-    ))
+    Tensor::from_dispatch(bitcast(values, DType::U32))
 }
 
 /// The target type.
-#[derive(Debug)]
-struct BitcastOp(DType);
+fn bitcast<K: Basic>(x: Tensor<1, K>, to: DType) -> DispatchTensor {
+    let op = SimpleOp {
+        name: NAME,
+        parameters: to,
+        outputs: vec![Spec::new(x.shape(), to)],
+        cpu: |to, inputs| vec![bitcast_on_cpu(&inputs[0], *to)],
+        #[cfg(feature = "cubecl")]
+        cube: |to, mut inputs| {
+            let x = inputs.remove(0);
+            vec![CubeTensor { dtype: *to, ..x }]
+        },
+    };
+    launch_one(op, vec![x.into_dispatch()])
+}
 
-impl DeviceOp for BitcastOp {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
-    fn outputs(&self, inputs: &[Spec]) -> Vec<Spec> {
-        vec![Spec::new(inputs[0].shape.clone(), self.0)]
-    }
-
-    fn cpu(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
-        let x = &inputs[0];
-        let shape = x.layout().shape().clone();
-        vec![match self.0 {
-            DType::F32 => {
-                let words = slice::<u32>(x).iter();
-                tensor(words.map(|word| f32::from_bits(*word)).collect(), shape)
-            }
-            _ => {
-                let values = slice::<f32>(x).iter();
-                tensor(values.map(|x| x.to_bits()).collect(), shape)
-            }
-        }]
-    }
-
-    #[cfg(feature = "cubecl")]
-    fn cube(&self, mut inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
-        let x = inputs.remove(0);
-        vec![CubeTensor { dtype: self.0, ..x }]
+fn bitcast_on_cpu(x: &FlexTensor, to: DType) -> FlexTensor {
+    let shape = x.layout().shape().clone();
+    match to {
+        DType::F32 => {
+            let words = slice::<u32>(x).iter();
+            tensor(words.map(|word| f32::from_bits(*word)).collect(), shape)
+        }
+        _ => {
+            let values = slice::<f32>(x).iter();
+            tensor(values.map(|x| x.to_bits()).collect(), shape)
+        }
     }
 }
 

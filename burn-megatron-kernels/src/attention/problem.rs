@@ -220,12 +220,8 @@ impl AttentionProblem {
         }
         let scale = options.scale.unwrap_or(1.0 / (heads.width as f64).sqrt());
         if !scale.is_finite() {
-            return Err(KernelError::option(
-                OPERATION,
-                "scale",
-                scale,
-                "a finite number",
-            ));
+            let fits = "a finite number";
+            return Err(KernelError::option(OPERATION, "scale", scale, fits));
         }
         if let Some(cap) = options.soft_cap
             && !(cap as f32 > 0.0 && (cap as f32).is_finite())

@@ -12,8 +12,8 @@ mod tasks;
 
 pub(crate) use element::{Element, Real};
 pub(crate) use lines::{add, narrow, widen};
-pub(crate) use rows::{ROW_GRAIN, rows_per_task, unfused, vectorized};
-pub(crate) use tasks::{for_each_task, for_rows, map_tasks};
+pub(crate) use rows::{ROW_GRAIN, for_row_tasks, for_rows, rows_per_task, unfused, vectorized};
+pub(crate) use tasks::{for_each_task, map_tasks};
 
 use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, Shape};

@@ -7,8 +7,6 @@ use std::sync::{Mutex, PoisonError};
 
 use rayon::prelude::*;
 
-use super::rows_per_task;
-
 /// Calls `work` with each task; returns when all calls have returned.
 ///
 /// One task, or a pool of one thread, stays on this thread. Which thread gets which task is not fixed, so results
@@ -25,19 +23,6 @@ pub(crate) fn for_each_task<T: Send>(
         let task = lock(&tasks[i]).take();
         task.into_iter().for_each(&work);
     });
-}
-
-/// Calls `work` with the elements of each task of an output in rows of `width`, and the number of their first row.
-/// An element of the output costs as much as `cost` elements that are copied.
-pub(crate) fn for_rows<T: Send>(
-    output: &mut [T],
-    width: usize,
-    cost: usize,
-    work: impl Fn(usize, &mut [T]) + Sync + Send,
-) {
-    let rows = rows_per_task(width * cost);
-    let tasks = output.chunks_mut((rows * width).max(1)).enumerate();
-    for_each_task(tasks, |(task, output)| work(task * rows, output));
 }
 
 /// Returns the results of `work`, in the order of the tasks; see [`for_each_task`].

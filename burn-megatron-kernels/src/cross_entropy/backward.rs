@@ -19,12 +19,8 @@ impl Function for CrossEntropy {
         let logits = Tensor::<2>::from_dispatch(inputs.remove(0));
         let targets = self.targets.clone();
         let parts = statistics(logits.clone(), targets.clone(), &self.part);
-        let (loss, lse) = combined(
-            parts.into_dispatch(),
-            targets,
-            self.part.tokens,
-            &self.options,
-        );
+        let parts = parts.into_dispatch();
+        let (loss, lse) = combined(parts, targets, self.part.tokens, &self.options);
         let saved = vec![logits.into_dispatch(), lse.into_dispatch()];
         (loss.into_dispatch(), saved)
     }

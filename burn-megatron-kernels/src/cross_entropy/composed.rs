@@ -20,12 +20,8 @@ pub fn cross_entropy(
     options: &CrossEntropyOptions,
 ) -> Tensor<1> {
     let [rows, tokens] = logits.dims();
-    accept(check(
-        &logits,
-        &targets,
-        &VocabularyShard { first: 0, tokens },
-        options,
-    ));
+    let whole = VocabularyShard { first: 0, tokens };
+    accept(check(&logits, &targets, &whole, options));
     let weights = LossWeights::new(tokens, options);
     let targets = widened(targets);
     let dtype = wide(logits.dtype());

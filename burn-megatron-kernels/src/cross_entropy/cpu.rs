@@ -6,7 +6,7 @@ use burn::tensor::DType;
 use super::STATISTICS;
 use super::ops::{LossOp, LossWeights, Vocabulary};
 use crate::cpu::{
-    Element, Real, for_each_task, for_float, rows_per_task, slice, tensor, vectorized,
+    Element, Real, for_each_task, for_float, for_rows, rows_per_task, slice, tensor, vectorized,
 };
 
 /// Elements of a block.
@@ -261,17 +261,12 @@ pub(super) fn gradient(op: &LossOp, inputs: [FlexTensor; 4]) -> FlexTensor {
     let targets = targets(&target);
     for_float!(logits.dtype(), E => {
         let (lse, gradient) = (slice(&lse), slice(&gradient));
-        let tasks = rows_per_task(width);
         // `from` is what the values start as, where they are not the logits already.
         let fill = |values: &mut [E], from: Option<&[E]>| {
-            for_each_task(values.chunks_mut(tasks * width).enumerate(), |(task, values)| {
-                for (i, values) in values.chunks_exact_mut(width).enumerate() {
-                    let row = task * tasks + i;
-                    let from = from.map(|from| &from[row * width..][..width]);
-                    let target = op.vocabulary.target(targets[row]);
-                    let row = RowGradient::new(op, target, lse[row], gradient[row]);
-                    vectorized(#[inline(always)] || row.write(values, from));
-                }
+            for_rows(values, width, #[inline(always)] |row, values| {
+                let from = from.map(|from| &from[row * width..][..width]);
+                let target = op.vocabulary.target(targets[row]);
+                RowGradient::new(op, target, lse[row], gradient[row]).write(values, from);
             });
         };
         let offsets = logits.layout().contiguous_offsets();

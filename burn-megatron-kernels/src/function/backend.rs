@@ -44,13 +44,8 @@ impl<B: Backend> ExtensionType<B> for TensorList<B> {
     where
         F: Fn(DispatchTensor) -> BackendTensor<B>,
     {
-        TensorList(
-            target
-                .0
-                .into_iter()
-                .map(|tensor| unwrap(tensor).float())
-                .collect(),
-        )
+        let tensors = target.0.into_iter().map(|tensor| unwrap(tensor).float());
+        TensorList(tensors.collect())
     }
 
     fn routing_tensor(target: &Self::Target) -> Option<&DispatchTensor> {

@@ -2,11 +2,10 @@
 
 use burn::backend::TensorMetadata;
 use burn::backend::flex::FlexTensor;
-use rayon::prelude::*;
 
 use super::ops::RotateOp;
 use super::{MlaDims, Pairing, RotaryHeads};
-use crate::cpu::{Element, ROW_GRAIN, Real, rows_per_task, slice, vectorized};
+use crate::cpu::{Element, Real, for_rows, slice};
 
 /// Cosines and sines of the tokens.
 pub(super) struct CpuAngles<'a, E: Element> {
@@ -93,32 +92,6 @@ fn rotate_head<E: Element>(head: &mut [E], angle: TokenAngle<E::Wide>, pairing: 
     }
 }
 
-/// Calls `work` with every token's number and part of `output`, in parallel.
-fn for_tokens<E: Element>(output: &mut [E], width: usize, work: impl Fn(usize, &mut [E]) + Sync) {
-    if output.is_empty() {
-        return;
-    }
-    let tokens = rows_per_task(width);
-    let task = |(task, part): (usize, &mut [E])| {
-        vectorized(
-            #[inline(always)]
-            || {
-                for (i, token) in part.chunks_exact_mut(width).enumerate() {
-                    work(task * tokens + i, token);
-                }
-            },
-        )
-    };
-    if output.len() <= ROW_GRAIN {
-        task((0, output))
-    } else {
-        output
-            .par_chunks_mut(tokens * width)
-            .enumerate()
-            .for_each(task)
-    }
-}
-
 /// Rotates the rotated features of one token.
 #[inline(always)]
 fn rotate_token<E: Element>(token: &mut [E], angle: TokenAngle<E::Wide>, heads: RotaryHeads) {
@@ -139,7 +112,7 @@ pub(super) fn rotate<E: Element>(
     if x.is_unique()
         && let Some((start, end)) = x.layout().contiguous_offsets()
     {
-        for_tokens(
+        for_rows(
             &mut x.storage_mut::<E>()[start..end],
             width,
             #[inline(always)]
@@ -149,7 +122,7 @@ pub(super) fn rotate<E: Element>(
     }
     let mut y = FlexTensor::empty(x.shape(), x.dtype());
     let source = slice::<E>(&x);
-    for_tokens(
+    for_rows(
         y.storage_mut::<E>(),
         width,
         #[inline(always)]
@@ -174,7 +147,7 @@ pub(super) fn mla_forward<E: Element>(
     let mut k = FlexTensor::empty(shape, kv.dtype());
     let (kv, shared) = (slice::<E>(kv), slice::<E>(shared));
     let row = mla.nope + mla.value;
-    for_tokens(
+    for_rows(
         k.storage_mut::<E>(),
         heads.heads * heads.features,
         #[inline(always)]
@@ -213,7 +186,7 @@ pub(super) fn mla_backward<E: Element>(
     let gradient = slice::<E>(dk);
     let of =
         |number: usize| gradient[number * width..(number + 1) * width].chunks_exact(heads.features);
-    for_tokens(
+    for_rows(
         dkv.storage_mut::<E>(),
         heads.heads * row,
         #[inline(always)]
@@ -223,7 +196,7 @@ pub(super) fn mla_backward<E: Element>(
             }
         },
     );
-    for_tokens(
+    for_rows(
         shared.storage_mut::<E>(),
         heads.width,
         #[inline(always)]

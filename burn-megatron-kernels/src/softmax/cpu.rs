@@ -105,7 +105,7 @@ fn softmax_row<E: Element>(
     if let Some(sink) = sink {
         largest = largest.larger(sink);
     }
-    let visible_keys = fold_mut(
+    let visible_keys = fold(
         scratch,
         E::Wide::ZERO,
         #[inline(always)]
@@ -270,25 +270,9 @@ fn for_tasks<E: Element, W: Real>(
     });
 }
 
+/// Joins the results of `map`, which may replace the values.
 #[inline(always)]
-fn fold<W: Real>(values: &[W], start: W, map: impl Fn(&W) -> W, join: impl Fn(W, W) -> W) -> W {
-    let mut lanes = [start; LANES];
-    let chunks = values.chunks_exact(LANES);
-    let rest = chunks.remainder();
-    for chunk in chunks {
-        for i in 0..LANES {
-            lanes[i] = join(lanes[i], map(&chunk[i]));
-        }
-    }
-    for (lane, value) in lanes.iter_mut().zip(rest) {
-        *lane = join(*lane, map(value));
-    }
-    lanes.into_iter().fold(start, join)
-}
-
-/// [`fold`] over values that `map` replaces.
-#[inline(always)]
-fn fold_mut<W: Real>(
+fn fold<W: Real>(
     values: &mut [W],
     start: W,
     map: impl Fn(&mut W) -> W,

@@ -18,10 +18,7 @@ use product::LANES;
 use super::mask::MaskRange;
 use super::ops::HeadStrides;
 use super::problem::AttentionProblem;
-use crate::cpu::{
-    Element, Real, for_each_task, for_float, map_tasks, rows_per_task, slice, tensor, unfused,
-    vectorized,
-};
+use crate::cpu::{Element, Real, for_float, for_rows, map_tasks, slice, tensor, unfused};
 use crate::flat::cpu::accumulate;
 use crate::gradient::Place;
 
@@ -285,22 +282,15 @@ fn gather<E: Element>(
     let of_part = |part: &TaskRows<'_, _>| count / part.share * part.width;
     let features: usize = parts.iter().map(of_part).sum();
     let mut out = vec![E::narrow(E::Wide::ZERO); problem.batch * rows * features];
-    let fill = |first: usize, out: &mut [E]| {
-        vectorized(
-            #[inline(always)]
-            || {
-                for (i, out) in out.chunks_exact_mut(features).enumerate() {
-                    let (batch, row) = ((first + i) / rows, (first + i) % rows);
-                    let heads = batch * count..(batch + 1) * count;
-                    fill_row::<E>(out, row, parts, heads);
-                }
-            },
-        );
-    };
-    let chunk = rows_per_task(features);
-    for_each_task(out.chunks_mut(chunk * features).enumerate(), |(i, out)| {
-        fill(i * chunk, out)
-    });
+    for_rows(
+        &mut out,
+        features,
+        #[inline(always)]
+        |line, out| {
+            let (batch, row) = (line / rows, line % rows);
+            fill_row::<E>(out, row, parts, batch * count..(batch + 1) * count);
+        },
+    );
     out
 }
 

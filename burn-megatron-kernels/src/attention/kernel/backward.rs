@@ -100,6 +100,8 @@ pub(crate) fn attention_queries<F: Float, N: Size>(
     let own = comptime!(shape.own);
     let columns = comptime!(shape.columns_per_unit());
     let weight_pitch = comptime!(shape.weight_pitch());
+    let width = comptime!(shape.width);
+    let value_width = comptime!(shape.value_width);
     let heads = sizes.heads as usize;
     if CUBE_POS < block_count(sizes, heads, shape.rows) {
         let block = block(sizes, heads, bounds, true, shape.rows);
@@ -118,10 +120,10 @@ pub(crate) fn attention_queries<F: Float, N: Size>(
         let out_rows = head_rows(&strides.out, batch, head, queries);
         let k_rows = head_rows(&strides.k, batch, group, keys);
         let v_rows = head_rows(&strides.v, batch, group, keys);
-        resident.load(q, &q_rows, first, sizes.scale, shape.width);
-        gradient.load(dout, &out_rows, first, 1.0f32, shape.value_width);
+        resident.load(q, &q_rows, first, sizes.scale, width);
+        gradient.load(dout, &out_rows, first, 1.0f32, value_width);
 
-        let mut sums = zeros::<N>(shape.width, shape);
+        let mut sums = zeros::<N>(width, shape);
         let mut row_lse = Shared::<[f32]>::new_slice(shape.rows);
         let mut row_delta = Shared::<[f32]>::new_slice(shape.rows);
         let visible = VisibleRanges::new(first, sizes, bounds, shape);
@@ -135,10 +137,10 @@ pub(crate) fn attention_queries<F: Float, N: Size>(
         while at < block.end {
             sync_cube();
             let key = at as usize;
-            streamed.load(v, &v_rows, key, 1.0f32, shape.value_width);
+            streamed.load(v, &v_rows, key, 1.0f32, value_width);
             sync_cube();
             // Kept in shared memory while the scores are computed; only this unit reads it.
-            let dp = dots::<N>(&gradient, &streamed, shape.value_width, shape);
+            let dp = dots::<N>(&gradient, &streamed, value_width, shape);
             #[unroll]
             for r in 0..own {
                 #[unroll]
@@ -148,9 +150,9 @@ pub(crate) fn attention_queries<F: Float, N: Size>(
                 }
             }
             sync_cube();
-            streamed.load(k, &k_rows, key, 1.0f32, shape.width);
+            streamed.load(k, &k_rows, key, 1.0f32, width);
             sync_cube();
-            let scores = dots::<N>(&resident, &streamed, shape.width, shape);
+            let scores = dots::<N>(&resident, &streamed, width, shape);
             #[unroll]
             for r in 0..own {
                 #[unroll]
@@ -163,21 +165,12 @@ pub(crate) fn attention_queries<F: Float, N: Size>(
                 }
             }
             sync_cube();
-            accumulate::<N>(&weights, &streamed, &mut sums, shape.width, shape);
+            accumulate::<N>(&weights, &streamed, &mut sums, width, shape);
             at += shape.columns as i32;
         }
         let factors = filled(sizes.scale, own);
         let dq_rows = head_rows(dq_strides, batch, head, queries);
-        store(
-            &sums,
-            &factors,
-            dq,
-            &dq_rows,
-            first,
-            false,
-            shape.width,
-            shape,
-        );
+        store(&sums, &factors, dq, &dq_rows, first, false, width, shape);
     }
 }
 
@@ -205,6 +198,8 @@ pub(crate) fn attention_keys<F: Float, G: Float, N: Size>(
     let own = comptime!(shape.own);
     let columns = comptime!(shape.columns_per_unit());
     let weight_pitch = comptime!(shape.weight_pitch());
+    let width = comptime!(shape.width);
+    let value_width = comptime!(shape.value_width);
     let heads = sizes.heads as usize;
     let groups = heads / sizes.heads_per_group as usize;
     if CUBE_POS < block_count(sizes, groups, shape.rows) {
@@ -221,11 +216,11 @@ pub(crate) fn attention_keys<F: Float, G: Float, N: Size>(
         let mut weights = Shared::<[f32]>::new_slice(comptime!(shape.rows * weight_pitch));
         let k_rows = head_rows(&strides.k, batch, group, keys);
         let v_rows = head_rows(&strides.v, batch, group, keys);
-        resident.load(k, &k_rows, first, 1.0f32, shape.width);
-        values.load(v, &v_rows, first, 1.0f32, shape.value_width);
+        resident.load(k, &k_rows, first, 1.0f32, width);
+        values.load(v, &v_rows, first, 1.0f32, value_width);
 
-        let mut dk = zeros::<N>(shape.width, shape);
-        let mut dv = zeros::<N>(shape.value_width, shape);
+        let mut dk = zeros::<N>(width, shape);
+        let mut dv = zeros::<N>(value_width, shape);
         let visible = VisibleRanges::new(first, sizes, bounds, shape);
         for member in 0..sizes.heads_per_group as usize {
             let head = group * sizes.heads_per_group as usize + member;
@@ -236,9 +231,9 @@ pub(crate) fn attention_keys<F: Float, G: Float, N: Size>(
             while at < block.end {
                 let query = at as usize;
                 sync_cube();
-                streamed.load(q, &q_rows, query, sizes.scale, shape.width);
+                streamed.load(q, &q_rows, query, sizes.scale, width);
                 sync_cube();
-                let scores = dots::<N>(&resident, &streamed, shape.width, shape);
+                let scores = dots::<N>(&resident, &streamed, width, shape);
                 #[unroll]
                 for c in 0..columns {
                     let i = at + (lane + c * LANES) as i32;
@@ -251,10 +246,10 @@ pub(crate) fn attention_keys<F: Float, G: Float, N: Size>(
                     }
                 }
                 sync_cube();
-                streamed.load(dout, &out_rows, query, 1.0f32, shape.value_width);
+                streamed.load(dout, &out_rows, query, 1.0f32, value_width);
                 sync_cube();
-                accumulate::<N>(&weights, &streamed, &mut dv, shape.value_width, shape);
-                let dp = dots::<N>(&values, &streamed, shape.value_width, shape);
+                accumulate::<N>(&weights, &streamed, &mut dv, value_width, shape);
+                let dp = dots::<N>(&values, &streamed, value_width, shape);
                 sync_cube();
                 #[unroll]
                 for c in 0..columns {
@@ -266,33 +261,24 @@ pub(crate) fn attention_keys<F: Float, G: Float, N: Size>(
                             dp[comptime!(r * columns + c)] - of_query;
                     }
                 }
-                streamed.load(q, &q_rows, query, sizes.scale, shape.width);
+                streamed.load(q, &q_rows, query, sizes.scale, width);
                 sync_cube();
-                accumulate::<N>(&weights, &streamed, &mut dk, shape.width, shape);
+                accumulate::<N>(&weights, &streamed, &mut dk, width, shape);
                 at += shape.columns as i32;
             }
         }
         let factors = filled(1.0f32, own);
-        let dk_rows = head_rows(dk_strides, batch, group, keys);
-        let dv_rows = head_rows(dv_strides, batch, group, keys);
-        store(
-            &dk,
-            &factors,
-            gradients,
-            &dk_rows,
-            first,
-            add[0],
-            shape.width,
-            shape,
-        );
+        let rows = head_rows(dk_strides, batch, group, keys);
+        store(&dk, &factors, gradients, &rows, first, add[0], width, shape);
+        let rows = head_rows(dv_strides, batch, group, keys);
         store(
             &dv,
             &factors,
             gradients,
-            &dv_rows,
+            &rows,
             first,
             add[1],
-            shape.value_width,
+            value_width,
             shape,
         );
     }

@@ -39,13 +39,9 @@ pub(super) struct KeyTarget {
 
 /// Converts strides in elements to strides in vectors of `vector` elements.
 pub(super) fn in_vectors(strides: HeadStrides, vector: usize) -> DeviceStridesLaunch {
-    let vectors = |elements: usize| (elements / vector) as u32;
-    DeviceStridesLaunch::new(
-        vectors(strides.offset),
-        vectors(strides.batch),
-        vectors(strides.row),
-        vectors(strides.head),
-    )
+    let strides = [strides.offset, strides.batch, strides.row, strides.head];
+    let [offset, batch, row, head] = strides.map(|elements| (elements / vector) as u32);
+    DeviceStridesLaunch::new(offset, batch, row, head)
 }
 
 /// The sizes of tiles, and the kernels that work on them.

@@ -128,12 +128,9 @@ impl<'a, T: Tiles> AttentionCall<'a, T> {
         let out = empty(like, problem.out_shape(), problem.dtype);
         let shape = problem.statistics_shape();
         let lse = empty(like, shape, wide(problem.dtype));
-        T::forward(
-            self.of_queries(self.plan.forward, bounds),
-            sink.argument(),
-            [&out, &lse].map(buffer),
-            problem.with_max,
-        );
+        let args = self.of_queries(self.plan.forward, bounds);
+        let outputs = [&out, &lse].map(buffer);
+        T::forward(args, sink.argument(), outputs, problem.with_max);
         vec![out, lse]
     }
 
@@ -226,6 +223,12 @@ impl<'a, T: Tiles> AttentionCall<'a, T> {
         let in_vectors = |strides| in_vectors(strides, self.plan.vector);
         let [q, k, v] = self.head_strides.map(in_vectors);
         let [tile_rows, units] = tiles.sizes();
+        let MaskRange {
+            shift,
+            before,
+            after,
+            columns,
+        } = range;
         LaunchArgs {
             client: self.projections[0].client.clone(),
             cubes: rows.div_ceil(tile_rows) * heads * problem.batch,
@@ -236,13 +239,7 @@ impl<'a, T: Tiles> AttentionCall<'a, T> {
             bounds: bounds.argument(),
             strides: AttentionStridesLaunch::new(q, k, v, in_vectors(out)),
             sizes: AttentionSizesLaunch::new(
-                DeviceMaskRangeLaunch::new(
-                    range.shift,
-                    range.before,
-                    range.after,
-                    range.columns,
-                    rows as i32,
-                ),
+                DeviceMaskRangeLaunch::new(shift, before, after, columns, rows as i32),
                 problem.scale as f32,
                 problem.batch as u32,
                 problem.heads.heads as u32,

@@ -4,14 +4,11 @@ use burn::backend::TensorMetadata;
 use burn::backend::flex::FlexTensor;
 
 use super::UNSEEN;
-use crate::cpu::{Real, for_each_task, own, rows_per_task, slice, slice_mut, tensor, vectorized};
+use crate::cpu::{Real, for_rows, own, slice, slice_mut, tensor};
 
 /// See [`merge`](super::merge); all inputs are contiguous, and not empty.
 pub(super) fn merge<E: Real>(mut inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
-    let [queries, heads, width] = {
-        let shape = inputs[0].shape();
-        [shape[1], shape[2], shape[3]]
-    };
+    let [_, queries, heads, width] = inputs[0].shape().dims();
     let mut out = own::<E>(inputs.remove(0));
     let (lse, other_lse) = (slice::<E>(&inputs[0]), slice::<E>(&inputs[2]));
     let other = slice::<E>(&inputs[1]);
@@ -20,25 +17,18 @@ pub(super) fn merge<E: Real>(mut inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
         .zip(other_lse)
         .map(|(one, two)| Merged::new(*one, *two))
         .collect();
-    let rows = rows_per_task(width);
-    let parts = slice_mut::<E>(&mut out).chunks_mut(rows * width);
-    let pairs = parts.zip(other.chunks(rows * width)).enumerate();
-    for_each_task(pairs, |(task, (out, other))| {
-        let rows_of_task = out.chunks_mut(width).zip(other.chunks(width)).enumerate();
-        for (number, (out, other)) in rows_of_task {
-            let row = task * rows + number;
+    for_rows(
+        slice_mut::<E>(&mut out),
+        width,
+        #[inline(always)]
+        |row, out| {
             let (head, query, batch) = (row % heads, row / heads % queries, row / heads / queries);
             let merged = &merged[(batch * heads + head) * queries + query];
-            vectorized(
-                #[inline(always)]
-                || {
-                    for (out, other) in out.iter_mut().zip(other) {
-                        *out = *out * merged.share + *other * merged.other_share;
-                    }
-                },
-            );
-        }
-    });
+            for (out, other) in out.iter_mut().zip(&other[row * width..]) {
+                *out = *out * merged.share + *other * merged.other_share;
+            }
+        },
+    );
     let lse: Vec<E> = merged.iter().map(|merged| merged.lse).collect();
     let shape = inputs[0].shape();
     vec![out, tensor(lse, shape)]

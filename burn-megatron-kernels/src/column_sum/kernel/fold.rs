@@ -123,12 +123,8 @@ fn fold_kernel<W: Float>(
                     at = at_third;
                 }
                 let to = sums.index_mut(comptime!(if variant.apart { i } else { 0 }));
-                write::<W>(
-                    to.as_mut_slice(),
-                    at + column,
-                    total,
-                    comptime!(variant.add[i]),
-                );
+                let add = comptime!(variant.add[i]);
+                write::<W>(to.as_mut_slice(), at + column, total, add);
             }
         }
     }

@@ -199,15 +199,9 @@ pub(super) fn gradient_kernel<F: Float, I: Int, N: Size>(
                         // The last lanes belong to the rows below.
                         #[unroll]
                         for lane in 0..lanes {
-                            let below = (column + lane) / width;
+                            let below = row + (column + lane) / width;
                             let other = RowGradient::new::<I>(
-                                row + below,
-                                targets,
-                                lse,
-                                gradient,
-                                tokens,
-                                &scales,
-                                ignore,
+                                below, targets, lse, gradient, tokens, &scales, ignore,
                             );
                             let column = (column + lane) % width;
                             let value = other.at(values[k].extract(lane), column as u32, &columns);

@@ -77,11 +77,8 @@ pub(in super::super) fn backward(
     if !op.bias {
         return vec![elementwise(gradient, None, None, op.input, op.mask)];
     }
-    summed(
-        op,
-        gradient,
-        SumTarget::new(inputs.pop(), op.place, DType::F32),
-    )
+    let target = SumTarget::new(inputs.pop(), op.place, DType::F32);
+    summed(op, gradient, target)
 }
 
 /// The gradient of the input, and the sum of its rows.

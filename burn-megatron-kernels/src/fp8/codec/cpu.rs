@@ -57,9 +57,8 @@ fn encode_batches<E: Element>(coding: Coding, values: &[E], words: &mut [u32]) {
         // The rest of the last word.
         codes[values.len()..].fill(0);
         for (word, codes) in words.iter_mut().zip(codes.chunks_exact(per_word)) {
-            let devices_with_types = codes.iter().zip((0..).step_by(coding.bits() as usize));
-            *word =
-                devices_with_types.fold(0, |word, (code, place)| word | u32::from(*code) << place);
+            let placed = codes.iter().zip((0..).step_by(coding.bits() as usize));
+            *word = placed.fold(0, |word, (code, place)| word | u32::from(*code) << place);
         }
     }
 }

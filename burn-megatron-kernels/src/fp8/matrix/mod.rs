@@ -1,23 +1,22 @@
 //! A matrix in 8 bits with its scales.
 
 use burn::backend::{DispatchTensor, TensorMetadata};
-use burn::tensor::{Int, Shape, Tensor};
+use burn::tensor::{DType, Int, Shape, Tensor};
 
 use super::check;
 use super::format::Format;
 use crate::KernelError;
+use crate::cpu::{slice, tensor};
 use crate::error::{F32, U32, accept, check_size, check_type};
-use crate::launch::launch_one;
+use crate::launch::{SimpleOp, Spec, launch_one};
 
 mod cpu;
 #[cfg(feature = "cubecl")]
 pub(crate) mod kernel;
-mod ops;
 #[cfg(test)]
 mod tests;
 
 pub(super) use cpu::transposed_codes;
-use ops::{PadOp, TransposeOp};
 
 /// Rows are padded to a multiple of this many bytes, as FP8 products on GPUs require.
 pub const ROW_BYTES: usize = 16;
@@ -122,13 +121,24 @@ impl Fp8Matrix {
                 accept(Err(KernelError::option("transposed", "scales", kind, fits)))
             }
         };
-        let kernel = TransposeOp { depth: self.depth };
-        let codes = launch_one(kernel, vec![self.codes.clone().into_dispatch()]);
+        let (rows, depth) = (self.rows(), self.depth);
+        let op = SimpleOp {
+            name: "transposed",
+            parameters: [rows, depth],
+            outputs: vec![Spec::new([depth, words(rows)], DType::U32)],
+            cpu: |&[rows, depth], inputs| {
+                let codes = cpu::transposed_codes(slice(&inputs[0]), [rows, depth]);
+                vec![tensor(codes, [depth, words(rows)])]
+            },
+            #[cfg(feature = "cubecl")]
+            cube: |&[_, depth], mut inputs| vec![kernel::transpose(inputs.remove(0), depth)],
+        };
+        let codes = launch_one(op, vec![self.codes.clone().into_dispatch()]);
         Self {
             codes: Tensor::from_dispatch(codes),
             scales,
             format: self.format,
-            depth: self.rows(),
+            depth: rows,
         }
     }
 
@@ -169,8 +179,18 @@ impl Fp8Matrix {
         let codes = if needed > 0 && depth.is_multiple_of(ROW_BYTES) {
             codes.narrow(0, 0, needed).reshape([rows, words(depth)])
         } else {
-            let kernel = PadOp { rows, depth };
-            Tensor::from_dispatch(launch_one(kernel, vec![codes.into_dispatch()]))
+            let op = SimpleOp {
+                name: NAME,
+                parameters: [rows, depth],
+                outputs: vec![Spec::new([rows, words(depth)], DType::U32)],
+                cpu: |&[rows, depth], inputs| {
+                    let codes = cpu::padded(slice(&inputs[0]), [rows, depth]);
+                    vec![tensor(codes, [rows, words(depth)])]
+                },
+                #[cfg(feature = "cubecl")]
+                cube: |sizes, mut inputs| vec![kernel::pad(inputs.remove(0), *sizes)],
+            };
+            Tensor::from_dispatch(launch_one(op, vec![codes.into_dispatch()]))
         };
         Self {
             codes,

@@ -20,18 +20,13 @@ pub(super) fn product(op: &ProductOp, mut inputs: Vec<FlexTensor>) -> FlexTensor
     let (weights, x) = (inputs.remove(1), inputs.remove(0).to_contiguous());
     let (weights, transposed) = stored(weights);
     let shape = weights.layout().shape().clone();
-    let (columns, depth) = if transposed {
-        (shape[1], shape[2])
+    let weight = Matrix::contiguous(shape[1], shape[2]);
+    let weight = if transposed {
+        weight.transpose()
     } else {
-        (shape[2], shape[1])
+        weight
     };
-    let weight = Matrix {
-        rows: depth,
-        columns,
-        leading: shape[2].max(1),
-        transposed,
-    };
-    let shape = [x.layout().shape()[0], columns];
+    let shape = [x.layout().shape()[0], weight.columns];
     match x.dtype() {
         DType::F64 => {
             let values = multiply::<f64>(op, slice(&x), slice(&weights), weight);
@@ -73,12 +68,7 @@ fn multiply<W: Real>(op: &ProductOp, x: &[W], weights: &[W], weight: Matrix) -> 
         tasks.extend(blocks.map(|(i, block)| (expert, first + i * BLOCK_ROWS, block)));
     }
     for_each_task(tasks, |(expert, first, block)| {
-        let left = Matrix {
-            rows: block.len() / columns,
-            columns: depth,
-            leading: depth,
-            transposed: false,
-        };
+        let left = Matrix::contiguous(block.len() / columns, depth);
         let right = &weights[expert * depth * columns..];
         multiply_alone((&x[first * depth..], left), (right, weight), block, false);
     });
@@ -125,12 +115,7 @@ fn into_flat<W: Real>(
             leading: inputs,
             transposed: true,
         };
-        let right = Matrix {
-            rows: size,
-            columns: outputs,
-            leading: outputs,
-            transposed: false,
-        };
+        let right = Matrix::contiguous(size, outputs);
         let left = (&x[first * inputs + column..], left);
         multiply_alone(left, (&gradient[first * outputs..], right), block, op.add);
     });

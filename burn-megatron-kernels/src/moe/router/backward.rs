@@ -9,8 +9,8 @@ use burn_cubecl::tensor::CubeTensor;
 #[cfg(feature = "cubecl")]
 use super::kernel;
 use super::{NAME, RouterOptions, cpu};
-use crate::Function;
 use crate::cpu::{for_float, wide};
+use crate::function::{Function, Gradients, Tensors};
 use crate::launch::{DeviceOp, Spec, launch_one};
 
 /// Input: the logits, which it saves.
@@ -22,17 +22,17 @@ pub(super) struct RouterWeights {
 }
 
 impl Function for RouterWeights {
-    fn forward(&self, inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>) {
+    fn forward(&self, inputs: Tensors) -> (DispatchTensor, Tensors) {
         let all = vec![inputs[0].clone(), self.indices.clone()];
         (launch_one(RouterOp::Weights(self.options), all), inputs)
     }
 
     fn backward(
         &self,
-        mut saved: Vec<DispatchTensor>,
+        mut saved: Tensors,
         gradient: DispatchTensor,
         _needed: &[bool],
-    ) -> Vec<Option<DispatchTensor>> {
+    ) -> Gradients {
         saved.extend([self.indices.clone(), gradient]);
         vec![Some(launch_one(RouterOp::Gradient(self.options), saved))]
     }

@@ -3,14 +3,14 @@
 use burn::backend::flex::FlexTensor;
 
 use super::{ExpertGroups, LOWEST, RouterOptions, ScoreFunction};
-use crate::cpu::{Element, Real, for_rows, slice, tensor};
+use crate::cpu::{Element, Real, for_row_tasks, slice, tensor};
 use crate::moe::permutation::sort::expert;
 use crate::moe::score::cpu::Denominator;
 
 /// Calls `work` with each row of `output` and its number, in parallel where that is worth it.
 fn each_row<T: Send>(output: &mut [T], width: usize, work: impl Fn(usize, &mut [T]) + Sync + Send) {
     // Scores cost tens of instructions each.
-    for_rows(output, width, 16, |first, output| {
+    for_row_tasks(output, width, 16, |first, output| {
         let rows = output.chunks_exact_mut(width).enumerate();
         rows.for_each(|(i, row)| work(first + i, row));
     });

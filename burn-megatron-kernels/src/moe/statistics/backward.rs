@@ -9,8 +9,8 @@ use burn_cubecl::tensor::CubeTensor;
 #[cfg(feature = "cubecl")]
 use super::kernel;
 use super::{NAME, cpu};
-use crate::Function;
 use crate::cpu::{for_float, wide};
+use crate::function::{Function, Gradients, Tensors};
 use crate::launch::{DeviceOp, Spec, launch_one};
 use crate::moe::score::ScoreFunction;
 
@@ -57,7 +57,7 @@ pub(super) struct RouterSums {
 }
 
 impl Function for RouterSums {
-    fn forward(&self, inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>) {
+    fn forward(&self, inputs: Tensors) -> (DispatchTensor, Tensors) {
         let mut all = inputs.clone();
         all.extend(self.valid.clone());
         (launch_one(StatisticsOp::Sums(self.sums), all), inputs)
@@ -65,10 +65,10 @@ impl Function for RouterSums {
 
     fn backward(
         &self,
-        mut saved: Vec<DispatchTensor>,
+        mut saved: Tensors,
         gradient: DispatchTensor,
         _needed: &[bool],
-    ) -> Vec<Option<DispatchTensor>> {
+    ) -> Gradients {
         saved.push(gradient);
         saved.extend(self.valid.clone());
         vec![Some(launch_one(StatisticsOp::Gradient(self.sums), saved))]

@@ -10,7 +10,7 @@ use cubecl::prelude::*;
 use super::backward::{SequenceSums, SumKind};
 use crate::column_sum::kernel::{Partials, SumTarget, fold};
 use crate::cube::instance::{AotList, given, instance, types};
-use crate::cube::{cube_sum, empty, grid, matrix_sizes, optional};
+use crate::cube::{cube_sum, empty, launch, matrix_sizes};
 use crate::moe::permutation::sort::kernel::histogram;
 use crate::moe::router::kernel::{AOT_CUBE, TokenCube, scores};
 use crate::moe::score::kernel::{numerator, slope};
@@ -214,20 +214,14 @@ pub(super) fn sums(op: SequenceSums, mut inputs: Vec<CubeTensor>) -> CubeTensor 
     let dtype = dtype_to_storage_type(logits.dtype);
     // SAFETY: tokens past the strip and experts past the last access no memory.
     unsafe {
-        router_sums_kernel::launch_unchecked(
-            &client,
-            grid(&client, op.sequences * strips),
-            CubeDim::new_1d(variant.cube.units),
-            logits.into_tensor_arg(),
-            optional(inputs.pop()),
-            partials.clone().into_tensor_arg(),
-            op.sequences as u32,
-            length as u32,
-            strips as u32,
-            strip as u32,
-            experts as u32,
-            variant,
-            dtype,
+        launch!(
+            router_sums_kernel,
+            [client, op.sequences * strips, variant.cube.units],
+            [],
+            [logits, inputs.pop(), &partials],
+            (op.sequences as u32, length as u32),
+            (strips as u32, strip as u32, experts as u32),
+            (variant, dtype)
         );
     }
     let partials = Partials::of_rows(partials, width, strips);
@@ -247,20 +241,17 @@ pub(super) fn gradient(op: SequenceSums, mut inputs: Vec<CubeTensor>) -> CubeTen
     let dtype = dtype_to_storage_type(logits.dtype);
     // SAFETY: experts past the last access no memory.
     unsafe {
-        router_sums_gradient_kernel::launch_unchecked(
-            &client,
-            grid(&client, tokens),
-            CubeDim::new_1d(cube.units),
-            logits.into_tensor_arg(),
-            upstream.into_tensor_arg(),
-            optional(inputs.pop()),
-            gradient.clone().into_tensor_arg(),
-            tokens as u32,
-            (tokens / op.sequences) as u32,
-            experts as u32,
-            op.kind,
-            cube,
-            dtype,
+        launch!(
+            router_sums_gradient_kernel,
+            [client, tokens, cube.units],
+            [],
+            [logits, upstream, inputs.pop(), &gradient],
+            (
+                tokens as u32,
+                (tokens / op.sequences) as u32,
+                experts as u32
+            ),
+            (op.kind, cube, dtype)
         );
     }
     gradient
@@ -278,15 +269,12 @@ pub(super) fn count(indices: CubeTensor, experts: usize, sequences: usize) -> Cu
     let all = sequences * experts;
     // SAFETY: units past the counts access no memory.
     unsafe {
-        add_counts_kernel::launch_unchecked(
-            &client,
-            grid(&client, all.div_ceil(UNITS as usize)),
-            CubeDim::new_1d(UNITS),
-            counts.into_tensor_arg(),
-            output.clone().into_tensor_arg(),
-            all as u32,
-            chunks as u32,
-            experts as u32,
+        launch!(
+            add_counts_kernel,
+            [client, all.div_ceil(UNITS as usize), UNITS],
+            [],
+            [counts, &output],
+            (all as u32, chunks as u32, experts as u32)
         );
     }
     output

@@ -54,13 +54,8 @@ pub(super) fn cosines<N: Size, T: Size>(
         #[unroll]
         for lane in 0..plan.lanes {
             let value = vector.extract(lane);
-            insert_pair(
-                &mut angles,
-                comptime!(load * plan.lanes + lane),
-                value,
-                value,
-                plan,
-            );
+            let pair = comptime!(load * plan.lanes + lane);
+            insert_pair(&mut angles, pair, value, value, plan);
         }
     }
     angles
@@ -82,13 +77,8 @@ pub(super) fn sines<N: Size, T: Size>(
         #[unroll]
         for lane in 0..plan.lanes {
             let value = vector.extract(lane) * direction;
-            insert_pair(
-                &mut angles,
-                comptime!(load * plan.lanes + lane),
-                -value,
-                value,
-                plan,
-            );
+            let pair = comptime!(load * plan.lanes + lane);
+            insert_pair(&mut angles, pair, -value, value, plan);
         }
     }
     angles

@@ -5,10 +5,10 @@ use cubecl::prelude::*;
 use super::super::forward::{MASKED_SCORE, with_sink};
 use super::super::tile::{AttentionSizes, AttentionStrides, block, block_count, head_rows};
 use super::plan::{LOG2_E, MmaShape};
-use super::tile::{KeyStages, accumulate, copy_tile, products, resident, store};
+use super::tile::{KeyStages, accumulate, copy_tile, products, resident, store, tile_memory};
 use super::visible::{mask, visible_columns};
 use crate::cube::mma::WARP;
-use crate::cube::mma::ptx::{Quad, commit_copies, exp2, shared_address, wait_for_copies};
+use crate::cube::mma::ptx::{Quad, commit_copies, exp2, wait_for_copies};
 use crate::cube::mma::swizzle::lane_row;
 
 /// One cube takes `shape.rows()` queries of one head, each of its warps `shape.warp_rows()` of them.
@@ -41,11 +41,7 @@ pub(crate) fn mma_forward<F: Float, N: Size>(
         let queries = sizes.mask_range.rows as usize;
         let q_rows = head_rows(&strides.q, batch, head, queries);
 
-        let memory = Shared::<[Vector<u32, Quad>]>::new_aligned_slice(
-            comptime!(shape.memory() / 16),
-            128usize,
-        );
-        let query_tile = shared_address(&memory[0usize..1usize]);
+        let query_tile = tile_memory(shape);
         let stages = query_tile + comptime!(shape.bytes(rows) as u32);
         let streamed = KeyStages::new(k, v, strides, &block, sizes, stages, shape);
         let stage_bytes = comptime!(shape.stage() as u32);
@@ -119,15 +115,8 @@ pub(crate) fn mma_forward<F: Float, N: Size>(
             }
         }
         let out_rows = head_rows(&strides.out, batch, head, queries);
-        store(
-            &sums,
-            &factors,
-            q_resident.start,
-            out,
-            &out_rows,
-            own,
-            values,
-        );
+        let start = q_resident.start;
+        store(&sums, &factors, start, out, &out_rows, own, values);
     }
 }
 

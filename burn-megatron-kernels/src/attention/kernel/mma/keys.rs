@@ -8,12 +8,10 @@ use super::super::tile::{
     head_rows,
 };
 use super::plan::{LOG2_E, MmaShape};
-use super::tile::{accumulate, copy_tile, products, resident, store, store_sums};
+use super::tile::{accumulate, copy_tile, products, resident, store, store_sums, tile_memory};
 use super::visible::{mask, visible_columns};
 use crate::cube::mma::WARP;
-use crate::cube::mma::ptx::{
-    Quad, commit_copies, copy_4_bytes, exp2, load_pair, shared_address, wait_for_copies,
-};
+use crate::cube::mma::ptx::{Quad, commit_copies, copy_4_bytes, exp2, load_pair, wait_for_copies};
 use crate::cube::mma::swizzle::lane_column;
 
 /// `dv = p^T dout` and `dk = scale * ds^T q`: one cube takes `shape.rows()` keys of one group, and
@@ -54,11 +52,7 @@ pub(crate) fn mma_keys<F: Float, N: Size, G: Float, M: Size>(
         let k_rows = head_rows(&strides.k, batch, group, keys);
         let v_rows = head_rows(&strides.v, batch, group, keys);
 
-        let memory = Shared::<[Vector<u32, Quad>]>::new_aligned_slice(
-            comptime!(shape.memory() / 16),
-            128usize,
-        );
-        let key_tile = shared_address(&memory[0usize..1usize]);
+        let key_tile = tile_memory(shape);
         let value_tile = key_tile + comptime!(shape.bytes(rows) as u32);
         let stages = value_tile + comptime!(values.bytes(rows) as u32);
         let stage_bytes = comptime!(shape.stage() as u32);

@@ -7,10 +7,10 @@ use super::super::tile::{
     AttentionSizes, AttentionStrides, DeviceStrides, block, block_count, filled, head_rows,
 };
 use super::plan::{LOG2_E, MmaShape};
-use super::tile::{KeyStages, accumulate, copy_tile, products, resident, store};
+use super::tile::{KeyStages, accumulate, copy_tile, products, resident, store, tile_memory};
 use super::visible::{mask, visible_columns};
 use crate::cube::mma::WARP;
-use crate::cube::mma::ptx::{Quad, commit_copies, exp2, shared_address, wait_for_copies};
+use crate::cube::mma::ptx::{Quad, commit_copies, exp2, wait_for_copies};
 use crate::cube::mma::swizzle::lane_row;
 
 /// `dq = scale * ds k`: one cube takes `shape.rows()` queries of one head.
@@ -41,11 +41,7 @@ pub(crate) fn mma_queries<F: Float, N: Size>(
         let q_rows = head_rows(&strides.q, batch, head, queries);
         let out_rows = head_rows(&strides.out, batch, head, queries);
 
-        let memory = Shared::<[Vector<u32, Quad>]>::new_aligned_slice(
-            comptime!(shape.memory() / 16),
-            128usize,
-        );
-        let query_tile = shared_address(&memory[0usize..1usize]);
+        let query_tile = tile_memory(shape);
         let gradient_tile = query_tile + comptime!(shape.bytes(rows) as u32);
         let stages = gradient_tile + comptime!(values.bytes(rows) as u32);
         let streamed = KeyStages::new(k, v, strides, &block, sizes, stages, shape);

@@ -4,11 +4,21 @@ use cubecl::prelude::*;
 
 use super::super::tile::{AttentionSizes, AttentionStrides, Block, HeadRows, head_rows};
 use super::plan::MmaShape;
-use crate::cube::mma::ptx::{Quad, copy_16_bytes, load_shared, multiply, pack, store_shared};
+use crate::cube::mma::ptx::{
+    Quad, copy_16_bytes, load_shared, multiply, pack, shared_address, store_shared,
+};
 use crate::cube::mma::swizzle::{
     column_lane, fragment, lane_column, lane_row, permutation, row_lane,
 };
 use crate::cube::mma::{CHUNK_BYTES, WARP};
+
+/// The address of the shared memory of a cube's tiles.
+#[cube]
+pub(crate) fn tile_memory(#[comptime] shape: MmaShape) -> u32 {
+    let quads = comptime!(shape.memory() / 16);
+    let memory = Shared::<[Vector<u32, Quad>]>::new_aligned_slice(quads, 128usize);
+    shared_address(&memory[0usize..1usize])
+}
 
 /// Starts to copy `rows` rows of a head from `first` on to the tile at `to`; zeros past the last row.
 #[cube]

@@ -12,8 +12,8 @@ use burn::backend::flex::FlexTensor;
 
 use self::copy::{CopyTask, MatrixSource, QuantizedCopy, RangeStatistics};
 use super::super::matrix::{transposed_codes, words};
-use super::ops::{QuantizeOp, ScaleOp};
-use super::scaling::ScalingKind;
+use super::ops::QuantizeOp;
+use super::scaling::{CurrentScale, ScalingKind};
 use crate::cpu::{Element, ROW_GRAIN, for_float, map_tasks, slice, tensor, vector, vectorized};
 use crate::fp8::delayed::log_entry;
 use crate::fp8::format::Format;
@@ -126,7 +126,7 @@ fn largest<E: Element>(values: &[E]) -> u32 {
 }
 
 /// See [`current_scale`](super::current_scale).
-pub(super) fn scale_of(kernel: &ScaleOp, amax: &FlexTensor) -> FlexTensor {
+pub(super) fn scale_of(amax: &FlexTensor, format: Format, options: CurrentScale) -> FlexTensor {
     let amax = slice::<f32>(amax)[0];
-    vector(vec![scale::current(amax, kernel.format, kernel.options)])
+    vector(vec![scale::current(amax, format, options)])
 }

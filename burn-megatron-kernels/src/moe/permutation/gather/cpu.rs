@@ -2,11 +2,14 @@
 
 use burn::backend::flex::FlexTensor;
 
-use super::GatherOp;
-use crate::cpu::{Element, Real, for_rows, slice, tensor, vectorized};
+use super::GatherSizes;
+use crate::cpu::{Element, Real, for_row_tasks, slice, tensor, vectorized};
 
-pub(super) fn gather<E: Element>(op: &GatherOp, inputs: &[FlexTensor]) -> FlexTensor {
-    let sizes = op.sizes;
+pub(super) fn gather<E: Element>(
+    sizes: GatherSizes,
+    shape: &[usize],
+    inputs: &[FlexTensor],
+) -> FlexTensor {
     let x = slice::<E>(&inputs[0]);
     let index: &[i32] = slice(&inputs[1]);
     let mut output = vec![E::narrow(E::Wide::ZERO); sizes.rows * sizes.width];
@@ -45,7 +48,7 @@ pub(super) fn gather<E: Element>(op: &GatherOp, inputs: &[FlexTensor]) -> FlexTe
         )
     };
     if sizes.terms > 0 {
-        for_rows(&mut output, sizes.width, sizes.terms, task);
+        for_row_tasks(&mut output, sizes.width, sizes.terms, task);
     }
-    tensor(output, op.shape.clone())
+    tensor(output, shape.to_vec())
 }

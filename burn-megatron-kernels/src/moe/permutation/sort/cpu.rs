@@ -2,11 +2,11 @@
 
 use burn::backend::flex::FlexTensor;
 
-use super::{CHUNK, CountOp, PlaceOp, expert};
+use super::super::layout::LayoutSizes;
+use super::{CHUNK, expert};
 use crate::cpu::{slice, tensor, vector};
 
-pub(super) fn count(op: &CountOp, pairs: &FlexTensor) -> Vec<FlexTensor> {
-    let experts = op.experts;
+pub(super) fn count(experts: usize, sizes: &LayoutSizes, pairs: &FlexTensor) -> Vec<FlexTensor> {
     let mut totals = vec![0i32; experts];
     let mut before = vec![];
     for chunk in slice::<i32>(pairs).chunks(CHUNK) {
@@ -18,7 +18,7 @@ pub(super) fn count(op: &CountOp, pairs: &FlexTensor) -> Vec<FlexTensor> {
     let (mut offsets, mut end) = (vec![0i32], 0);
     for total in &mut totals {
         let start = end;
-        end = (start + op.sizes.group(*total as usize)).min(op.sizes.limit);
+        end = (start + sizes.group(*total as usize)).min(sizes.limit);
         *total = (*total).min((end - start) as i32);
         offsets.push(end as i32);
     }
@@ -30,11 +30,11 @@ pub(super) fn count(op: &CountOp, pairs: &FlexTensor) -> Vec<FlexTensor> {
     ]
 }
 
-pub(super) fn place(op: &PlaceOp, inputs: &[FlexTensor]) -> Vec<FlexTensor> {
+pub(super) fn place(rows: usize, inputs: &[FlexTensor]) -> Vec<FlexTensor> {
     let offsets = slice::<i32>(&inputs[2]);
     let experts = offsets.len() - 1;
     let mut next = offsets.to_vec();
-    let mut row_to_pair = vec![-1i32; op.rows];
+    let mut row_to_pair = vec![-1i32; rows];
     let row = |(pair, index): (usize, &i32)| {
         let expert = expert(*index, experts)?;
         let row = next[expert];

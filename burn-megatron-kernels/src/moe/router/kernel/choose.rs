@@ -8,7 +8,7 @@ use cubecl::prelude::*;
 
 use super::{AOT_CUBE, TokenCube, scores};
 use crate::cube::instance::{AotList, given, instance, types};
-use crate::cube::{empty, grid, matrix_sizes, optional};
+use crate::cube::{empty, launch, matrix_sizes};
 use crate::moe::router::{LOWEST, RouterOptions};
 use crate::moe::score::ScoreFunction;
 use crate::moe::score::kernel::numerator;
@@ -173,21 +173,14 @@ pub(in crate::moe::router) fn choose(
     let dtype = dtype_to_storage_type(logits.dtype);
     // SAFETY: experts past the last access no memory, and only `top_k` have a place to be written to.
     unsafe {
-        choose_kernel::launch_unchecked(
-            &client,
-            grid(&client, tokens),
-            CubeDim::new_1d(variant.cube.units),
-            logits.into_tensor_arg(),
-            optional(inputs.pop()),
-            indices.clone().into_tensor_arg(),
-            tokens as u32,
-            experts as u32,
-            options.top_k as u32,
-            all as u32,
-            chosen as u32,
-            terms as u32,
-            variant,
-            dtype,
+        launch!(
+            choose_kernel,
+            [client, tokens, variant.cube.units],
+            [],
+            [logits, inputs.pop(), &indices],
+            (tokens as u32, experts as u32, options.top_k as u32),
+            (all as u32, chosen as u32, terms as u32),
+            (variant, dtype)
         );
     }
     indices

@@ -3,8 +3,8 @@
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::client::Client;
 
+use crate::cube::RowPlan;
 use crate::cube::instance::AotList;
-use crate::cube::{Reduction, RowPlan};
 use crate::moe::score::ScoreFunction;
 
 mod choose;
@@ -25,7 +25,7 @@ impl TokenCube {
         let plan = RowPlan::new(client, like.dtype, 1);
         Self {
             units: plan.units,
-            planes: plan.reduction == Reduction::Planes,
+            planes: plan.planes(),
         }
     }
 }

@@ -8,7 +8,7 @@ use cubecl::prelude::*;
 
 use super::{AOT_CUBE, TokenCube, scores};
 use crate::cube::instance::{AotList, instance, types};
-use crate::cube::{empty, grid, matrix_sizes};
+use crate::cube::{empty, launch, matrix_sizes};
 use crate::launch::exactly;
 use crate::moe::router::RouterOptions;
 use crate::moe::score::ScoreFunction;
@@ -182,19 +182,14 @@ pub(in crate::moe::router) fn weights(
     let dtype = dtype_to_storage_type(logits.dtype);
     // SAFETY: slots past the last, and indices that are no expert's, access no memory.
     unsafe {
-        router_weights_kernel::launch_unchecked(
-            &client,
-            grid(&client, tokens),
-            CubeDim::new_1d(variant.cube.units),
-            logits.into_tensor_arg(),
-            indices.into_tensor_arg(),
-            weights.clone().into_tensor_arg(),
-            tokens as u32,
-            experts as u32,
-            options.top_k as u32,
-            options.scaling_factor as f32,
-            variant,
-            dtype,
+        launch!(
+            router_weights_kernel,
+            [client, tokens, variant.cube.units],
+            [],
+            [logits, indices, &weights],
+            (tokens as u32, experts as u32, options.top_k as u32),
+            (options.scaling_factor as f32),
+            (variant, dtype)
         );
     }
     weights
@@ -216,20 +211,14 @@ pub(in crate::moe::router) fn gradient(
     let dtype = dtype_to_storage_type(logits.dtype);
     // SAFETY: as above.
     unsafe {
-        router_weights_gradient_kernel::launch_unchecked(
-            &client,
-            grid(&client, tokens),
-            CubeDim::new_1d(variant.cube.units),
-            logits.into_tensor_arg(),
-            indices.into_tensor_arg(),
-            upstream.into_tensor_arg(),
-            gradient.clone().into_tensor_arg(),
-            tokens as u32,
-            experts as u32,
-            options.top_k as u32,
-            options.scaling_factor as f32,
-            variant,
-            dtype,
+        launch!(
+            router_weights_gradient_kernel,
+            [client, tokens, variant.cube.units],
+            [],
+            [logits, indices, upstream, &gradient],
+            (tokens as u32, experts as u32, options.top_k as u32),
+            (options.scaling_factor as f32),
+            (variant, dtype)
         );
     }
     gradient
