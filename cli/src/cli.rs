@@ -82,6 +82,7 @@ pub enum Command {
     Launch(Box<LaunchArgs>),
     /// Take the place of one rank under mpirun; `launch` starts it.
     #[command(hide = true)]
+    #[cfg(unix)]
     LaunchSlot,
     /// Convert a Hugging Face model to a checkpoint, or back.
     ///

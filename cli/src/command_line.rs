@@ -134,6 +134,7 @@ impl CommandLine {
             Command::Preprocess(args) => preprocess::run(args),
             Command::Generate(args) => generate::run(args, &self.families),
             Command::Launch(args) => launch::run(args, &self.families, &self.recipe),
+            #[cfg(unix)]
             Command::LaunchSlot => launch::slot::run(),
             Command::Compare(args) => compare::run(args),
             Command::Convert(args) => convert::run(args, &self.families),

@@ -4,9 +4,8 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use burn::tensor::{DType, Device};
-use burn_megatron::comm::{
-    Buffer, Call, CommError, Communicator, Group, ParallelContext, Pending, Rank, World,
-};
+use burn_megatron::comm::testing::Intercept;
+use burn_megatron::comm::{Communicator, ParallelContext, Pending, Rank, World};
 use burn_megatron::mesh::{Axis, AxisSet, Grid, ParallelConfig};
 use burn_megatron::model::ModelConfig;
 use burn_megatron::nn::ModelBuilder;
@@ -37,35 +36,21 @@ enum Event {
 type Journal = Arc<Mutex<Vec<Event>>>;
 
 /// Records the calls of a rank.
-#[derive(Debug)]
-struct Recording {
-    inner: Arc<dyn Communicator>,
-    journal: Journal,
-}
-
-impl Communicator for Recording {
-    fn group(&self) -> &Group {
-        self.inner.group()
-    }
-
-    fn start(&self, call: Call, input: Buffer) -> Result<Pending, CommError> {
-        let journal = self.journal.clone();
+fn recording(inner: Arc<dyn Communicator>, journal: Journal) -> Arc<dyn Communicator> {
+    Intercept::over(inner, move |inner, call, input| {
+        let journal = journal.clone();
         let number = {
             let mut events = journal.lock().unwrap();
             let number = events.len();
             events.push(Event::Start(number, call.name()));
             number
         };
-        let pending = self.inner.start(call, input)?;
+        let pending = inner.start(call, input)?;
         Ok(Pending::new(move || {
             journal.lock().unwrap().push(Event::End(number));
             pending.wait()
         }))
-    }
-
-    fn split(&self, name: &str, groups: &[Vec<usize>]) -> Result<Arc<dyn Communicator>, CommError> {
-        self.inner.split(name, groups)
-    }
+    })
 }
 
 /// Records the products, and the pairs and the parts of backwards in them, of a thread.
@@ -159,11 +144,8 @@ fn events(dispatcher: DispatcherKind) -> Result<Vec<Event>, AnyError> {
         ];
         let inner = axes.map(|axes| groups.group(Grid::Expert, axes));
         for (axes, inner) in axes.into_iter().zip(inner) {
-            let recording = Recording {
-                inner: inner?,
-                journal: journal.clone(),
-            };
-            groups = groups.with_group(Grid::Expert, axes, Arc::new(recording));
+            let recording = recording(inner?, journal.clone());
+            groups = groups.with_group(Grid::Expert, axes, recording);
         }
         let device = Device::flex();
         let model = model.init_with(ModelBuilder::with(&groups, &device, 0, DType::F32))?;

@@ -4,9 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use burn::tensor::Device;
-use burn_megatron::comm::{
-    Buffer, Call, CommError, Communicator, Group, ParallelContext, Pending, Rank, World,
-};
+use burn_megatron::comm::testing::Intercept;
+use burn_megatron::comm::{Call, Communicator, ParallelContext, Rank, World};
 use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::model::ModelConfig;
 use burn_megatron::nn::{ModelBuilder, RecomputeConfig, RecomputeMethod, RecomputeModule};
@@ -18,21 +17,12 @@ use crate::recompute::{LAYERS, case};
 
 type AnyError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Counts the collectives that a rank calls, by name.
-#[derive(Debug)]
-struct CountingComm {
-    inner: Arc<dyn Communicator>,
-    calls: Calls,
-}
-
+/// The number of collectives, by name.
 type Calls = Arc<Mutex<BTreeMap<&'static str, usize>>>;
 
-impl Communicator for CountingComm {
-    fn group(&self) -> &Group {
-        self.inner.group()
-    }
-
-    fn start(&self, call: Call, input: Buffer) -> Result<Pending, CommError> {
+/// Counts the collectives that a rank calls.
+fn counting(inner: Arc<dyn Communicator>, calls: Calls) -> Arc<dyn Communicator> {
+    Intercept::over(inner, move |inner, call, input| {
         let name = match &call {
             Call::AllReduce(_) => "all-reduce",
             Call::AllGather => "all-gather",
@@ -40,15 +30,9 @@ impl Communicator for CountingComm {
             Call::AllToAll { .. } => "all-to-all",
             _ => "other",
         };
-        *self.calls.lock().unwrap().entry(name).or_default() += 1;
-        self.inner.start(call, input)
-    }
-
-    fn split(&self, name: &str, groups: &[Vec<usize>]) -> Result<Arc<dyn Communicator>, CommError> {
-        let inner = self.inner.split(name, groups)?;
-        let calls = self.calls.clone();
-        Ok(Arc::new(Self { inner, calls }))
-    }
+        *calls.lock().unwrap().entry(name).or_default() += 1;
+        inner.start(call, input)
+    })
 }
 
 /// The collectives of a step, on the first rank.
@@ -70,10 +54,7 @@ fn collectives(
     };
     let run = |rank: Rank| -> Result<_, AnyError> {
         let calls = Calls::default();
-        let world: Arc<dyn Communicator> = Arc::new(CountingComm {
-            inner: rank.communicator(),
-            calls: calls.clone(),
-        });
+        let world = counting(rank.communicator(), calls.clone());
         let groups = ParallelContext::from_world(layout, world)?;
         let device = Device::flex();
         let builder = ModelBuilder::new(&groups, &device).with_recompute(recompute)?;

@@ -4,9 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
-use burn_megatron::comm::{
-    Buffer, BufferPool, Call, CommError, Communicator, Group, ParallelContext, Pending, World,
-};
+use burn_megatron::comm::testing::Intercept;
+use burn_megatron::comm::{ParallelContext, World};
 use burn_megatron::data_parallel::DistributedDataParallel;
 use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::model::{LanguageModel, ModelConfig};
@@ -20,32 +19,6 @@ use burn_megatron_tests::TransformerSubject;
 use burn_megatron_tests::small_gpt;
 
 type AnyError = Box<dyn std::error::Error + Send + Sync>;
-
-/// Counts the calls that are started.
-#[derive(Debug)]
-struct Counted {
-    inner: Arc<dyn Communicator>,
-    started: Arc<AtomicUsize>,
-}
-
-impl Communicator for Counted {
-    fn group(&self) -> &Group {
-        self.inner.group()
-    }
-
-    fn start(&self, call: Call, input: Buffer) -> Result<Pending, CommError> {
-        self.started.fetch_add(1, Ordering::SeqCst);
-        self.inner.start(call, input)
-    }
-
-    fn split(&self, name: &str, groups: &[Vec<usize>]) -> Result<Arc<dyn Communicator>, CommError> {
-        self.inner.split(name, groups)
-    }
-
-    fn pool(&self) -> Option<&Arc<BufferPool>> {
-        self.inner.pool()
-    }
-}
 
 struct Stages<'a> {
     subject: &'a TransformerSubject,
@@ -97,11 +70,12 @@ fn counts(kind: ScheduleKind) -> Vec<[usize; 2]> {
             let model = subject.config.init_stages(builder, &own)?;
 
             let started = Arc::new(AtomicUsize::new(0));
-            let counted = Counted {
-                inner: groups.data().clone(),
-                started: started.clone(),
-            };
-            let counted = groups.clone().with_data(Arc::new(counted));
+            let count = started.clone();
+            let counted = Intercept::over(groups.data().clone(), move |inner, call, input| {
+                count.fetch_add(1, Ordering::SeqCst);
+                inner.start(call, input)
+            });
+            let counted = groups.clone().with_data(counted);
             let mut ddp = DistributedDataParallel::new(model, &counted)?;
             started.store(0, Ordering::SeqCst);
 

@@ -1,7 +1,7 @@
 //! The address of the rendezvous.
 
 use std::fmt;
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
 
 use serde::{Serialize, Serializer};
@@ -104,7 +104,7 @@ pub(super) fn check_host(text: &str) -> Result<String, AddressError> {
         .and_then(|rest| rest.strip_suffix(']'));
     let is_host = match inner {
         Some(inner) => is_ipv6(inner),
-        None => is_ipv6(text) || is_ipv4(text) || is_name(text),
+        None => is_ipv6(text) || text.parse::<Ipv4Addr>().is_ok() || is_name(text),
     };
     if text.is_empty() {
         Err(AddressError::NoHost)
@@ -117,13 +117,7 @@ pub(super) fn check_host(text: &str) -> Result<String, AddressError> {
 
 /// `localhost`, `127.x.x.x` or `::1`.
 pub(super) fn is_loopback(host: &str) -> bool {
-    let v4 = host.parse().is_ok_and(|host: Ipv4Addr| host.is_loopback());
-    let v6 = host.parse().is_ok_and(|host: Ipv6Addr| host.is_loopback());
-    v4 || v6 || host == "localhost"
-}
-
-fn is_ipv4(text: &str) -> bool {
-    text.parse::<Ipv4Addr>().is_ok()
+    host == "localhost" || host.parse().is_ok_and(|host: IpAddr| host.is_loopback())
 }
 
 /// With an optional zone (interface name) after a `%`.

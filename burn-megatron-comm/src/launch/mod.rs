@@ -182,7 +182,7 @@ impl Launch {
         let info = info.check()?;
         let job = rendezvous::job(vars, launcher)?;
         let (rendezvous, rendezvous_from) = rendezvous::rendezvous(vars, launcher, &info)?.unzip();
-        let (job, job_from) = job.map(|(job, from)| (job.name(), from)).unzip();
+        let (job, job_from) = job.map(|job| (job.name, job.from)).unzip();
         let token = token(vars)?;
         let launch = Launch {
             launcher,

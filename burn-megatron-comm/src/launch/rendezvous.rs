@@ -103,7 +103,10 @@ fn port(vars: Vars, launcher: Launcher, host_from: &str) -> Result<Sourced<u16>,
         return given_port(vars, launcher, &given);
     }
     match job(vars, launcher)? {
-        Some((job, from)) => Ok((port_of(&job), from)),
+        Some(job) => Ok((
+            FIRST_PORT + (job.number % u64::from(PORTS)) as u16,
+            job.from,
+        )),
         None => Err(LaunchEnvError::Missing {
             found: host_from.into(),
             missing: "MASTER_PORT".into(),
@@ -142,24 +145,18 @@ fn read_port(given: &Variable) -> Result<Sourced<u16>, LaunchEnvError> {
 }
 
 /// The id of a run: equal on all its ranks, and different from that of other runs.
-#[derive(Clone, Debug)]
-pub(super) enum JobId {
-    Slurm { job: usize, step: usize },
-    Named(String),
+pub(super) struct Job {
+    pub name: String,
+    /// From which a port is derived.
+    pub number: u64,
+    /// The variables that it was read from.
+    pub from: String,
 }
 
 /// The id of the run under this launcher.
-pub(super) fn job(
-    vars: Vars,
-    launcher: Launcher,
-) -> Result<Option<Sourced<JobId>>, LaunchEnvError> {
+pub(super) fn job(vars: Vars, launcher: Launcher) -> Result<Option<Job>, LaunchEnvError> {
     let variable = match launcher {
-        Launcher::Slurm | Launcher::Pmix => {
-            let (job, step) = slurm::job(vars)?;
-            let from = format!("{}, {}", job.from, step.from);
-            let (job, step) = (job.value, step.value);
-            return Ok(Some((JobId::Slurm { job, step }, from)));
-        }
+        Launcher::Slurm | Launcher::Pmix => return slurm::job(vars).map(Some),
         Launcher::OpenMpi => vars.first(&["PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"]),
         // "none" is torchrun's default.
         Launcher::Torchrun => vars
@@ -168,26 +165,11 @@ pub(super) fn job(
         Launcher::BurnMegatron => vars.get(Launch::JOB_ID),
         Launcher::Manual => None,
     };
-    Ok(variable.map(|variable| (JobId::Named(variable.value.clone()), variable.to_string())))
-}
-
-impl JobId {
-    pub fn name(&self) -> String {
-        match self {
-            JobId::Slurm { job, step } => format!("{job}.{step}"),
-            JobId::Named(name) => name.clone(),
-        }
-    }
-}
-
-/// The port derived from the id of the run, equal on all ranks.
-fn port_of(job: &JobId) -> u16 {
-    let number = match job {
-        // The steps of a job are 997 apart, so that they do not collide with the following jobs.
-        JobId::Slurm { job, step } => (*job as u64).wrapping_add((*step as u64).wrapping_mul(997)),
-        JobId::Named(name) => hash(name),
-    };
-    FIRST_PORT + (number % u64::from(PORTS)) as u16
+    Ok(variable.map(|variable| Job {
+        number: hash(&variable.value),
+        from: variable.to_string(),
+        name: variable.value,
+    }))
 }
 
 /// FNV-1a, 64 bits: the same on every machine.

@@ -3,6 +3,7 @@
 use super::error::LaunchEnvError;
 use super::node_list::{self, TasksPerNode};
 use super::rank_info::{RankInfo, check_below, check_equal};
+use super::rendezvous::Job;
 use super::vars::{Number, Vars};
 
 /// The largest id of a step of `srun`; above are the batch script, the shell of `salloc` and others that Slurm
@@ -76,7 +77,13 @@ pub(super) fn first_host(vars: Vars) -> Result<(String, String), LaunchEnvError>
 }
 
 /// The ids of job and step.
-pub(super) fn job(vars: Vars) -> Result<(Number, Number), LaunchEnvError> {
+pub(super) fn job(vars: Vars) -> Result<Job, LaunchEnvError> {
     let number = |name| vars.needed("SLURM_STEP_ID", &[name], HINT)?.number();
-    Ok((number("SLURM_JOB_ID")?, number("SLURM_STEP_ID")?))
+    let (job, step) = (number("SLURM_JOB_ID")?, number("SLURM_STEP_ID")?);
+    Ok(Job {
+        name: format!("{}.{}", job.value, step.value),
+        // The steps of a job are 997 apart, so that they do not collide with the following jobs.
+        number: (job.value as u64).wrapping_add((step.value as u64).wrapping_mul(997)),
+        from: format!("{}, {}", job.from, step.from),
+    })
 }

@@ -6,6 +6,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use strum::VariantArray as _;
 
+use super::split::multiples_around;
+
 /// Which tokens of a sequence each rank of the context axis has.
 ///
 /// With causal attention a token costs as much as it has earlier tokens. The zigzag gives all ranks the same
@@ -87,7 +89,7 @@ pub enum ContextExchange {
 #[error(
     "{what} of {length} tokens cannot be split over context = {ranks} ranks{sequence_parallel} by the {split} split: \
      expected a multiple of {divisor}, such as {}",
-    fitting(*length, *divisor)
+    multiples_around(*length, *divisor)
 )]
 pub struct ContextSplitError {
     /// The quantity that is split.
@@ -102,14 +104,6 @@ pub struct ContextSplitError {
     pub split: ContextSplit,
     /// Of which the length must be a multiple.
     pub divisor: usize,
-}
-
-fn fitting(length: usize, divisor: usize) -> String {
-    let below = length / divisor * divisor;
-    match below {
-        0 => divisor.to_string(),
-        _ => format!("{below} or {}", below + divisor),
-    }
 }
 
 impl ContextSplit {

@@ -96,6 +96,16 @@ pub(super) fn nearest(mut values: Vec<usize>, target: usize, count: usize) -> Ve
     values
 }
 
+/// The multiples of `step` nearest to `number`, which is not one: `8 or 12`.
+pub(super) fn multiples_around(number: usize, step: usize) -> String {
+    let below = number / step * step;
+    match (below, below.checked_add(step)) {
+        (0, Some(above)) => above.to_string(),
+        (below, Some(above)) => format!("{below} or {above}"),
+        (below, None) => below.to_string(),
+    }
+}
+
 /// Some divisors, with dots if smaller ones down to `first` or larger ones up to `last` are left out.
 pub(super) fn listed(divisors: &[usize], first: usize, last: usize) -> String {
     let texts: Vec<_> = divisors.iter().map(usize::to_string).collect();

@@ -30,8 +30,17 @@ impl Column<'_> {
 /// long lists are abridged.
 impl fmt::Display for Mesh {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let dense = self.dense_columns();
-        let expert = self.expert_columns();
+        let dense = self.columns(
+            Grid::Dense,
+            [Axis::Tensor, Axis::Context, Axis::Data, Axis::Pipeline],
+        );
+        let expert = match self.config.splits_experts() {
+            true => self.columns(
+                Grid::Expert,
+                [Axis::ExpertTensor, Axis::Expert, Axis::Data, Axis::Pipeline],
+            ),
+            false => vec![],
+        };
         let order = &self.config.order;
         let plural = if self.world == 1 { "" } else { "s" };
         write!(
@@ -56,37 +65,16 @@ impl fmt::Display for Mesh {
 }
 
 impl Mesh {
-    fn dense_columns(&self) -> Vec<Column<'_>> {
-        [Axis::Tensor, Axis::Context, Axis::Data, Axis::Pipeline]
-            .map(|axis| Column {
-                name: axis.name(),
-                axis,
-                grid: &self.dense,
-            })
-            .into()
-    }
-
-    fn expert_columns(&self) -> Vec<Column<'_>> {
-        let size = |axis| self.size(Grid::Expert, axis);
-        if size(Axis::Expert) == 1
-            && size(Axis::ExpertTensor) == self.size(Grid::Dense, Axis::Tensor)
-        {
-            return Vec::new();
-        }
-        [Axis::ExpertTensor, Axis::Expert, Axis::Data, Axis::Pipeline]
-            .map(|axis| {
-                let name = if axis == Axis::Data {
-                    "expert-data"
-                } else {
-                    axis.name()
-                };
-                Column {
-                    name,
-                    axis,
-                    grid: &self.expert,
-                }
-            })
-            .into()
+    fn columns(&self, grid: Grid, axes: [Axis; 4]) -> Vec<Column<'_>> {
+        let column = |axis: Axis| Column {
+            name: match (grid, axis) {
+                (Grid::Expert, Axis::Data) => "expert-data",
+                _ => axis.name(),
+            },
+            axis,
+            grid: self.grid(grid),
+        };
+        axes.map(column).into()
     }
 }
 

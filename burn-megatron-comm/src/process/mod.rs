@@ -30,6 +30,7 @@ use crate::device::DeviceCommunicator;
 use crate::error::CommError;
 use crate::pending::Pending;
 use crate::pool::BufferPool;
+#[cfg(any(test, feature = "mpi"))]
 pub(crate) use crate::rendezvous::CallId;
 use crate::report::recorded_call::{RecordedCall, start_span};
 pub(crate) use call_tracker::CallTracker;

@@ -15,26 +15,22 @@ use super::registry::Recipient;
 /// The timeout of a send, so that a stopped process does not block the others.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The connection to a rank; `None` once a send has failed.
+/// The connection to a rank.
 #[derive(Debug)]
-pub(super) struct Link(Mutex<Option<Arc<TcpStream>>>);
+pub(super) struct Link(Mutex<Arc<TcpStream>>);
 
 impl Link {
     pub fn new(stream: Arc<TcpStream>) -> io::Result<Self> {
         stream.set_write_timeout(Some(WRITE_TIMEOUT))?;
-        Ok(Self(Mutex::new(Some(stream))))
+        Ok(Self(Mutex::new(stream)))
     }
 
     /// Sends a line. A rank that cannot be reached fails by its missing heartbeats.
     pub fn send(&self, line: &[u8]) {
-        let mut stream = self.0.lock();
-        let Some(mut to) = stream.as_deref() else {
-            return;
-        };
-        if io::Write::write_all(&mut to, line).is_err() {
+        let stream = self.0.lock();
+        if io::Write::write_all(&mut &**stream, line).is_err() {
             // A part of the line may have been sent, so the connection cannot be used any more.
-            let _ = to.shutdown(Shutdown::Both);
-            *stream = None;
+            let _ = stream.shutdown(Shutdown::Both);
         }
     }
 }
@@ -82,9 +78,7 @@ impl Links {
     /// Closes all connections.
     pub fn close(&self) {
         for link in self.all() {
-            if let Some(stream) = &*link.0.lock() {
-                let _ = stream.shutdown(Shutdown::Both);
-            }
+            let _ = link.0.lock().shutdown(Shutdown::Both);
         }
     }
 

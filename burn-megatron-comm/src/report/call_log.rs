@@ -1,20 +1,17 @@
-//! The recent calls of a rank, what each rank was doing when one failed, and the file with both.
+//! The record of a call, what each rank was doing when one failed, and the file with both.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::process;
-use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use serde::{Deserialize, Serialize};
 
 use crate::buffer::DType;
-use crate::call::Signature;
-use crate::communicator::Group;
-use crate::error::{list_ranks, ranks_verb};
+use crate::error::ranks_verb;
 
 /// The number of recent calls that each rank keeps.
 pub const CALLS_KEPT: usize = 2000;
@@ -45,133 +42,6 @@ pub struct CallRecord {
     pub started: f64,
     /// When it completed, in seconds since the world began; `None` if it has not.
     pub completed: Option<f64>,
-}
-
-#[derive(Debug)]
-struct CallEntry {
-    sequence: u64,
-    group: Arc<Group>,
-    signature: Arc<Signature>,
-    step: Option<u64>,
-    started: Duration,
-    completed: Option<Duration>,
-}
-
-impl CallEntry {
-    fn record(&self) -> CallRecord {
-        CallRecord {
-            rank: self.group.world_rank(),
-            step: self.step,
-            sequence: self.sequence,
-            group: self.group.name().to_owned(),
-            ranks: list_ranks(self.group.ranks()),
-            operation: self.signature.name(),
-            call: self.signature.describe(&self.group),
-            len: self.signature.len,
-            dtype: self.signature.dtype,
-            started: self.started.as_secs_f64(),
-            completed: self.completed.map(|time| time.as_secs_f64()),
-        }
-    }
-
-    fn describe(&self) -> String {
-        let (sequence, call) = (self.sequence, self.signature.describe(&self.group));
-        let unit = if self.signature.is_message() {
-            "message"
-        } else {
-            "call"
-        };
-        let step = match self.step {
-            Some(step) => format!(" in step {step}"),
-            None => String::new(),
-        };
-        format!("{unit} {sequence} {call} over {}{step}", self.group)
-    }
-}
-
-/// The ring buffer of the recent calls of one rank.
-#[derive(Debug, Default)]
-pub(crate) struct CallLog {
-    entries: VecDeque<CallEntry>,
-    /// The number of entries that were dropped from the ring.
-    dropped: u64,
-    /// Calls that the rank waits in, or waited in when they failed; the last one is its position.
-    waiting: Vec<u64>,
-}
-
-impl CallLog {
-    /// Records the start of a call and returns the key of its entry.
-    pub fn start(
-        &mut self,
-        sequence: u64,
-        group: &Arc<Group>,
-        signature: Arc<Signature>,
-        step: Option<u64>,
-        now: Duration,
-    ) -> u64 {
-        if self.entries.len() == CALLS_KEPT {
-            self.entries.pop_front();
-            self.dropped += 1;
-        }
-        let group = Arc::clone(group);
-        self.entries.push_back(CallEntry {
-            sequence,
-            group,
-            signature,
-            step,
-            started: now,
-            completed: None,
-        });
-        self.dropped + self.entries.len() as u64 - 1
-    }
-
-    /// Records that the rank waits in a call.
-    pub fn mark_waiting(&mut self, key: u64) {
-        self.waiting.retain(|waiting| *waiting >= self.dropped);
-        self.waiting.push(key);
-    }
-
-    /// Records that a call has completed.
-    pub fn complete(&mut self, key: u64, now: Duration) {
-        self.waiting.retain(|waiting| *waiting != key);
-        let index = key.checked_sub(self.dropped);
-        if let Some(entry) = index.and_then(|index| self.entries.get_mut(index as usize)) {
-            entry.completed.get_or_insert(now);
-        }
-    }
-
-    /// The recent calls, the oldest first.
-    pub fn records(&self) -> Vec<CallRecord> {
-        self.entries.iter().map(CallEntry::record).collect()
-    }
-
-    fn waiting_in(&self) -> Option<&CallEntry> {
-        let index = self.waiting.last()?.checked_sub(self.dropped)?;
-        self.entries.get(index as usize)
-    }
-
-    /// The call with number `sequence` on a group.
-    pub fn call_of(&self, group: &Group, sequence: u64) -> Option<String> {
-        let same = |entry: &&CallEntry| {
-            let of_group =
-                entry.group.name() == group.name() && entry.group.ranks() == group.ranks();
-            of_group && entry.sequence == sequence && !entry.signature.is_message()
-        };
-        let entry = self.entries.iter().rev().find(same)?;
-        Some(entry.signature.describe(&entry.group))
-    }
-
-    /// Returns the position of the rank.
-    pub fn position(&self) -> RankPosition {
-        if let Some(entry) = self.waiting_in() {
-            return RankPosition::Waiting(entry.describe());
-        }
-        match self.entries.back() {
-            None => RankPosition::NoCalls,
-            Some(entry) if entry.completed.is_some() => RankPosition::Completed(entry.describe()),
-            Some(entry) => RankPosition::Started(entry.describe()),
-        }
-    }
 }
 
 /// The position of a rank: its current activity, or the activity that it last reported. Serialized names are the names
@@ -231,9 +101,7 @@ impl RankPosition {
             RankPosition::NeverJoined => verb("never joined", "never joined"),
         }
     }
-}
 
-impl RankPosition {
     /// The last known position of a rank that no longer reports one.
     fn last_seen(&self) -> String {
         match self {

@@ -1,5 +1,6 @@
 //! The flight recorder of one rank: its recent calls and its current step.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -7,7 +8,8 @@ use parking_lot::Mutex;
 
 use crate::call::Signature;
 use crate::communicator::Group;
-use crate::report::call_log::{CallLog, CallRecord, RankPosition};
+use crate::error::list_ranks;
+use crate::report::call_log::{CALLS_KEPT, CallRecord, RankPosition};
 
 /// The time that a rank waits for the others in a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,9 +30,24 @@ pub(crate) struct FlightRecorder {
 
 #[derive(Debug, Default)]
 struct RecorderState {
-    calls: CallLog,
+    /// The ring buffer of the recent calls.
+    entries: VecDeque<CallEntry>,
+    /// The number of entries that were dropped from the ring.
+    dropped: u64,
+    /// Calls that the rank waits in, or waited in when they failed; the last one is its position.
+    waiting: Vec<u64>,
     step: Option<u64>,
     steps_begun: u64,
+}
+
+#[derive(Debug)]
+struct CallEntry {
+    sequence: u64,
+    group: Arc<Group>,
+    signature: Arc<Signature>,
+    step: Option<u64>,
+    started: Duration,
+    completed: Option<Duration>,
 }
 
 impl FlightRecorder {
@@ -57,38 +74,72 @@ impl FlightRecorder {
 
     /// Records the start of a call and returns the key of its entry.
     pub fn start(&self, sequence: u64, group: &Arc<Group>, signature: &Arc<Signature>) -> u64 {
-        let now = self.elapsed();
+        let started = self.elapsed();
         let mut state = self.state.lock();
+        if state.entries.len() == CALLS_KEPT {
+            state.entries.pop_front();
+            state.dropped += 1;
+        }
         let step = state.step;
-        state
-            .calls
-            .start(sequence, group, Arc::clone(signature), step, now)
+        state.entries.push_back(CallEntry {
+            sequence,
+            group: Arc::clone(group),
+            signature: Arc::clone(signature),
+            step,
+            started,
+            completed: None,
+        });
+        state.dropped + state.entries.len() as u64 - 1
     }
 
     /// Records that the rank waits in a call.
     pub fn mark_waiting(&self, key: u64) {
-        self.state.lock().calls.mark_waiting(key);
+        let mut state = self.state.lock();
+        let dropped = state.dropped;
+        state.waiting.retain(|waiting| *waiting >= dropped);
+        state.waiting.push(key);
     }
 
     /// Records that a call has completed.
     pub fn complete(&self, key: u64) {
         let now = self.elapsed();
-        self.state.lock().calls.complete(key, now);
+        let mut state = self.state.lock();
+        state.waiting.retain(|waiting| *waiting != key);
+        let index = key.checked_sub(state.dropped);
+        if let Some(entry) = index.and_then(|index| state.entries.get_mut(index as usize)) {
+            entry.completed.get_or_insert(now);
+        }
     }
 
     /// The recent calls, the oldest first.
     pub fn records(&self) -> Vec<CallRecord> {
-        self.state.lock().calls.records()
+        let state = self.state.lock();
+        state.entries.iter().map(CallEntry::record).collect()
     }
 
     /// Returns the position of the rank, for a failure report.
     pub fn position(&self) -> RankPosition {
-        self.state.lock().calls.position()
+        let state = self.state.lock();
+        if let Some(entry) = state.waiting_in() {
+            return RankPosition::Waiting(entry.describe());
+        }
+        match state.entries.back() {
+            None => RankPosition::NoCalls,
+            Some(entry) if entry.completed.is_some() => RankPosition::Completed(entry.describe()),
+            Some(entry) => RankPosition::Started(entry.describe()),
+        }
     }
 
     /// The rank's call with number `sequence` on a group, if it is among the recent calls.
     pub fn call_of(&self, group: &Group, sequence: u64) -> Option<String> {
-        self.state.lock().calls.call_of(group, sequence)
+        let same = |entry: &&CallEntry| {
+            let of_group =
+                entry.group.name() == group.name() && entry.group.ranks() == group.ranks();
+            of_group && entry.sequence == sequence && !entry.signature.is_message()
+        };
+        let state = self.state.lock();
+        let entry = state.entries.iter().rev().find(same)?;
+        Some(entry.signature.describe(&entry.group))
     }
 
     /// The deadline of call `sequence` of a group.
@@ -98,6 +149,45 @@ impl FlightRecorder {
         } else {
             self.deadlines.later
         }
+    }
+}
+
+impl RecorderState {
+    fn waiting_in(&self) -> Option<&CallEntry> {
+        let index = self.waiting.last()?.checked_sub(self.dropped)?;
+        self.entries.get(index as usize)
+    }
+}
+
+impl CallEntry {
+    fn record(&self) -> CallRecord {
+        CallRecord {
+            rank: self.group.world_rank(),
+            step: self.step,
+            sequence: self.sequence,
+            group: self.group.name().to_owned(),
+            ranks: list_ranks(self.group.ranks()),
+            operation: self.signature.name(),
+            call: self.signature.describe(&self.group),
+            len: self.signature.len,
+            dtype: self.signature.dtype,
+            started: self.started.as_secs_f64(),
+            completed: self.completed.map(|time| time.as_secs_f64()),
+        }
+    }
+
+    fn describe(&self) -> String {
+        let (sequence, call) = (self.sequence, self.signature.describe(&self.group));
+        let unit = if self.signature.is_message() {
+            "message"
+        } else {
+            "call"
+        };
+        let step = match self.step {
+            Some(step) => format!(" in step {step}"),
+            None => String::new(),
+        };
+        format!("{unit} {sequence} {call} over {}{step}", self.group)
     }
 }
 

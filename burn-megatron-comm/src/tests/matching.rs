@@ -4,6 +4,7 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use super::*;
+use crate::testing::Intercept;
 
 #[test]
 fn split_groups_hold_the_right_ranks() {
@@ -192,32 +193,17 @@ fn a_handle_may_be_waited_on_in_another_thread() {
 fn a_wrapper_sees_every_call() {
     use std::sync::{Arc, Mutex};
 
-    #[derive(Debug)]
-    struct Recorder(Arc<dyn Communicator>, Arc<Mutex<Vec<&'static str>>>);
-
-    impl Communicator for Recorder {
-        fn group(&self) -> &Group {
-            self.0.group()
-        }
-        fn start(&self, call: Call, input: Buffer) -> Result<Pending, CommError> {
-            let (name, calls) = (call.name(), Arc::clone(&self.1));
-            let inner = self.0.start(call, input)?;
-            Ok(Pending::new(move || {
-                calls.lock().unwrap().push(name);
-                inner.wait()
-            }))
-        }
-        fn split(&self, n: &str, g: &[Vec<usize>]) -> Result<Arc<dyn Communicator>, CommError> {
-            Ok(Arc::new(Recorder(self.0.split(n, g)?, Arc::clone(&self.1))))
-        }
-        fn pool(&self) -> Option<&Arc<BufferPool>> {
-            self.0.pool()
-        }
-    }
-
     let results = World::threads(2).unwrap().run(|rank| {
-        let calls = Arc::default();
-        let world = Recorder(rank.communicator(), Arc::clone(&calls));
+        let calls = Arc::<Mutex<Vec<&str>>>::default();
+        let seen = Arc::clone(&calls);
+        let world = Intercept::over(rank.communicator(), move |inner, call, input| {
+            let (name, seen) = (call.name(), Arc::clone(&seen));
+            let pending = inner.start(call, input)?;
+            Ok(Pending::new(move || {
+                seen.lock().unwrap().push(name);
+                pending.wait()
+            }))
+        });
         let pair = world.split("pair", &[vec![1, 0]])?;
         pair.all_reduce(vec![1f32].into(), ReduceOp::Sum)?;
         world.barrier()?;

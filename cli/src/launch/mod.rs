@@ -60,17 +60,3 @@ mod missing {
         Err("launch is not supported on this system: expected Linux or macOS".into())
     }
 }
-
-/// The hidden command, which is missing as well.
-#[cfg(not(unix))]
-pub mod slot {
-    use std::process::ExitCode;
-
-    use crate::error::Error;
-    use crate::family::Families;
-
-    /// Fails: there is no launcher on this system.
-    pub fn run() -> Result<ExitCode, Error> {
-        super::missing::run(&(), &Families::none(), "")
-    }
-}

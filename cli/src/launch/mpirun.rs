@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::env;
-use std::ffi::OsString;
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
@@ -18,7 +17,7 @@ use nix::unistd::geteuid;
 
 use super::error::LaunchError;
 use super::mpirun_messages::MpirunMessages;
-use super::slot::{self, Slot, SlotListener};
+use super::slot::{self, Slot, SlotListener, Variables};
 use super::supervise::SupervisorEvent;
 use super::{program, sys};
 
@@ -123,7 +122,7 @@ impl Mpirun {
     }
 
     /// The variables of a rank whose slot has reported.
-    pub fn variables(&mut self, rank: usize) -> Vec<(OsString, OsString)> {
+    pub fn variables(&mut self, rank: usize) -> Variables {
         let slots = self.slots.iter().flat_map(Receiver::try_iter);
         self.received.extend(slots.map(|slot| (slot.rank, slot)));
         let slot = self.received.remove(&rank);

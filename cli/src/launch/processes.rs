@@ -15,6 +15,7 @@ use super::error::LaunchError;
 use super::exit_status::RankExitStatus;
 use super::guard::Guard;
 use super::output::{JobOutput, StreamOutput};
+use super::slot::Variables;
 use super::supervise::SupervisorEvent;
 use super::sys;
 
@@ -35,7 +36,7 @@ pub struct RankCommand {
 
 impl RankCommand {
     /// The command of a rank with further variables.
-    fn of(&self, rank: usize, further: Vec<(OsString, OsString)>) -> Command {
+    fn of(&self, rank: usize, further: Variables) -> Command {
         let (rank, ranks) = (rank.to_string(), self.ranks.to_string());
         let mut command = Command::new(&self.words[0]);
         command
@@ -89,7 +90,7 @@ impl RankProcesses {
 
     /// Starts a rank with further variables. A failure is reported as the exit of the rank. Call it on a thread that
     /// lives as long as the ranks.
-    pub fn start(&mut self, rank: usize, variables: Vec<(OsString, OsString)>) {
+    pub fn start(&mut self, rank: usize, variables: Variables) {
         let mut command = self.command.of(rank, variables);
         command
             .process_group(0)

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
@@ -63,13 +63,9 @@ impl TerminationSignals {
 
     /// Waits so long, or until a signal has been received, which is returned.
     pub fn wait(&self, time: Duration) -> Option<i32> {
-        let until = Instant::now() + time;
         let mut state = self.0.state.lock();
-        while state.signal.is_none() {
-            if self.0.received.wait_until(&mut state, until).timed_out() {
-                break;
-            }
-        }
+        let none = |state: &mut State| state.signal.is_none();
+        self.0.received.wait_while_for(&mut state, none, time);
         state.signal
     }
 }

@@ -9,7 +9,6 @@ use std::env;
 use std::ffi::OsString;
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
-use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -30,6 +29,9 @@ const RANK: &str = "OMPI_COMM_WORLD_RANK";
 /// Timeout of receiving an environment.
 const RECEIVE_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// Environment variables with their values.
+pub type Variables = Vec<(OsString, OsString)>;
+
 /// Sends the environment to the launcher, and waits until it closes the connection.
 pub fn run() -> Result<ExitCode, Error> {
     sys::die_with_parent()?;
@@ -37,7 +39,8 @@ pub fn run() -> Result<ExitCode, Error> {
         env::var_os(SOCKET).ok_or_else(|| format!("{SOCKET} is not set: `launch` sets it"))?;
     let mut stream = UnixStream::connect(&path)
         .map_err(|error| format!("cannot connect to the launcher at {path:?}: {error}"))?;
-    stream.write_all(&encode(env::vars_os()))?;
+    let variables: Variables = env::vars_os().collect();
+    stream.write_all(&serde_json::to_vec(&variables)?)?;
     stream.shutdown(Shutdown::Write)?;
     // The launcher sends nothing, and closes the connection at the latest when it dies.
     let _ = stream.read(&mut [0]);
@@ -50,7 +53,7 @@ pub struct Slot {
     /// The rank.
     pub rank: usize,
     /// Its variables, without [`SOCKET`].
-    pub variables: Vec<(OsString, OsString)>,
+    pub variables: Variables,
     /// The slot exits when this is dropped.
     pub connection: UnixStream,
 }
@@ -106,7 +109,7 @@ fn receive(mut connection: UnixStream) -> Option<Slot> {
     let mut bytes = Vec::new();
     connection.set_read_timeout(Some(RECEIVE_TIMEOUT)).ok()?;
     connection.read_to_end(&mut bytes).ok()?;
-    let mut variables = decode(&bytes);
+    let mut variables: Variables = serde_json::from_slice(&bytes).ok()?;
     let (_, rank) = variables.iter().find(|(name, _)| name == RANK)?;
     let rank = rank.to_str()?.parse().ok()?;
     variables.retain(|(name, _)| name != SOCKET);
@@ -117,45 +120,15 @@ fn receive(mut connection: UnixStream) -> Option<Slot> {
     })
 }
 
-/// `name=value`, each ended by a zero byte, as in `/proc/PID/environ`.
-fn encode(variables: impl Iterator<Item = (OsString, OsString)>) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    for (name, value) in variables {
-        bytes.extend([name.as_bytes(), b"=", value.as_bytes(), b"\0"].concat());
-    }
-    bytes
-}
-
-fn decode(bytes: &[u8]) -> Vec<(OsString, OsString)> {
-    let pairs = bytes.split(|byte| *byte == 0);
-    let owned = |bytes: &[u8]| OsString::from_vec(bytes.to_vec());
-    pairs
-        .filter_map(|pair| {
-            let at = pair.iter().position(|byte| *byte == b'=')?;
-            Some((owned(&pair[..at]), owned(&pair[at + 1..])))
-        })
-        .collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt as _;
     use std::sync::mpsc;
 
     fn pair(name: &str, value: &[u8]) -> (OsString, OsString) {
         (name.into(), OsStr::from_bytes(value).to_owned())
-    }
-
-    #[test]
-    fn an_environment_is_sent_as_it_is() {
-        let variables = vec![
-            pair("A", b"a = b\n"),
-            pair("EMPTY", b""),
-            pair("BYTES", b"\xff\xfe"),
-        ];
-        assert_eq!(decode(&encode(variables.clone().into_iter())), variables);
-        assert_eq!(decode(b""), []);
     }
 
     #[test]
@@ -169,9 +142,14 @@ mod tests {
         // What is no rank is ignored.
         drop(UnixStream::connect(&path).unwrap());
         let mut stream = UnixStream::connect(&path).unwrap();
-        let variables = vec![pair(SOCKET, b"/s"), pair(RANK, b"3"), pair("PMIX", b"x")];
-        let sent = encode(variables.clone().into_iter());
-        stream.write_all(&sent).unwrap();
+        let variables = [
+            pair(SOCKET, b"/s"),
+            pair(RANK, b"3"),
+            pair("PMIX", b"a = b\n"),
+            pair("EMPTY", b""),
+            pair("BYTES", b"\xff\xfe"),
+        ];
+        serde_json::to_writer(&stream, &variables).unwrap();
         stream.shutdown(Shutdown::Write).unwrap();
         let slot = slots.recv().unwrap();
         assert_eq!((slot.rank, &slot.variables[..]), (3, &variables[1..]));

@@ -36,8 +36,8 @@ const NO_TIMEOUT: Duration = Duration::from_secs(365 * 24 * 3600);
 pub struct Attempt {
     /// From 0.
     pub number: usize,
-    /// The id of the world; no other has it.
-    pub job: String,
+    /// The id of the launch; no other has it.
+    launch: String,
 }
 
 impl Attempt {
@@ -47,18 +47,13 @@ impl Attempt {
         let seconds = since.unwrap_or_default().as_secs();
         Self {
             number: 0,
-            job: format!("{seconds:x}-{}.0", process::id()),
+            launch: format!("{seconds:x}-{}", process::id()),
         }
     }
 
-    /// The one after this.
-    pub fn next(&self) -> Self {
-        let number = self.number + 1;
-        let of_launch = self.job.split('.').next().unwrap_or_default();
-        Self {
-            number,
-            job: format!("{of_launch}.{number}"),
-        }
+    /// The id of the world; no other has it.
+    pub fn job(&self) -> String {
+        format!("{}.{}", self.launch, self.number)
     }
 }
 
@@ -92,7 +87,7 @@ pub fn run(
         Starter::Spawn { port } => port,
         Starter::Mpirun { .. } => 0,
     };
-    let rendezvous = host_rendezvous(port, plan.ranks, &attempt.job, &plan.token)?;
+    let rendezvous = host_rendezvous(port, plan.ranks, &attempt.job(), &plan.token)?;
     // After the rendezvous, which raises the limit of open files: each rank needs up to five.
     let output = JobOutput::new(plan.ranks, args.quiet_ranks, args.output_dir.as_deref())?;
     let (events, happened) = mpsc::channel();
@@ -178,7 +173,7 @@ fn variables(
         (RENDEZVOUS, rendezvous.to_owned()),
         (Token::VARIABLE, plan.token.reveal()),
         (crate::ranks::ENGINE, plan.engine().to_owned()),
-        (Launch::JOB_ID, attempt.job.clone()),
+        (Launch::JOB_ID, attempt.job()),
         (RESTART_COUNT, attempt.number.to_string()),
     ];
     if let Some(width) = terminal::width() {

@@ -8,6 +8,8 @@ use std::ops::Range;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::split::multiples_around;
+
 pub use layout::{LayoutSyntaxError, parse_layout};
 
 /// The part of a model that one stage holds.
@@ -290,16 +292,6 @@ fn stage_layouts(counts: &[usize]) -> Vec<StageLayout> {
         }
     };
     counts.iter().enumerate().map(stage).collect()
-}
-
-/// The multiples of `step` nearest to `number`, which is not one: `8 or 12`.
-fn multiples_around(number: usize, step: usize) -> String {
-    let below = number / step * step;
-    match (below, below.checked_add(step)) {
-        (0, Some(above)) => above.to_string(),
-        (below, Some(above)) => format!("{below} or {above}"),
-        (below, None) => below.to_string(),
-    }
 }
 
 /// The divisors of `number` nearest to `divisor`, which is not one: `2 or 5`.

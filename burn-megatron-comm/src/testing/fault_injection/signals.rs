@@ -10,21 +10,18 @@ use nix::unistd::Pid;
 
 use super::FaultKind;
 
-/// Whether this system supports it.
-#[cfg(unix)]
-pub(super) fn check(_kind: FaultKind) -> Result<(), String> {
-    Ok(())
-}
-
-/// Whether this system supports it.
-#[cfg(not(unix))]
+/// Checks that this system supports a fault.
 pub(super) fn check(kind: FaultKind) -> Result<(), String> {
     match kind {
         FaultKind::Kill
         | FaultKind::Segfault
         | FaultKind::Stop
         | FaultKind::Terminate
-        | FaultKind::Interrupt => Err(format!("{kind} needs the signals of a Unix system")),
+        | FaultKind::Interrupt
+            if !cfg!(unix) =>
+        {
+            Err(format!("{kind} needs the signals of a Unix system"))
+        }
         _ => Ok(()),
     }
 }

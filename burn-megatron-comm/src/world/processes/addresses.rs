@@ -105,7 +105,6 @@ pub(super) fn share_rendezvous(
     launch: &Launch,
     timeouts: RendezvousTimeouts,
 ) -> Result<(Option<Coordinator>, SharedRendezvous), WorldError> {
-    let system = |error: String| WorldError::from(RendezvousError::System(error));
     let mut coordinator = None;
     let mut own = None;
     if launch.rank == 0 {
@@ -113,27 +112,28 @@ pub(super) fn share_rendezvous(
         let time = SystemTime::now().duration_since(UNIX_EPOCH);
         let number = time.map_or(1, |time| time.as_nanos() as u64) ^ u64::from(process::id());
         let token = launch.token.clone().map_or_else(Token::random, Ok);
-        let token = token.map_err(|error| system(error.to_string()))?;
+        let token = token.map_err(RendezvousError::from)?;
         let ips = if launch.is_multi_node() {
-            reachable_addresses().map_err(|error| system(error.to_string()))?
+            reachable_addresses().map_err(RendezvousError::from)?
         } else {
             vec![Ipv4Addr::LOCALHOST.into()]
         };
         let free: Vec<_> = ips.iter().map(|ip| SocketAddr::new(*ip, 0)).collect();
         let host = Coordinator::listen(&free, launch.world_size, number, Some(&token), timeouts);
-        let host = host.map_err(|error| system(error.to_string()))?;
+        let host = host.map_err(RendezvousError::from)?;
         let shared = SharedRendezvous {
             addresses: host.addresses().to_vec(),
             number,
             token: token.reveal(),
         };
-        own = Some(serde_json::to_vec(&shared).map_err(|error| system(error.to_string()))?);
+        let text = serde_json::to_vec(&shared).map_err(io::Error::from);
+        own = Some(text.map_err(RendezvousError::from)?);
         coordinator = Some(host);
     }
     let received = transport.share(own.as_deref(), timeouts.join)?;
     let shared = serde_json::from_slice(&received);
-    let shared = shared.map_err(|_| system("invalid rendezvous data from rank 0".into()))?;
-    Ok((coordinator, shared))
+    let invalid = |_| RendezvousError::System("invalid rendezvous data from rank 0".into());
+    Ok((coordinator, shared.map_err(invalid)?))
 }
 
 /// The addresses of this machine that MPI's daemon uses, or, if unknown, all that are not loopback.

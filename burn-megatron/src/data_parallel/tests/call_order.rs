@@ -4,7 +4,7 @@ use std::sync::Mutex;
 
 use super::gradient_checks::{Blocks, blocks, run, stage};
 use super::*;
-use crate::comm::{Buffer, BufferPool, Call, CommError, Communicator, Group, Pending};
+use crate::comm::testing::Intercept;
 
 /// Records the collectives that are started, and the marks of the test between them.
 #[derive(Clone, Debug, Default)]
@@ -17,33 +17,6 @@ impl CallLog {
 
     fn take(&self) -> Vec<String> {
         std::mem::take(&mut *self.0.lock().unwrap())
-    }
-}
-
-#[derive(Debug)]
-struct RecordingComm {
-    inner: Arc<dyn Communicator>,
-    log: CallLog,
-}
-
-impl Communicator for RecordingComm {
-    fn group(&self) -> &Group {
-        self.inner.group()
-    }
-
-    fn start(&self, call: Call, input: Buffer) -> Result<Pending, CommError> {
-        self.log.record(format!("{} {}", call.name(), input.len()));
-        self.inner.start(call, input)
-    }
-
-    fn split(&self, name: &str, groups: &[Vec<usize>]) -> Result<Arc<dyn Communicator>, CommError> {
-        let inner = self.inner.split(name, groups)?;
-        let log = self.log.clone();
-        Ok(Arc::new(Self { inner, log }))
-    }
-
-    fn pool(&self) -> Option<&Arc<BufferPool>> {
-        self.inner.pool()
     }
 }
 
@@ -62,9 +35,10 @@ fn step_in(
 ) -> Vec<Vec<String>> {
     let events = |groups: &ParallelContext| {
         let log = CallLog::default();
-        let data: Arc<dyn Communicator> = Arc::new(RecordingComm {
-            inner: groups.data().clone(),
-            log: log.clone(),
+        let calls = log.clone();
+        let data = Intercept::over(groups.data().clone(), move |inner, call, input| {
+            calls.record(format!("{} {}", call.name(), input.len()));
+            inner.start(call, input)
         });
         let groups = groups.clone().with_data(data);
         let model: ParallelModule<Blocks> = ParallelModule::replicated(blocks(4));

@@ -12,9 +12,8 @@ use tracing::{Event, Metadata, Subscriber};
 use super::references::{backward, gradient};
 use super::{leaf, over, part, values, wave};
 use crate::collective::{self, Comm};
-use crate::comm::{
-    Buffer, BufferPool, Call, CommError, Communicator, Group, ParallelContext, Pending, World,
-};
+use crate::comm::testing::Intercept;
+use crate::comm::{ParallelContext, Pending, World};
 use crate::mesh::{Axis, Grid, ParallelConfig};
 use crate::nn::moe::{MoeMlpConfig, RouterConfig, SharedExpertsConfig};
 use crate::nn::*;
@@ -27,36 +26,19 @@ fn note(journal: &Journal, event: impl Into<String>) {
 }
 
 /// A communicator with slow collectives that records when each begins and ends.
-#[derive(Debug)]
-pub(super) struct Slow {
-    pub inner: Comm,
-    pub journal: Journal,
-}
-
-impl Communicator for Slow {
-    fn group(&self) -> &Group {
-        self.inner.group()
-    }
-
-    fn start(&self, call: Call, input: Buffer) -> Result<Pending, CommError> {
-        let (journal, name) = (self.journal.clone(), call.name());
+pub(super) fn slow(inner: &Comm, journal: &Journal) -> Comm {
+    let journal = journal.clone();
+    Intercept::over(inner.clone(), move |inner, call, input| {
+        let (journal, name) = (journal.clone(), call.name());
         note(&journal, format!("start {name}"));
-        let pending = self.inner.start(call, input)?;
+        let pending = inner.start(call, input)?;
         Ok(Pending::new(move || {
             sleep(Duration::from_millis(5));
             let result = pending.wait();
             note(&journal, format!("end {name}"));
             result
         }))
-    }
-
-    fn split(&self, name: &str, groups: &[Vec<usize>]) -> Result<Comm, CommError> {
-        self.inner.split(name, groups)
-    }
-
-    fn pool(&self) -> Option<&Arc<BufferPool>> {
-        self.inner.pool()
-    }
+    })
 }
 
 /// Records the weight gradients of this thread, and its other products if the flag is set.
@@ -108,14 +90,8 @@ fn backward_of(sequence_parallel: bool) -> Vec<Vec<String>> {
     let _second = second_subscriber();
     over(2, |groups| {
         let journal = Journal::default();
-        let slow = Slow {
-            inner: groups.tensor().clone(),
-            journal: journal.clone(),
-        };
-        let layer = layer(
-            &groups.clone().with_tensor(Arc::new(slow)),
-            sequence_parallel,
-        );
+        let slow = slow(groups.tensor(), &journal);
+        let layer = layer(&groups.clone().with_tensor(slow), sequence_parallel);
         let y = layer.forward(input(groups.place(), sequence_parallel));
         journal.lock().unwrap().clear();
         tracing::subscriber::with_default(Spans(journal.clone(), false), || drop(backward(&y)));
@@ -197,10 +173,7 @@ fn overlap_changes_no_bit() {
 fn what_is_not_needed_is_not_communicated() {
     for events in over(2, |groups| {
         let journal = Journal::default();
-        let slow: Comm = Arc::new(Slow {
-            inner: groups.tensor().clone(),
-            journal: journal.clone(),
-        });
+        let slow = slow(groups.tensor(), &journal);
         let run = |x: Tensor<3>, weight: Tensor<2>| {
             let input = InputLayout::SplitSequence(slow.clone());
             let y = linear(x, LinearOperands::new(Weight::from(weight), input, true));
@@ -228,10 +201,7 @@ fn shared_experts_run_while_tokens_are_on_their_way() {
     let rank = |rank: crate::comm::Rank| -> Result<_, Box<dyn std::error::Error + Send + Sync>> {
         let groups = ParallelContext::from_world(&layout, rank.communicator())?;
         let journal = Journal::default();
-        let slow = |inner: Comm| -> Comm {
-            let journal = journal.clone();
-            Arc::new(Slow { inner, journal })
-        };
+        let slow = |inner: Comm| slow(&inner, &journal);
         let [tensor, expert] = [
             groups.tensor().clone(),
             groups.group(Grid::Expert, Axis::Expert)?,

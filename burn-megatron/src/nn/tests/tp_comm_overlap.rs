@@ -1,12 +1,11 @@
 //! Exchanges in chunks: the same results, as many bytes, and what travels under what.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use burn::tensor::{DType, Device, Tensor};
 
 use super::case::{Case, TestTensor};
-use super::overlap::{Journal, Slow, Spans, second_subscriber};
+use super::overlap::{Journal, Spans, second_subscriber, slow};
 use super::references::backward;
 use super::{autodiff, in_layout, leaf, wave};
 use crate::comm::testing::{Link, SimulatedNetwork, Transfer, hidden_share};
@@ -114,11 +113,8 @@ fn events(layout: &ParallelConfig, tracks_input: bool) -> [Vec<String>; 4] {
     let _second = second_subscriber();
     let of_ranks = in_layout(layout, |groups| {
         let journal = Journal::default();
-        let slow = Slow {
-            inner: groups.tensor().clone(),
-            journal: journal.clone(),
-        };
-        let (column, row) = layers(&groups.clone().with_tensor(Arc::new(slow)));
+        let slow = slow(groups.tensor(), &journal);
+        let (column, row) = layers(&groups.clone().with_tensor(slow));
         let take = || std::mem::take(&mut *journal.lock().unwrap());
         tracing::subscriber::with_default(Spans(journal.clone(), true), || {
             let [x, z] = inputs(layout.tensor).map(|x| match tracks_input {
@@ -298,11 +294,8 @@ fn layers_in_8_bits_are_refused() {
 fn a_frozen_weight_is_not_gathered_for() {
     in_layout(&bulk(2, 2), |groups| {
         let journal = Journal::default();
-        let slow = Slow {
-            inner: groups.tensor().clone(),
-            journal: journal.clone(),
-        };
-        let (mut column, _) = layers(&groups.clone().with_tensor(Arc::new(slow)));
+        let slow = slow(groups.tensor(), &journal);
+        let (mut column, _) = layers(&groups.clone().with_tensor(slow));
         column.weight = column.weight.set_require_grad(false);
         let y = column.forward(leaf(inputs(2)[0].clone()));
         journal.lock().unwrap().clear();

@@ -50,14 +50,10 @@ impl LaunchPlan {
         args: &LaunchArgs,
         variable: &dyn Fn(&str) -> Option<OsString>,
     ) -> Result<Self, LaunchError> {
-        for name in RANK_VARIABLES {
-            if let Some(value) = variable(name) {
-                let value = value.to_string_lossy().into_owned();
-                return Err(LaunchError::Nested {
-                    variable: name,
-                    value,
-                });
-            }
+        let mut of_rank = RANK_VARIABLES.iter();
+        if let Some((variable, value)) = of_rank.find_map(|name| Some((name, variable(name)?))) {
+            let value = value.to_string_lossy().into_owned();
+            return Err(LaunchError::Nested { variable, value });
         }
         let engine = args.engine.unwrap_or_else(|| default_engine(&args.command));
         check_flags(args, engine)?;

@@ -76,7 +76,7 @@ impl Restarts<'_> {
             let cause = result.summary.first().map_or("complete", String::as_str);
             self.log.add(AttemptRecord {
                 attempt: attempt.number,
-                job: attempt.job.clone(),
+                job: attempt.job(),
                 ranks: plan.ranks,
                 from_step: before.map(|before| before.saved),
                 to_step,
@@ -102,7 +102,7 @@ impl Restarts<'_> {
                 eprintln!("stopped by {}", signal_name(signal));
                 return Ok(RankExitStatus::Signal(signal).exit_code());
             }
-            attempt = attempt.next();
+            attempt.number += 1;
             // What is left of the world before, if anything, cannot join this one.
             plan.token =
                 Token::random().map_err(LaunchError::system("no token can be generated"))?;

@@ -3,8 +3,8 @@
 use std::collections::HashSet;
 use std::mem;
 
+use super::super::call::NcclCall;
 use super::super::error;
-use super::launch::LaunchedCall;
 use super::{
     ABORT_DRAIN_TIMEOUT, ERROR_CHECK_INTERVAL, InFlightCall, Instant, NcclWorker, WorkItem,
     distinct,
@@ -17,7 +17,7 @@ impl NcclWorker {
         let leak = self.aborted_at.is_some_and(over);
         let mut behind = HashSet::new();
         for mut entry in mem::take(&mut self.in_flight) {
-            if behind.contains(&entry.queue) && !leak {
+            if behind.contains(&entry.call.queue) && !leak {
                 self.in_flight.push_back(entry);
                 continue;
             }
@@ -28,7 +28,7 @@ impl NcclWorker {
                 }
                 _ if leak => entry.call.leak(),
                 Ok(false) => {
-                    behind.insert(entry.queue);
+                    behind.insert(entry.call.queue);
                     self.in_flight.push_back(entry);
                 }
                 Err(reason) => {
@@ -82,8 +82,8 @@ impl NcclWorker {
         }
     }
 
-    pub(super) fn fail_launched(&self, launched: Vec<LaunchedCall>, reason: &str) {
-        for (call, _) in launched {
+    pub(super) fn fail_launched(&self, launched: impl Iterator<Item = NcclCall>, reason: &str) {
+        for call in launched {
             self.shared.fail(&call.fail(reason));
             call.leak();
         }

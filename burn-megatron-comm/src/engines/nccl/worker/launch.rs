@@ -100,12 +100,7 @@ impl NcclWorker {
             Ok(targets) => self
                 .launching
                 .push(calls.into_iter().zip(targets).collect()),
-            Err(reason) => {
-                for call in calls {
-                    self.shared.fail(&call.fail(&reason));
-                    call.leak();
-                }
-            }
+            Err(reason) => self.fail_launched(calls.into_iter(), &reason),
         }
     }
 
@@ -155,7 +150,9 @@ impl NcclWorker {
                     self.last_progress = Instant::now();
                     self.track_in_flight(launched);
                 }
-                Err(reason) => self.fail_launched(launched, &reason),
+                Err(reason) => {
+                    self.fail_launched(launched.into_iter().map(|(call, _)| call), &reason)
+                }
             }
         }
     }
@@ -171,13 +168,14 @@ impl NcclWorker {
     fn track_in_flight(&mut self, launched: Vec<LaunchedCall>) {
         let events = match self.record_events(&launched) {
             Ok(events) => events,
-            Err(reason) => return self.fail_launched(launched, &reason),
+            Err(reason) => {
+                return self.fail_launched(launched.into_iter().map(|(call, _)| call), &reason);
+            }
         };
         for (call, target) in launched {
             let done = events[&target.stream].clone();
             call.launched(&done);
             self.in_flight.push_back(InFlightCall {
-                queue: call.queue,
                 call,
                 comm: target.comm,
                 done,

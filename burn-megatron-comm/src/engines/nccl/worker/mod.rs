@@ -82,7 +82,6 @@ enum WorkItem {
 /// A call that is on its stream.
 struct InFlightCall {
     call: NcclCall,
-    queue: CallQueue,
     comm: Comm,
     done: Arc<RecordedEvent>,
     /// Whether its error was reported.

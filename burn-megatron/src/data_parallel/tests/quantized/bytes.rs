@@ -1,44 +1,17 @@
 //! The bytes that are communicated, and the memory.
 
 use super::*;
-use crate::comm::{Buffer, BufferPool, Call, CommError, Communicator, Group, Pending};
+use crate::comm::testing::Intercept;
 
-/// Records the collectives that are started: their names, and the input bytes of a rank.
-#[derive(Debug)]
-struct CountingComm {
-    inner: Arc<dyn Communicator>,
-    calls: Arc<Mutex<Vec<(&'static str, usize)>>>,
-}
-
-impl Communicator for CountingComm {
-    fn group(&self) -> &Group {
-        self.inner.group()
-    }
-
-    fn start(&self, call: Call, input: Buffer) -> Result<Pending, CommError> {
-        let bytes = input.len() * input.dtype().size_of();
-        self.calls.lock().unwrap().push((call.name(), bytes));
-        self.inner.start(call, input)
-    }
-
-    fn split(&self, name: &str, groups: &[Vec<usize>]) -> Result<Arc<dyn Communicator>, CommError> {
-        let inner = self.inner.split(name, groups)?;
-        let calls = self.calls.clone();
-        Ok(Arc::new(Self { inner, calls }))
-    }
-
-    fn pool(&self) -> Option<&Arc<BufferPool>> {
-        self.inner.pool()
-    }
-}
-
-/// The collectives of the optimizer step on the data axis.
+/// The collectives of the optimizer step on the data axis: their names, and the input bytes of a rank.
 fn calls(recipe: Recipe, config: &DataParallelConfig) -> Vec<(&'static str, usize)> {
     let run = |groups: &ParallelContext| {
-        let calls = Arc::new(Mutex::default());
-        let data: Arc<dyn Communicator> = Arc::new(CountingComm {
-            inner: groups.data().clone(),
-            calls: Arc::clone(&calls),
+        let calls = Arc::<Mutex<Vec<_>>>::default();
+        let started = Arc::clone(&calls);
+        let data = Intercept::over(groups.data().clone(), move |inner, call, input| {
+            let bytes = input.len() * input.dtype().size_of();
+            started.lock().unwrap().push((call.name(), bytes));
+            inner.start(call, input)
         });
         let groups = groups.clone().with_data(data);
         let mut net = Trained::new(recipe, &groups, config)?;

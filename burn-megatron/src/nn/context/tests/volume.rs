@@ -3,46 +3,32 @@
 use std::sync::Mutex;
 
 use super::*;
-use crate::comm::{Buffer, Call, CommError, Communicator, Group, Pending};
+use crate::comm::testing::Intercept;
+use crate::comm::{Call, Communicator};
 use crate::mesh::{Axis, Grid};
 
-/// Counts the bytes that a rank sends to others, and the calls.
-#[derive(Debug)]
-struct CountingComm {
-    inner: Arc<dyn Communicator>,
-    sent: Arc<Mutex<Sent>>,
-}
-
+/// The bytes that a rank sends to others, and the calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Sent {
     bytes: usize,
     calls: usize,
 }
 
-impl Communicator for CountingComm {
-    fn group(&self) -> &Group {
-        self.inner.group()
-    }
-
-    fn start(&self, call: Call, input: Buffer) -> Result<Pending, CommError> {
-        let (ranks, elements) = (self.inner.size(), input.len());
+/// Counts what a rank sends.
+fn counting(inner: Arc<dyn Communicator>, sent: Arc<Mutex<Sent>>) -> Arc<dyn Communicator> {
+    Intercept::over(inner, move |inner, call, input| {
+        let (ranks, elements) = (inner.size(), input.len());
         let to_others = match &call {
-            Call::AllToAll { send, .. } => elements - send[self.inner.rank()],
+            Call::AllToAll { send, .. } => elements - send[inner.rank()],
             Call::AllGather => elements * (ranks - 1),
             Call::ReduceScatter(_) => elements / ranks * (ranks - 1),
             other => panic!("{other:?}"),
         };
-        let mut sent = self.sent.lock().unwrap();
+        let mut sent = sent.lock().unwrap();
         sent.bytes += to_others * input.dtype().size_of();
         sent.calls += 1;
-        self.inner.start(call, input)
-    }
-
-    fn split(&self, name: &str, groups: &[Vec<usize>]) -> Result<Arc<dyn Communicator>, CommError> {
-        let inner = self.inner.split(name, groups)?;
-        let sent = self.sent.clone();
-        Ok(Arc::new(Self { inner, sent }))
-    }
+        inner.start(call, input)
+    })
 }
 
 /// What each rank sends in the forward and in the backward of a layer.
@@ -50,10 +36,7 @@ fn sent(layout: &ParallelConfig, case: &LayerCase) -> Vec<[Sent; 2]> {
     let run = |rank: Rank| {
         let sent = Arc::new(Mutex::default());
         let groups = ParallelContext::new(layout, &rank)?;
-        let counting: Arc<dyn Communicator> = Arc::new(CountingComm {
-            inner: groups.context().clone(),
-            sent: Arc::clone(&sent),
-        });
+        let counting = counting(groups.context().clone(), Arc::clone(&sent));
         let groups = groups.with_group(Grid::Dense, Axis::Context, counting);
         let (layer, _) = case.layer(&groups)?;
         let split = layout.context_split;

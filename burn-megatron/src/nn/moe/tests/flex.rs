@@ -3,7 +3,8 @@
 use std::sync::{Arc, Mutex};
 
 use super::*;
-use crate::comm::{Buffer, Call, CommError, Communicator, Group, Pending, Rank};
+use crate::comm::testing::Intercept;
+use crate::comm::{Call, Communicator, Pending, Rank};
 use crate::mesh::AxisSet;
 use crate::nn::tests::leaf;
 
@@ -104,55 +105,41 @@ struct Sent {
     between: usize,
 }
 
-/// Counts what an all-to-all sends to others; other calls are counts of rows.
-#[derive(Debug)]
-struct Counting {
-    inner: Arc<dyn Communicator>,
-    ranks_per_node: usize,
-    journal: Arc<Mutex<Journal>>,
-}
-
 #[derive(Debug, Default)]
 struct Journal {
     sent: Sent,
     calls: Vec<String>,
 }
 
-impl Communicator for Counting {
-    fn group(&self) -> &Group {
-        self.inner.group()
-    }
-
-    fn start(&self, call: Call, input: Buffer) -> Result<Pending, CommError> {
-        let mut journal = self.journal.lock().unwrap();
-        journal.calls.push(format!("start {}", call.name()));
+/// Counts what an all-to-all sends to others; other calls are counts of rows.
+fn counting(
+    inner: Arc<dyn Communicator>,
+    ranks_per_node: usize,
+    journal: Arc<Mutex<Journal>>,
+) -> Arc<dyn Communicator> {
+    Intercept::over(inner, move |inner, call, input| {
+        let mut seen = journal.lock().unwrap();
+        seen.calls.push(format!("start {}", call.name()));
         if let Call::AllToAll { send, .. } = &call {
-            let node = |rank: usize| rank / self.ranks_per_node;
-            let own = self.group().world_rank();
-            for (rank, elements) in self.group().ranks().iter().zip(send) {
+            let node = |rank: usize| rank / ranks_per_node;
+            let own = inner.group().world_rank();
+            for (rank, elements) in inner.group().ranks().iter().zip(send) {
                 let bytes = elements * input.dtype().size_of();
                 match *rank {
                     rank if rank == own => {}
-                    rank if node(rank) == node(own) => journal.sent.inside += bytes,
-                    _ => journal.sent.between += bytes,
+                    rank if node(rank) == node(own) => seen.sent.inside += bytes,
+                    _ => seen.sent.between += bytes,
                 }
             }
         }
-        let (name, journal) = (call.name(), self.journal.clone());
-        let pending = self.inner.start(call, input)?;
+        drop(seen);
+        let (name, journal) = (call.name(), journal.clone());
+        let pending = inner.start(call, input)?;
         Ok(Pending::new(move || {
             journal.lock().unwrap().calls.push(format!("end {name}"));
             pending.wait()
         }))
-    }
-
-    fn split(&self, name: &str, groups: &[Vec<usize>]) -> Result<Arc<dyn Communicator>, CommError> {
-        Ok(Arc::new(Self {
-            inner: self.inner.split(name, groups)?,
-            ranks_per_node: self.ranks_per_node,
-            journal: self.journal.clone(),
-        }))
-    }
+    })
 }
 
 /// The groups of a rank, counted.
@@ -173,11 +160,8 @@ fn counted(
     ];
     let inner = all.map(|axes| groups.group(Grid::Expert, axes));
     for (axes, inner) in all.into_iter().zip(inner) {
-        let counting: Arc<dyn Communicator> = Arc::new(Counting {
-            inner: inner?,
-            ranks_per_node: ranks_per_node.unwrap_or(usize::MAX),
-            journal: journal.clone(),
-        });
+        let ranks_per_node = ranks_per_node.unwrap_or(usize::MAX);
+        let counting = counting(inner?, ranks_per_node, journal.clone());
         groups = groups.with_group(Grid::Expert, axes, counting);
     }
     Ok((groups, journal))
