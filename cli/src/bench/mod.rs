@@ -176,7 +176,8 @@ fn chosen(only: &[String]) -> Result<Chosen, Error> {
     let all = all.chain(fp8::subjects().into_iter().map(|subject| subject.name));
     let all = all.chain(moe::subjects().into_iter().map(|subject| subject.name));
     let all: Vec<_> = all.collect();
-    let mut groups = Operation::ALL.map(Operation::name).to_vec();
+    let operations = Operation::ALL.iter().copied();
+    let mut groups: Vec<_> = operations.map(Operation::name).collect();
     groups.extend([fp8::GROUP, moe::GROUP]);
     for name in only.iter().map(String::as_str) {
         if !all.contains(&name) && !groups.contains(&name) {
