@@ -248,11 +248,7 @@ impl CheckpointFolder {
             std::process::id()
         );
         self.disk.create_folders(&self.path.join(&name))?;
-        Ok(PendingCheckpoint::new(
-            self.clone(),
-            name,
-            Some((lock, step)),
-        ))
+        Ok(PendingCheckpoint::new(self.clone(), name, Some(lock)))
     }
 
     /// Joins the save that another rank began under this name.
@@ -315,7 +311,7 @@ impl CheckpointFolder {
         for name in names {
             let replaced = name.step == new.step && name.copy < new.copy;
             if name != new && (replaced || removed.contains(&name.step)) {
-                self.remove(name)?;
+                self.remove_named(&name.text())?;
             }
         }
         Ok(())
@@ -332,10 +328,6 @@ impl CheckpointFolder {
             None if pointer.exists() => self.disk.remove_file(&pointer),
             None => Ok(()),
         }
-    }
-
-    fn remove(&self, name: CheckpointName) -> Result<(), CheckpointError> {
-        self.remove_named(&name.text())
     }
 
     /// Renames the checkpoint before removing it, so that a half-removed one is never opened.

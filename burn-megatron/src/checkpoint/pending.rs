@@ -32,21 +32,13 @@ const BACKOFF_DIVISOR: u32 = 64;
 pub struct PendingCheckpoint {
     folder: CheckpointFolder,
     name: String,
-    /// On the rank that began it: the folder's lock and the step.
-    owner: Option<(FolderLock, u64)>,
+    /// The lock of the folder, on the rank that began it.
+    lock: Option<FolderLock>,
 }
 
 impl PendingCheckpoint {
-    pub(super) fn new(
-        folder: CheckpointFolder,
-        name: String,
-        owner: Option<(FolderLock, u64)>,
-    ) -> Self {
-        Self {
-            folder,
-            name,
-            owner,
-        }
+    pub(super) fn new(folder: CheckpointFolder, name: String, lock: Option<FolderLock>) -> Self {
+        Self { folder, name, lock }
     }
 
     /// The name by which other ranks [join](CheckpointFolder::join) it.
@@ -142,7 +134,7 @@ impl PendingCheckpoint {
         let published = self.folder.path().join(name.text());
         disk.rename(&path, &published)?;
         // From here on `drop` has nothing to remove.
-        self.owner = None;
+        self.lock = None;
         disk.sync_folder(self.folder.path())?;
         self.folder.point_to(name)?;
         let removed = self
@@ -231,7 +223,7 @@ impl PendingCheckpoint {
 
 impl Drop for PendingCheckpoint {
     fn drop(&mut self) {
-        if self.owner.is_some()
+        if self.lock.is_some()
             && let Err(error) = self.folder.disk().remove(&self.path())
         {
             // The next save removes it.

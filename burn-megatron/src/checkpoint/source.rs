@@ -6,10 +6,9 @@ use serde::{Deserialize, Serialize};
 use super::{CheckpointError, TensorSlice};
 
 /// The element type of a saved tensor. Displayed as in a manifest, such as `f32`.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, strum::Display,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
+#[derive(strum::Display)]
 #[strum(serialize_all = "lowercase")]
 pub enum ElementType {
     /// 64-bit float.

@@ -2,13 +2,13 @@
 
 use std::fmt;
 
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{DType, Device, Tensor};
 use burn_megatron_kernels::adamw::outcome::statistics_dtype;
 use burn_megatron_kernels::adamw::{Segments, largest_sums_of_squares};
 
 use super::config::DataParallelConfig;
 use super::layout::BufferLayout;
-use super::segments::{ElementMask, ShardSegment};
+use super::segments::ShardSegment;
 use super::sharding_groups::ShardingGroups;
 use super::sharding_plan::ShardingPlan;
 use crate::mesh::{Grid, ZeroStage};
@@ -103,7 +103,7 @@ impl GradientCheck {
         plan: &ShardingPlan,
         unique: &[ShardSegment],
     ) -> Option<Vec<(Grid, Tensor<1>)>> {
-        let is_whole = |segment: &ShardSegment| matches!(segment.mask, ElementMask::All);
+        let is_whole = |segment: &ShardSegment| segment.mask.is_none();
         if plan.reduces_over_ranks()
             || plan.stage() >= ZeroStage::Gradients
             || !unique.iter().all(is_whole)
@@ -124,18 +124,21 @@ impl GradientCheck {
 
     /// The largest valid sum of squares of a bucket: its root is not above the limit.
     pub fn largest_valid(&self) -> f64 {
-        let (mut square, limit) = (self.limit * self.limit, self.limit);
-        if statistics_dtype(&self.device) == burn::tensor::DType::F64 {
-            while square.is_finite() && square.sqrt() > limit {
-                square = square.next_down();
-            }
-            return square;
+        let in_f64 = statistics_dtype(&self.device) == DType::F64;
+        let below = |square: f64| match in_f64 {
+            true => square.next_down(),
+            false => f64::from((square as f32).next_down()),
+        };
+        let square = self.limit * self.limit;
+        let mut square = if in_f64 {
+            square
+        } else {
+            f64::from(square as f32)
+        };
+        while square.is_finite() && square.sqrt() > self.limit {
+            square = below(square);
         }
-        let mut square = square as f32;
-        while square.is_finite() && f64::from(square).sqrt() > limit {
-            square = square.next_down();
-        }
-        f64::from(square)
+        square
     }
 
     /// The worst gradient of each invalid bucket, from the measurements of a step.

@@ -6,7 +6,7 @@ use super::coalesced_all_reduce::CoalescedAllReduce;
 use super::gradient_check::InvalidGradient;
 use super::memory_usage::TrackedTensor;
 use super::replica_groups::{axis_sets, replica_groups};
-use super::segments::{ElementMask, ShardSegment, segments_where, segments_with_replicas};
+use super::segments::{ShardSegment, segments_where, segments_with_replicas};
 use super::sharding_plan::ShardingPlan;
 use crate::collective::Comm;
 use crate::comm::{CommError, ParallelContext};
@@ -124,11 +124,11 @@ impl ShardSegment {
     /// Overwrites the selected elements of this segment.
     fn write(&self, shard: &mut TrackedTensor, values: Tensor<1>) {
         let values = match &self.mask {
-            ElementMask::Some(mask) => {
+            Some(mask) => {
                 let current = shard.tensor.clone().slice([self.range.clone()]);
                 current.mask_where(mask.clone(), values)
             }
-            ElementMask::All | ElementMask::None => values,
+            None => values,
         };
         shard.overwrite(self.range.start, values);
     }

@@ -83,7 +83,6 @@ pub use memory_usage::{MemoryCategory, MemoryUsage, TrackedAllocation};
 pub use offload::OffloadPlan;
 pub use precision::{Moments, Precision};
 pub use running_state::running_states;
-pub(crate) use segments::ElementMask;
 pub use sharding_estimate::ShardingEstimate;
 pub use sharding_groups::ShardingGroups;
 pub(crate) use sharding_groups::partition_index;

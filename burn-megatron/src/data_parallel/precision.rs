@@ -8,10 +8,9 @@ use super::error::DataParallelConfigError;
 
 /// The dtype of the parameters in forward and backward. Gradients are summed, and masters stepped, in f32, or in
 /// f64 where the model computes in it.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema, strum::Display,
-)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
+#[derive(strum::Display)]
 #[strum(serialize_all = "lowercase")]
 pub enum Precision {
     /// 64 bits, to compare results; on the CPU only.

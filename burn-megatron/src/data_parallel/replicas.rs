@@ -5,7 +5,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use super::error::DataParallelError;
 use super::param_and_grad_buffers::ParamAndGradBuffers;
 use super::replica_groups::{axis_sets, replica_groups};
-use super::segments::{ElementMask, ShardSegment, segments_where, segments_with_replicas};
+use super::segments::{ShardSegment, segments_where, segments_with_replicas};
 use crate::collective::{Comm, to_buffer};
 use crate::comm::{Buffer, ParallelContext};
 use crate::nn::{ParameterEntry, ParameterTable};
@@ -72,8 +72,8 @@ fn hash(buffers: &ParamAndGradBuffers, segment: &ShardSegment) -> i64 {
     let shard = buffers.master_on_device(segment.bucket);
     let values = shard.slice([segment.range.clone()]);
     let selected = match &segment.mask {
-        ElementMask::Some(mask) => values.mask_fill(mask.clone().bool_not(), 0.0),
-        ElementMask::All | ElementMask::None => values,
+        Some(mask) => values.mask_fill(mask.clone().bool_not(), 0.0),
+        None => values,
     };
     let mut hasher = DefaultHasher::new();
     match to_buffer(selected) {

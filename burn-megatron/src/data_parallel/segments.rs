@@ -3,21 +3,12 @@
 
 use std::ops::Range;
 
-use burn::tensor::{Bool, Device, Tensor, TensorData};
+use burn::tensor::{Bool, Tensor, TensorData};
 
 use super::replica_groups::SectionReplicas;
 use super::sharding_plan::ShardingPlan;
 use crate::mesh::Axis;
 use crate::nn::{MeshRank, ParameterEntry, ParameterTable, Section};
-
-/// The selected elements of a segment.
-#[derive(Clone, Debug)]
-pub(crate) enum ElementMask {
-    None,
-    All,
-    /// True where an element is selected.
-    Some(Tensor<1, Bool>),
-}
 
 /// A range of one parameter in this rank's shard of a bucket.
 #[derive(Clone, Debug)]
@@ -27,7 +18,8 @@ pub(crate) struct ShardSegment {
     pub index: usize,
     /// Elements, from the start of the rank's shard.
     pub range: Range<usize>,
-    pub mask: ElementMask,
+    /// True where an element is selected; `None` if all are.
+    pub mask: Option<Tensor<1, Bool>>,
 }
 
 /// The segments that `rank` accounts for where each element of the model counts once: those of its partition
@@ -105,35 +97,27 @@ fn segments(
         let before = range.start - plan.shard_range(bucket).start;
         for slice in plan.layout.bucket(bucket).slices(range) {
             let mask = match select(&table.entries()[slice.index]) {
-                SelectedElements::None => ElementMask::None,
-                SelectedElements::All => ElementMask::All,
+                SelectedElements::None => continue,
+                SelectedElements::All => None,
                 SelectedElements::Some(all) => {
-                    element_mask(&all[slice.parameter_range], &plan.device)
+                    let own = &all[slice.parameter_range];
+                    if !own.contains(&true) {
+                        continue;
+                    }
+                    let data = || TensorData::new(own.to_vec(), [own.len()]);
+                    let mask = || Tensor::from_data(data(), &plan.device);
+                    own.contains(&false).then(mask)
                 }
             };
-            if !matches!(mask, ElementMask::None) {
-                let range = before + slice.local_range.start..before + slice.local_range.end;
-                found.push(ShardSegment {
-                    bucket,
-                    index: slice.index,
-                    range,
-                    mask,
-                });
-            }
+            found.push(ShardSegment {
+                bucket,
+                index: slice.index,
+                range: before + slice.local_range.start..before + slice.local_range.end,
+                mask,
+            });
         }
     }
     found
-}
-
-fn element_mask(elements: &[bool], device: &Device) -> ElementMask {
-    match (elements.contains(&true), elements.contains(&false)) {
-        (false, _) => ElementMask::None,
-        (true, false) => ElementMask::All,
-        (true, true) => {
-            let data = TensorData::new(elements.to_vec(), [elements.len()]);
-            ElementMask::Some(Tensor::from_data(data, device))
-        }
-    }
 }
 
 /// The elements of a parameter that lie in sections that satisfy `predicate` on each axis that splits it.

@@ -25,21 +25,9 @@ pub use epilogues::{EpilogueFusion, EpilogueShape};
 pub use selection::KernelSelection;
 
 /// An operation with a fused and an unfused form.
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    PartialEq,
-    Eq,
-    PartialOrd,
-    Ord,
-    Serialize,
-    Deserialize,
-    EnumString,
-    IntoStaticStr,
-    VariantArray,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
+#[derive(EnumString, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "kebab-case")]
 pub enum Operation {
     /// LayerNorm and RMSNorm, with the residual addition.
@@ -73,20 +61,9 @@ impl Operation {
 }
 
 /// The requested form of an operation.
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    Default,
-    PartialEq,
-    Eq,
-    Serialize,
-    Deserialize,
-    JsonSchema,
-    EnumString,
-    IntoStaticStr,
-)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
+#[derive(EnumString, IntoStaticStr)]
 #[strum(serialize_all = "kebab-case")]
 #[strum(parse_err_ty = KernelChoiceError, parse_err_fn = unknown_choice)]
 pub enum KernelChoice {

@@ -1,11 +1,11 @@
 //! The global norm of the gradients, in which each element of the model counts once.
 
 use burn::module::Module;
-use burn::tensor::{DType, Device, Tensor};
+use burn::tensor::{Bool, DType, Device, Tensor};
 use burn_megatron_kernels::adamw::{composed, sum_of_squares_of};
 
 use crate::comm::{CommError, ParallelContext, ReduceOp};
-use crate::data_parallel::{DistributedDataParallel, ElementMask, Gradients, ShardingGroups};
+use crate::data_parallel::{DistributedDataParallel, Gradients, ShardingGroups};
 use crate::kernel_selection::Operation;
 use crate::mesh::Grid;
 
@@ -84,10 +84,10 @@ pub fn count_zeros<M: Module>(
     gradients: &Gradients,
     ddp: &DistributedDataParallel<M>,
 ) -> Result<u64, CommError> {
-    let zeros = |(part, mask): (Tensor<1>, &ElementMask)| {
+    let zeros = |(part, mask): (Tensor<1>, &Option<Tensor<1, Bool>>)| {
         let elements = match mask {
-            ElementMask::Some(mask) => mask.clone().int().sum().into_scalar::<f64>(),
-            ElementMask::All | ElementMask::None => part.dims()[0] as f64,
+            Some(mask) => mask.clone().int().sum().into_scalar::<f64>(),
+            None => part.dims()[0] as f64,
         };
         let is_nonzero = part.equal_elem(0.0).bool_not();
         elements - is_nonzero.int().sum().into_scalar::<f64>()
@@ -102,15 +102,15 @@ fn unique_values<'a, M: Module>(
     gradients: &'a Gradients,
     ddp: &'a DistributedDataParallel<M>,
     grid: Grid,
-) -> impl Iterator<Item = (Tensor<1>, &'a ElementMask)> {
+) -> impl Iterator<Item = (Tensor<1>, &'a Option<Tensor<1, Bool>>)> {
     let sums: Vec<_> = gradients.sums().collect();
     let segments = ddp.unique_segments().iter();
     let of_grid = segments.filter(move |segment| ddp.shards()[segment.bucket].grid == grid);
     of_grid.map(move |segment| {
         let part = sums[segment.bucket].clone().slice([segment.range.clone()]);
         let part = match &segment.mask {
-            ElementMask::Some(mask) => part.mask_fill(mask.clone().bool_not(), 0.0),
-            ElementMask::All | ElementMask::None => part,
+            Some(mask) => part.mask_fill(mask.clone().bool_not(), 0.0),
+            None => part,
         };
         (part, &segment.mask)
     })

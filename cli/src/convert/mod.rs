@@ -262,7 +262,7 @@ fn export_adapters(
 pub fn total(source: &dyn TensorSource) -> u64 {
     let keys = source.keys().into_iter();
     let weights = keys.filter(|key| key.starts_with(burn_megatron::checkpoint::MODEL));
-    let sizes = weights.filter_map(|key| source.tensor(&key)?.bytes());
+    let sizes = weights.filter_map(|key| source.tensor(&key)?.bytes().ok());
     sizes.map(|bytes| bytes as u64).sum()
 }
 

@@ -2,9 +2,10 @@
 //! writes them, and each reads all of its own.
 
 use burn::module::Module;
-use burn::tensor::{DType, Tensor, TensorData};
+use burn::tensor::{DType, Tensor};
 
 use super::check::{check_missing, has_tensor};
+use super::read::converted;
 use super::snapshot::read as bytes_of;
 use super::{MODEL, StateError};
 use crate::checkpoint::{
@@ -58,13 +59,8 @@ pub fn read<M: Module>(
             continue;
         };
         let bytes = source.read(&key, &TensorSlice::whole(&shape))?;
-        let data = TensorData::try_from_bytes_vec(bytes, shape, found.dtype.dtype());
-        let data = data.map_err(|error| StateError::Unreadable {
-            key,
-            reason: error.to_string(),
-        })?;
+        let data = converted(bytes, shape[0], &key, found.dtype, DType::F32)?;
         let device = bias.value().device();
-        let data = data.convert_dtype(DType::F32);
         read.push((bias, Tensor::from_data(data, (&device, DType::F32))));
     }
     Ok(read)

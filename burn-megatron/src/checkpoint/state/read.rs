@@ -77,7 +77,7 @@ impl BucketReader<'_> {
 }
 
 /// Converts elements to another type; a no-op if it is the same.
-fn converted(
+pub(super) fn converted(
     bytes: Vec<u8>,
     elements: usize,
     key: &str,

@@ -102,13 +102,9 @@ impl HostStepper {
         let uploader = Worker {
             plan: plan.clone(),
             timeline: timeline.clone(),
-            finished: finished.clone(),
-        };
-        let stepper = Worker {
-            plan: plan.clone(),
-            timeline: timeline.clone(),
             finished,
         };
+        let stepper = uploader.clone();
         let spawn = |name: &str| thread::Builder::new().name(name.into());
         let threads = vec![
             spawn("offload-up").spawn(move || uploader.upload_all(&to_upload, &uploaded))?,
@@ -187,6 +183,7 @@ fn error(bucket: usize, message: &str) -> CommError {
 }
 
 /// The state that both threads share.
+#[derive(Clone)]
 struct Worker {
     plan: Arc<ShardingPlan>,
     timeline: Arc<Timeline>,

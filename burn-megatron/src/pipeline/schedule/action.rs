@@ -40,33 +40,27 @@ impl ActionKind {
 
     /// The code of the kind: `F`, `FB`, `B`, `I`, `W`, `SF`, `RF`, `SB`, `RB` and `RG`.
     pub const fn code(self) -> &'static str {
-        match self {
-            ActionKind::Forward => "F",
-            ActionKind::PairedForward => "FB",
-            ActionKind::Backward => "B",
-            ActionKind::InputGradient => "I",
-            ActionKind::WeightGradient => "W",
-            ActionKind::SendActivation => "SF",
-            ActionKind::ReceiveActivation => "RF",
-            ActionKind::SendGradient => "SB",
-            ActionKind::ReceiveGradient => "RB",
-            ActionKind::ReduceGradients => "RG",
-        }
+        self.names().0
     }
 
     /// A description, as in `input gradient`.
     pub const fn description(self) -> &'static str {
+        self.names().1
+    }
+
+    /// The code and the description.
+    const fn names(self) -> (&'static str, &'static str) {
         match self {
-            ActionKind::Forward => "forward",
-            ActionKind::PairedForward => "paired forward",
-            ActionKind::Backward => "backward",
-            ActionKind::InputGradient => "input gradient",
-            ActionKind::WeightGradient => "weight gradient",
-            ActionKind::SendActivation => "sending the activation",
-            ActionKind::ReceiveActivation => "receiving the activation",
-            ActionKind::SendGradient => "sending the gradient",
-            ActionKind::ReceiveGradient => "receiving the gradient",
-            ActionKind::ReduceGradients => "reducing the gradients",
+            ActionKind::Forward => ("F", "forward"),
+            ActionKind::PairedForward => ("FB", "paired forward"),
+            ActionKind::Backward => ("B", "backward"),
+            ActionKind::InputGradient => ("I", "input gradient"),
+            ActionKind::WeightGradient => ("W", "weight gradient"),
+            ActionKind::SendActivation => ("SF", "sending the activation"),
+            ActionKind::ReceiveActivation => ("RF", "receiving the activation"),
+            ActionKind::SendGradient => ("SB", "sending the gradient"),
+            ActionKind::ReceiveGradient => ("RB", "receiving the gradient"),
+            ActionKind::ReduceGradients => ("RG", "reducing the gradients"),
         }
     }
 

@@ -166,45 +166,17 @@ pub(super) fn check_schedule(
     }
 }
 
-/// An operation that is done once for each stage and micro-batch, by one or another kind of action;
-/// reductions once for each stage.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-enum Operation {
-    Forward,
-    InputGradient,
-    WeightGradient,
-    Transfer(ActionKind),
-    Reduction,
-}
-
-/// An operation, its stage and its micro-batch.
-type OperationKey = (Operation, usize, usize);
-
-impl Operation {
-    fn of_kind(kind: ActionKind) -> &'static [Operation] {
-        match kind {
-            ActionKind::Forward | ActionKind::PairedForward => &[Operation::Forward],
-            ActionKind::Backward => &[Operation::InputGradient, Operation::WeightGradient],
-            ActionKind::InputGradient => &[Operation::InputGradient],
-            ActionKind::WeightGradient => &[Operation::WeightGradient],
-            ActionKind::SendActivation => &[Operation::Transfer(ActionKind::SendActivation)],
-            ActionKind::ReceiveActivation => &[Operation::Transfer(ActionKind::ReceiveActivation)],
-            ActionKind::SendGradient => &[Operation::Transfer(ActionKind::SendGradient)],
-            ActionKind::ReceiveGradient => &[Operation::Transfer(ActionKind::ReceiveGradient)],
-            ActionKind::ReduceGradients => &[Operation::Reduction],
-        }
-    }
-
-    /// The action to name in an error if the operation is missing.
-    fn action(self, stage: usize, micro_batch: usize) -> Action {
-        let kind = match self {
-            Operation::Forward => ActionKind::Forward,
-            Operation::InputGradient => ActionKind::InputGradient,
-            Operation::WeightGradient => ActionKind::WeightGradient,
-            Operation::Transfer(kind) => kind,
-            Operation::Reduction => ActionKind::ReduceGradients,
-        };
-        Action::new(kind, stage, micro_batch)
+/// The operations of an action, each as the action that does nothing else. An operation is done once for each stage and
+/// micro-batch, a reduction once for each stage.
+fn operations(action: &Action) -> Vec<Action> {
+    let of = |kind| Action { kind, ..*action };
+    match action.kind {
+        ActionKind::PairedForward => vec![of(ActionKind::Forward)],
+        ActionKind::Backward => vec![
+            of(ActionKind::InputGradient),
+            of(ActionKind::WeightGradient),
+        ],
+        _ => vec![*action],
     }
 }
 
@@ -255,7 +227,7 @@ struct Checker<'a> {
     schedule: &'a Schedule,
     required: Required,
     /// By operation, the action that did it and its position.
-    done: HashMap<OperationKey, (Action, usize)>,
+    done: HashMap<Action, (Action, usize)>,
 }
 
 impl Checker<'_> {
@@ -278,33 +250,27 @@ impl Checker<'_> {
             let given = action.micro_batch;
             return Err(RuleViolation::MicroBatchOfReduction { given });
         }
-        let operations = Operation::of_kind(action.kind);
-        for operation in operations {
-            let done = self
-                .done
-                .get(&(*operation, action.stage, action.micro_batch));
-            if let Some((action, position)) = done.copied() {
+        let operations = operations(action);
+        for operation in &operations {
+            if let Some((action, position)) = self.done.get(operation).copied() {
                 return Err(RuleViolation::Repeated { action, position });
             }
         }
-        for key in self.needs(action) {
-            if !self.done.contains_key(&key) {
-                let (operation, stage, micro_batch) = key;
-                let needs = operation.action(stage, micro_batch);
+        for needs in self.needs(action) {
+            if !self.done.contains_key(&needs) {
                 return Err(RuleViolation::TooEarly { needs });
             }
         }
         for operation in operations {
-            let key = (*operation, action.stage, action.micro_batch);
-            self.done.insert(key, (*action, position));
+            self.done.insert(operation, (*action, position));
         }
         Ok(())
     }
 
-    /// The dependencies of an action on the same rank.
-    fn needs(&self, action: &Action) -> Vec<OperationKey> {
+    /// The operations on the same rank that an action depends on.
+    fn needs(&self, action: &Action) -> Vec<Action> {
         let stage = action.stage;
-        let own = |operation| (operation, stage, action.micro_batch);
+        let own = |kind| Action { kind, ..*action };
         match action.kind {
             ActionKind::Forward | ActionKind::PairedForward => {
                 let below = stage.checked_sub(1);
@@ -314,19 +280,17 @@ impl Checker<'_> {
             ActionKind::Backward | ActionKind::InputGradient => {
                 let above = Some(stage + 1).filter(|above| *above < self.schedule.stages());
                 let gradient = self.arrival(action, ActionKind::ReceiveGradient, above);
-                [own(Operation::Forward)]
-                    .into_iter()
-                    .chain(gradient)
-                    .collect()
+                let forward = own(ActionKind::Forward);
+                [forward].into_iter().chain(gradient).collect()
             }
             ActionKind::WeightGradient | ActionKind::SendGradient => {
-                vec![own(Operation::InputGradient)]
+                vec![own(ActionKind::InputGradient)]
             }
-            ActionKind::SendActivation => vec![own(Operation::Forward)],
+            ActionKind::SendActivation => vec![own(ActionKind::Forward)],
             ActionKind::ReceiveActivation | ActionKind::ReceiveGradient => vec![],
             // A forward after it could use any parameter of the stage again.
             ActionKind::ReduceGradients => (0..self.schedule.micro_batches())
-                .map(|micro_batch| (Operation::Forward, stage, micro_batch))
+                .map(|micro_batch| Action::new(ActionKind::Forward, stage, micro_batch))
                 .collect(),
         }
     }
@@ -337,19 +301,20 @@ impl Checker<'_> {
         action: &Action,
         receive: ActionKind,
         adjacent: Option<usize>,
-    ) -> Option<OperationKey> {
+    ) -> Option<Action> {
         let adjacent = adjacent?;
         if self.schedule.transfer(receive, action).is_none() {
             let here = match receive {
-                ActionKind::ReceiveActivation => Operation::Forward,
-                _ => Operation::InputGradient,
+                ActionKind::ReceiveActivation => ActionKind::Forward,
+                _ => ActionKind::InputGradient,
             };
-            return Some((here, adjacent, action.micro_batch));
+            return Some(Action::new(here, adjacent, action.micro_batch));
         }
-        let received = Operation::Transfer(receive);
-        self.required
-            .transfers
-            .then_some((received, action.stage, action.micro_batch))
+        let received = Action {
+            kind: receive,
+            ..*action
+        };
+        self.required.transfers.then_some(received)
     }
 
     /// The first missing action of a rank, by micro-batch and stage; then reductions by stage.
@@ -378,10 +343,9 @@ impl Checker<'_> {
             .find(|reduction| !self.is_done(reduction))
     }
 
+    /// Returns whether the operation of an action with a single one is done.
     fn is_done(&self, action: &Action) -> bool {
-        let operation = Operation::of_kind(action.kind)[0];
-        self.done
-            .contains_key(&(operation, action.stage, action.micro_batch))
+        self.done.contains_key(action)
     }
 
     /// A full backward if neither half of it is done.
