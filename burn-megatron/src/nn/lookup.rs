@@ -1,13 +1,11 @@
 //! Embedding lookup, with a gradient that is accumulated in f32.
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use burn::backend::DispatchTensor;
 use burn::module::Param;
 use burn::tensor::{IndexingUpdateOp, Int, Tensor};
-use burn_megatron_kernels::embedding::{SortedLookups, accumulate_rows};
-use burn_megatron_kernels::gradient::{FlatGradients, Place};
+use burn_megatron_kernels::embedding::SortedLookups;
 use burn_megatron_kernels::{Function, apply};
 
 use super::deferred_lookups::{self, DeferredLookup};
@@ -95,24 +93,4 @@ impl LookupFunction {
         let sum: Tensor<2> = zeros.select_assign(0, ids, gradient, IndexingUpdateOp::Add);
         sum.reshape([self.rows * width])
     }
-}
-
-/// The gradient of the ids in `rows`, in its buffer or alone, flat.
-pub(super) fn rows_gradient(
-    gradient: Tensor<2>,
-    sorted: &Arc<SortedLookups>,
-    rows: Range<usize>,
-    target: Option<FlatGradients>,
-) -> Tensor<1> {
-    let target = target.unwrap_or_else(|| {
-        let options = (&gradient.device(), wide(gradient.dtype()));
-        FlatGradients {
-            flat: Tensor::zeros([rows.len() * gradient.dims()[1]], options),
-            places: vec![Place {
-                offset: 0,
-                add: true,
-            }],
-        }
-    });
-    accumulate_rows(gradient, sorted, rows, target)
 }
