@@ -35,7 +35,7 @@ pub struct LoraAdapters {
     dropout: Dropout,
     /// The distribution of the input of the dropout.
     #[module(skip)]
-    lies: ActivationLayout,
+    layout: ActivationLayout,
     /// The distribution of `x A`.
     #[module(skip)]
     inner: InputLayout,
@@ -65,7 +65,7 @@ impl ColumnLayer<'_> {
     pub fn adapters(self, builder: &ModelBuilder) -> Result<Option<LoraAdapters>, BuildError> {
         let place = builder.place();
         let sequence_parallel = builder.sequence_parallel();
-        let lies = if sequence_parallel {
+        let layout = if sequence_parallel {
             let dim = SEQUENCE_DIM;
             ActivationLayout::SplitAlong { dim, place }
         } else {
@@ -91,7 +91,7 @@ impl ColumnLayer<'_> {
         let local = |section: &Section| section.size / section.parts;
         let local = self.sections.iter().map(local);
         let sections = self.targets.iter().copied().zip(local).collect();
-        adapters.finish(sections, lies, self.inner)
+        adapters.finish(sections, layout, self.inner)
     }
 }
 
@@ -130,11 +130,11 @@ impl RowLayer {
                 adapters.config.dropout, place.size
             )));
         }
-        let lies = match place.size {
+        let layout = match place.size {
             1 => ActivationLayout::Whole,
             _ => ActivationLayout::SplitAlong { dim: 2, place },
         };
-        adapters.finish(vec![(target, output)], lies, InputLayout::Local)
+        adapters.finish(vec![(target, output)], layout, InputLayout::Local)
     }
 }
 
@@ -214,7 +214,7 @@ impl<'a> Factory<'a> {
     fn finish(
         &mut self,
         sections: Vec<(LoraTarget, usize)>,
-        lies: ActivationLayout,
+        layout: ActivationLayout,
         inner: InputLayout,
     ) -> Result<Option<LoraAdapters>, BuildError> {
         if !self.has_any() {
@@ -233,7 +233,7 @@ impl<'a> Factory<'a> {
             up_proj: take(LoraTarget::Up),
             down_proj: take(LoraTarget::Down),
             dropout: Dropout::new(self.config.dropout, &self.layer.child("lora"))?,
-            lies,
+            layout,
             inner,
             sections,
             kernels: self.layer.linear_kernels(),
@@ -258,7 +258,7 @@ impl LoraAdapters {
     /// Returns the product of the adapters with `x`, `[batch, seq, in]`, whose layout is the layout of the layer's
     /// input: `[batch, seq, out]` of this rank, zero in sections without an adapter.
     pub(in crate::nn) fn delta(&self, x: Tensor<3>) -> Tensor<3> {
-        let x = self.dropout.forward(x, self.lies);
+        let x = self.dropout.forward(x, self.layout);
         let sections = self.sections.iter();
         let mut deltas: Vec<_> = sections
             .map(|(target, width)| (self.get(*target), *width))
