@@ -89,7 +89,7 @@ pub struct ParallelAttention {
     #[module(skip)]
     core: AttentionCore,
     #[module(skip)]
-    lies: ActivationLayout,
+    layout: ActivationLayout,
     #[module(skip)]
     fused_rope: bool,
     #[module(skip)]
@@ -174,7 +174,7 @@ impl ParallelAttentionConfig {
             },
             dropout: Dropout::new(self.dropout, &builder.child("dropout"))?,
             core,
-            lies: ActivationLayout::SplitAlong { dim: 1, place },
+            layout: ActivationLayout::SplitAlong { dim: 1, place },
             fused_rope: builder.is_fused(Operation::Rope),
             region: builder.recompute_region(None),
             core_region: builder.recompute_part(RecomputeModule::CoreAttention),
@@ -370,7 +370,7 @@ impl ParallelAttention {
 
     /// The output of this rank's heads, from their QKV projection.
     fn attend_core(&self, qkv: Tensor<3>, context: AttentionContext<'_>) -> Tensor<3> {
-        let dropout = |weights, rows| self.dropout.forward_rows(weights, rows, self.lies);
+        let dropout = |weights, rows| self.dropout.forward_rows(weights, rows, self.layout);
         let sink = self.sinks.as_ref();
         let sink = sink.map(|sinks| anchored_value(sinks, &qkv));
         self.core.attend(qkv, sink, context, dropout)

@@ -12,9 +12,7 @@ use burn_megatron_kernels::soft_cap::soft_cap;
 use burn_megatron_kernels::softmax::{self, Mask, Sink};
 
 use super::attention_logits::{AttentionLayer, LayerLogits};
-use super::context::{
-    CacheAttention, ContextAttention, GatheredProjection, QueryRows, SequenceShard,
-};
+use super::context::{CacheAttention, ContextAttention, QueryRows, SequenceShard};
 use super::dropout::MaskRows;
 use super::kv_cache::SequenceKvCache;
 use super::score_options::ScoreOptions;
@@ -301,15 +299,11 @@ impl AttentionCore {
     ) -> Tensor<3> {
         let exchange = self.exchange(shard);
         let sink = sink.map(|sink| exchange.own_sink(sink, self.heads));
-        let attend = |gathered: GatheredProjection| {
-            let projections = [gathered.q, gathered.k, gathered.v];
-            let first = exchange.first_head(self.heads);
-            self.unfused(
-                (projections, first),
-                sink,
-                &gathered.mask,
-                |probabilities| dropout(probabilities, Some(gathered.rows)),
-            )
+        let first = exchange.first_head(self.heads);
+        let attend = |projections, mask: &Mask, rows| {
+            self.unfused((projections, first), sink, mask, |probabilities| {
+                dropout(probabilities, Some(rows))
+            })
         };
         let heads = (self.heads, self.scores.window);
         exchange.attend_unfused(qkv, heads, self.place, shard, attend)

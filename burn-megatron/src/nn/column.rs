@@ -11,7 +11,7 @@ use super::gelu_epilogue::GeluInput;
 use super::hook::fused_parameter;
 use super::input_layout::InputLayout;
 use super::linear::{LinearOperands, linear};
-use super::lora::{ColumnLayer, LoraAdapters, LoraTarget};
+use super::lora::{LoraAdapters, LoraTarget, column_adapters};
 use super::{
     Bias, BuildError, Init, ModelBuilder, Norm, ParameterSpec, Placement, Residual, Section,
 };
@@ -89,13 +89,9 @@ impl ColumnParallelLinearConfig {
         };
 
         let comm = builder.groups().tensor().clone();
-        let layer = ColumnLayer {
-            input: self.input,
-            targets: &self.targets,
-            sections: &sections,
-            inner: InputLayout::whole(&comm, builder.sequence_parallel()),
-        };
-        let lora = layer.adapters(builder)?;
+        let whole = InputLayout::whole(&comm, builder.sequence_parallel());
+        let targets: Vec<_> = self.targets.iter().copied().zip(sections.clone()).collect();
+        let lora = column_adapters(builder, self.input, &targets, whole.clone())?;
         let weight = ParameterSpec::new([self.input, output], self.init)
             .with_placement(Axis::Tensor, split_along(1));
         let bias = ParameterSpec::new([output], Init::Constant(0.0))
@@ -106,7 +102,7 @@ impl ColumnParallelLinearConfig {
         })?;
         let input = match builder.overlapped_group(fp8.as_ref())? {
             Some(group) => InputLayout::SplitSequenceInChunks(group),
-            None => InputLayout::whole(&comm, builder.sequence_parallel()),
+            None => whole,
         };
         Ok(ColumnParallelLinear {
             weight: builder.parameter("weight", weight),
@@ -221,15 +217,13 @@ impl ColumnParallelLinear {
     /// Returns the product of a normalized residual stream, with the bias or without, and the sum of the stream.
     fn product_of_norm(&self, norm: &Norm, x: Residual, has_bias: bool) -> (Tensor<3>, Tensor<3>) {
         self.expect_split();
-        let bias_for = |x| has_bias.then(|| self.fused_bias(x)).flatten();
+        let bias_for = |x: &Tensor<3>| has_bias.then(|| self.fused_bias(x)).flatten();
         if !norm.is_recomputed() || self.lora.is_some() {
             let (normal, stream) = norm.forward_add(x);
             let bias = bias_for(&normal);
             return (self.product(normal, bias), stream);
         }
-        let operation = norm.stream_function(x);
-        let bias = bias_for(&operation.anchor);
-        operation.product(self.operands(bias))
+        norm.product(x, |anchor| self.operands(bias_for(anchor)))
     }
 
     /// `[batch, seq, in]` to `[batch, seq, out / tensor]`, of an input that has entered the region of the tensor ranks: it

@@ -3,15 +3,17 @@
 //! The order of the lookups is the host's, and differs from micro-batch to micro-batch, so a CUDA graph of a backward ends with the
 //! gradient of the rows that were looked up; after each replay they are added to the rows of its own tokens.
 
-use std::cell::RefCell;
 use std::ops::Range;
 use std::sync::Arc;
 
 use burn::tensor::Tensor;
-use burn_megatron_kernels::embedding::SortedLookups;
+use burn_megatron_kernels::embedding::{SortedLookups, accumulate_rows};
+use burn_megatron_kernels::gradient::{FlatGradients, Place};
+use parking_lot::Mutex;
 
+use super::forward_context;
 use super::hook::HookHandle;
-use super::lookup::rows_gradient;
+use super::wide::wide;
 
 /// The gradient of a lookup.
 #[derive(Clone, Debug)]
@@ -34,25 +36,21 @@ impl DeferredLookup {
     }
 }
 
-thread_local! {
-    /// The lookups that are deferred, and those that have been.
-    static DEFERRED: RefCell<Option<(Arc<SortedLookups>, Vec<DeferredLookup>)>> = const { RefCell::new(None) };
+/// The lookups that a backward defers, and those that it has deferred.
+#[derive(Clone)]
+pub(super) struct DeferredLookups {
+    of: Arc<SortedLookups>,
+    so_far: Arc<Mutex<Vec<DeferredLookup>>>,
 }
 
 /// Runs `backward` without adding the gradients of the lookups `of`, and returns them, in order.
 pub fn defer<T>(of: &Arc<SortedLookups>, backward: impl FnOnce() -> T) -> (T, Vec<DeferredLookup>) {
-    /// Ends the deferring, also of a backward that panics.
-    struct End;
-    impl Drop for End {
-        fn drop(&mut self) {
-            DEFERRED.take();
-        }
-    }
-    DEFERRED.replace(Some((of.clone(), vec![])));
-    let end = End;
-    let result = backward();
-    let deferred = DEFERRED.take().map_or(vec![], |(_, lookups)| lookups);
-    drop(end);
+    let lookups = DeferredLookups {
+        of: of.clone(),
+        so_far: Arc::default(),
+    };
+    let result = forward_context::deferring_lookups(lookups.clone(), backward);
+    let deferred = std::mem::take(&mut *lookups.so_far.lock());
     (result, deferred)
 }
 
@@ -61,11 +59,31 @@ pub(super) fn deferred(
     sorted: &Arc<SortedLookups>,
     lookup: DeferredLookup,
 ) -> Option<DeferredLookup> {
-    DEFERRED.with_borrow_mut(|deferred| match deferred {
-        Some((of, lookups)) if Arc::ptr_eq(of, sorted) => {
-            lookups.push(lookup);
+    match forward_context::deferred_lookups() {
+        Some(lookups) if Arc::ptr_eq(&lookups.of, sorted) => {
+            lookups.so_far.lock().push(lookup);
             None
         }
         _ => Some(lookup),
-    })
+    }
+}
+
+/// The gradient of the ids in `rows`, in its buffer or alone, flat.
+fn rows_gradient(
+    gradient: Tensor<2>,
+    sorted: &Arc<SortedLookups>,
+    rows: Range<usize>,
+    target: Option<FlatGradients>,
+) -> Tensor<1> {
+    let target = target.unwrap_or_else(|| {
+        let options = (&gradient.device(), wide(gradient.dtype()));
+        FlatGradients {
+            flat: Tensor::zeros([rows.len() * gradient.dims()[1]], options),
+            places: vec![Place {
+                offset: 0,
+                add: true,
+            }],
+        }
+    });
+    accumulate_rows(gradient, sorted, rows, target)
 }

@@ -14,7 +14,6 @@ use super::hook::{forward_only_value, tracked, with_anchor};
 use super::input_layout::{InputLayout, SEQUENCE_DIM};
 use super::linear::{LinearOperands, linear};
 use super::lookup::{LookupIds, lookup};
-use super::weight::Weight;
 use super::{
     AxisRank, BatchFormat, BuildError, Init, ModelBuilder, ParameterSpec, Placement, Tokens,
 };
@@ -282,7 +281,7 @@ pub struct OutputLayer {
     #[module(skip)]
     sequence_parallel: bool,
     #[module(skip)]
-    kernels: LinearKernels,
+    pub(super) kernels: LinearKernels,
 }
 
 /// Configuration of an [`OutputLayer`].
@@ -332,33 +331,28 @@ impl OutputLayer {
         x: Tensor<3>,
         embedding: impl Into<Option<&'a VocabParallelEmbedding>>,
     ) -> Tensor<3> {
-        let of = self.product(&x, embedding.into());
-        let operands = LinearOperands::new(of.weight.transposed(), of.input, of.kernels);
+        let weight = self.weight_of(embedding.into());
+        let operands = LinearOperands {
+            transposed: true,
+            ..LinearOperands::new(weight, self.input(), self.kernels)
+        };
         linear(x, operands)
     }
 
-    /// The product of [`forward`](Self::forward) for the input `x`; announces the gradient of its weight.
-    pub(super) fn product(
-        &self,
-        x: &Tensor<3>,
-        embedding: Option<&VocabParallelEmbedding>,
-    ) -> OutputProduct {
+    /// The weight of the layer, or of the embedding that it is tied to.
+    pub(super) fn weight_of<'a>(
+        &'a self,
+        embedding: Option<&'a VocabParallelEmbedding>,
+    ) -> &'a Param<Tensor<2>> {
         let tied = embedding.map(|embedding| &embedding.weight);
         let Some(weight) = self.weight.as_ref().or(tied) else {
             panic!("an output layer tied to the embedding needs the embedding")
         };
-        OutputProduct {
-            weight: Weight::of(weight, x),
-            input: InputLayout::whole(&self.comm, self.sequence_parallel),
-            kernels: self.kernels,
-        }
+        weight
     }
-}
 
-/// The product of an output layer.
-pub(super) struct OutputProduct {
-    /// `[vocabulary, hidden]`
-    pub weight: Weight,
-    pub input: InputLayout,
-    pub kernels: LinearKernels,
+    /// The distribution of its input.
+    pub(super) fn input(&self) -> InputLayout {
+        InputLayout::whole(&self.comm, self.sequence_parallel)
+    }
 }

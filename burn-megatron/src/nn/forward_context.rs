@@ -11,6 +11,7 @@
 //! | the first pass of a recomputed block ([`recompute_first_pass`]) | the anchor (none) and the mode |
 //! | its second pass, in the backward ([`recompute_second_pass`]) | the anchor and the mode |
 //! | an operation whose backward does not need the value ([`without_saving`]) | whether it is saved |
+//! | a backward that leaves the gradients of lookups to its caller ([`deferring_lookups`]) | the deferred lookups |
 //! | the removal of the hooks of a module ([`detaching`]) | whether hooks supply values |
 //!
 //! A backward that runs [beside](outside_forward) a forward has a context of its own, [`ForwardContext::NONE`]. Where a
@@ -29,6 +30,8 @@ use std::cell::RefCell;
 use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;
 use burn_megatron_kernels::record;
+
+use super::deferred_lookups::DeferredLookups;
 
 /// The direction in which a model runs; it tells which parameters are needed next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,6 +63,8 @@ struct ForwardContext {
     mode: ForwardMode,
     /// Whether hooks are being removed.
     is_detaching: bool,
+    /// The lookups whose gradients are deferred.
+    deferred_lookups: Option<DeferredLookups>,
 }
 
 impl ForwardContext {
@@ -69,6 +74,7 @@ impl ForwardContext {
         saved: true,
         mode: ForwardMode::Recorded,
         is_detaching: false,
+        deferred_lookups: None,
     };
 }
 
@@ -184,6 +190,18 @@ pub(super) fn detaching<T>(body: impl FnOnce() -> T) -> T {
 /// Whether hooks are being removed.
 pub(super) fn is_detaching() -> bool {
     CURRENT.with_borrow(|context| context.is_detaching)
+}
+
+/// Runs `backward`, in which the gradients of these lookups are deferred.
+pub(super) fn deferring_lookups<T>(lookups: DeferredLookups, backward: impl FnOnce() -> T) -> T {
+    let change = |context: &mut ForwardContext| context.deferred_lookups = Some(lookups);
+    let _guard = ForwardContextGuard::enter(change);
+    backward()
+}
+
+/// The lookups whose gradients are deferred, if there are some.
+pub(super) fn deferred_lookups() -> Option<DeferredLookups> {
+    CURRENT.with_borrow(|context| context.deferred_lookups.clone())
 }
 
 /// The current anchor, inside of a recorded forward.

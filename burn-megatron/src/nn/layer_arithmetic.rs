@@ -59,7 +59,7 @@ impl LayerArithmetic {
     pub fn gradient(&self, dy: Tensor<2>, needed: NeededGradients) -> OutputGradient {
         match self {
             Self::Float(float) => OutputGradient::Float(*float, dy),
-            Self::Fp8(fp8) => OutputGradient::Fp8(fp8.clone(), fp8.gradient(dy, needed)),
+            Self::Fp8(fp8) => OutputGradient::Fp8(fp8.clone(), Box::new(fp8.gradient(dy, needed))),
         }
     }
 }
@@ -67,7 +67,7 @@ impl LayerArithmetic {
 /// The gradient of an output, as the other two products read it.
 pub(super) enum OutputGradient {
     Float(FloatArithmetic, Tensor<2>),
-    Fp8(Fp8Arithmetic, Fp8Gradient),
+    Fp8(Fp8Arithmetic, Box<Fp8Gradient>),
 }
 
 impl OutputGradient {
@@ -90,7 +90,7 @@ impl OutputGradient {
     ) -> Tensor<1> {
         match self {
             Self::Float(float, dy) => float.weight_gradient(floats(x), dy, target),
-            Self::Fp8(fp8, dy) => fp8.weight_gradient(x, dy, extra, target),
+            Self::Fp8(fp8, dy) => fp8.weight_gradient(x, *dy, extra, target),
         }
     }
 }

@@ -20,8 +20,9 @@ use super::{Activation, Bias};
 
 /// The operands of a product in addition to its input, and how it is computed.
 pub struct LinearOperands<'a> {
-    /// `[in, out]`
-    pub(super) weight: LinearWeight<'a>,
+    /// `[in, out]`, or `[out, in]` if it is transposed.
+    pub(super) weight: &'a Param<Tensor<2>>,
+    pub(super) transposed: bool,
     /// `[out]`
     pub(super) bias: Option<Parameter>,
     /// The distribution of the input, which tells what is communicated.
@@ -35,36 +36,17 @@ pub struct LinearOperands<'a> {
     pub(super) kernels: LinearKernels,
 }
 
-/// The weight of a product.
-pub enum LinearWeight<'a> {
-    /// A parameter, which is fetched when the input is known.
-    Param(&'a Param<Tensor<2>>),
-    /// A weight whose value was fetched, and whose gradient was announced.
-    Fetched(Weight),
-}
-
-impl<'a> From<&'a Param<Tensor<2>>> for LinearWeight<'a> {
-    fn from(param: &'a Param<Tensor<2>>) -> Self {
-        Self::Param(param)
-    }
-}
-
-impl From<Weight> for LinearWeight<'_> {
-    fn from(weight: Weight) -> Self {
-        Self::Fetched(weight)
-    }
-}
-
 impl<'a> LinearOperands<'a> {
     /// Returns the operands of a product without a bias, in the type of the input. `kernels` is `true` for fused
     /// products by the default engine.
     pub fn new(
-        weight: impl Into<LinearWeight<'a>>,
+        weight: &'a Param<Tensor<2>>,
         input: InputLayout,
         kernels: impl Into<LinearKernels>,
     ) -> Self {
         Self {
-            weight: weight.into(),
+            weight,
+            transposed: false,
             bias: None,
             input,
             addend: None,
@@ -80,9 +62,9 @@ impl<'a> LinearOperands<'a> {
         anchor: &Tensor<3>,
         may_save_codes: bool,
     ) -> (LinearFunction, Vec<DispatchTensor>) {
-        let (weight, arithmetic) = match (self.weight, self.fp8) {
-            (LinearWeight::Param(weight), Some(layer)) => {
-                let weight = Weight::unfetched(weight, anchor);
+        let (weight, arithmetic) = match self.fp8 {
+            Some(layer) => {
+                let weight = Weight::unfetched(self.weight, anchor);
                 let trains = weight.trains();
                 let is_recorded = is_tracked(anchor) || trains;
                 let is_whole = self.input.sequence_ranks().is_none();
@@ -90,10 +72,12 @@ impl<'a> LinearOperands<'a> {
                 let arithmetic = Fp8Arithmetic::new(layer, is_recorded, saves_codes);
                 (weight, LayerArithmetic::Fp8(arithmetic))
             }
-            (weight, _) => {
-                let weight = match weight {
-                    LinearWeight::Param(weight) => Weight::of(weight, anchor),
-                    LinearWeight::Fetched(weight) => weight,
+            None => {
+                let weight = Weight::of(self.weight, anchor);
+                let weight = if self.transposed {
+                    weight.transposed()
+                } else {
+                    weight
                 };
                 let arithmetic = FloatArithmetic {
                     kernels: self.kernels,

@@ -1,18 +1,15 @@
 //! Embedding lookup, with a gradient that is accumulated in f32.
 
-use std::ops::Range;
 use std::sync::Arc;
 
-use burn::backend::DispatchTensor;
 use burn::module::Param;
 use burn::tensor::{IndexingUpdateOp, Int, Tensor};
-use burn_megatron_kernels::embedding::{SortedLookups, accumulate_rows};
-use burn_megatron_kernels::gradient::{FlatGradients, Place};
-use burn_megatron_kernels::{Function, apply};
+use burn_megatron_kernels::embedding::SortedLookups;
 
 use super::deferred_lookups::{self, DeferredLookup};
 use super::forward_context;
 use super::hook::{HookHandle, ParameterHook, forward_only_value};
+use super::unsaved::unsaved;
 use super::wide::wide;
 
 /// The ids that a lookup reads.
@@ -39,80 +36,51 @@ pub(super) fn lookup(param: &Param<Tensor<2>>, ids: LookupIds) -> Tensor<2> {
     handle.expect();
     let rows = base.dims()[0];
     let weight = handle.value(base).0;
-    let function = LookupFunction { handle, ids, rows };
-    apply(vec![weight.into_dispatch(), anchor], function)
+    let LookupIds { rows: ids, sorted } = ids;
+    let ids = ids.inner();
+    let ids_again = ids.clone();
+    unsaved(
+        "LookupFunction",
+        vec![weight.into_dispatch(), anchor],
+        move |mut inputs| {
+            let weight = Tensor::<2>::from_dispatch(inputs.swap_remove(0));
+            weight.select(0, ids.clone()).into_dispatch()
+        },
+        move |gradient| {
+            let gradient = Tensor::from_dispatch(gradient);
+            pass_gradient(&handle, gradient, (&ids_again, sorted.as_ref()), rows);
+            vec![None, None]
+        },
+    )
 }
 
-#[derive(Debug)]
-struct LookupFunction {
-    handle: HookHandle,
-    ids: LookupIds,
-    rows: usize,
-}
-
-impl Function for LookupFunction {
-    fn forward(&self, mut inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>) {
-        let weight = Tensor::<2>::from_dispatch(inputs.swap_remove(0));
-        let ids = self.ids.rows.clone().inner();
-        (weight.select(0, ids).into_dispatch(), vec![])
-    }
-
-    fn backward(
-        &self,
-        _saved: Vec<DispatchTensor>,
-        gradient: DispatchTensor,
-        _needed: &[bool],
-    ) -> Vec<Option<DispatchTensor>> {
-        let gradient = Tensor::<2>::from_dispatch(gradient);
-        match &self.ids.sorted {
-            None => {
-                let HookHandle { index, sink } = &self.handle;
-                sink.accumulate(*index, self.whole_gradient(gradient));
-            }
-            Some((sorted, first)) => {
-                let lookup = DeferredLookup {
-                    handle: self.handle.clone(),
-                    gradient,
-                    rows: *first..first + self.rows,
-                };
-                if let Some(lookup) = deferred_lookups::deferred(sorted, lookup) {
-                    lookup.accumulate(sorted);
-                }
-            }
-        }
-        vec![None, None]
-    }
-}
-
-impl LookupFunction {
-    /// The gradient of all rows, flat, where the host does not have the ids.
-    fn whole_gradient(&self, gradient: Tensor<2>) -> Tensor<1> {
-        let dtype = wide(gradient.dtype());
-        let gradient = gradient.cast(dtype);
-        let ids = self.ids.rows.clone().inner();
-        let [_, width] = gradient.dims();
-        let zeros = Tensor::zeros([self.rows, width], (&gradient.device(), gradient.dtype()));
-        let sum: Tensor<2> = zeros.select_assign(0, ids, gradient, IndexingUpdateOp::Add);
-        sum.reshape([self.rows * width])
-    }
-}
-
-/// The gradient of the ids in `rows`, in its buffer or alone, flat.
-pub(super) fn rows_gradient(
+/// Passes the gradient of the ids to the sink, in the rows of a weight with so many.
+fn pass_gradient(
+    handle: &HookHandle,
     gradient: Tensor<2>,
-    sorted: &Arc<SortedLookups>,
-    rows: Range<usize>,
-    target: Option<FlatGradients>,
-) -> Tensor<1> {
-    let target = target.unwrap_or_else(|| {
-        let options = (&gradient.device(), wide(gradient.dtype()));
-        FlatGradients {
-            flat: Tensor::zeros([rows.len() * gradient.dims()[1]], options),
-            places: vec![Place {
-                offset: 0,
-                add: true,
-            }],
-        }
-    });
-    accumulate_rows(gradient, sorted, rows, target)
+    (ids, sorted): (&Tensor<1, Int>, Option<&(Arc<SortedLookups>, usize)>),
+    rows: usize,
+) {
+    let Some((sorted, first)) = sorted else {
+        let gradient = whole_gradient(gradient, ids.clone(), rows);
+        return handle.sink.accumulate(handle.index, gradient);
+    };
+    let lookup = DeferredLookup {
+        handle: handle.clone(),
+        gradient,
+        rows: *first..first + rows,
+    };
+    if let Some(lookup) = deferred_lookups::deferred(sorted, lookup) {
+        lookup.accumulate(sorted);
+    }
+}
+
+/// Returns the gradient of all rows, flat, where the host does not have the ids.
+fn whole_gradient(gradient: Tensor<2>, ids: Tensor<1, Int>, rows: usize) -> Tensor<1> {
+    let dtype = wide(gradient.dtype());
+    let gradient = gradient.cast(dtype);
+    let [_, width] = gradient.dims();
+    let zeros = Tensor::zeros([rows, width], (&gradient.device(), gradient.dtype()));
+    let sum: Tensor<2> = zeros.select_assign(0, ids, gradient, IndexingUpdateOp::Add);
+    sum.reshape([rows * width])
 }

@@ -130,9 +130,13 @@ impl ParallelMlp {
         if !self.region.is_active() {
             return self.down.product(self.activated(x));
         }
+        self.down.reduced(self.region.run(x, self.body()))
+    }
+
+    /// The body of a recomputed region.
+    fn body(&self) -> impl Fn(Tensor<3>) -> Tensor<3> + use<> {
         let mlp = self.clone();
-        let body = move |x| mlp.down.partial(mlp.activated(x));
-        self.down.reduced(self.region.run(x, body))
+        move |x| mlp.down.partial(mlp.activated(x))
     }
 
     /// [`forward_without_bias`](Self::forward_without_bias) of a normalized residual stream, and the sum of the stream.
@@ -143,9 +147,7 @@ impl ParallelMlp {
         x: Residual,
     ) -> ((Tensor<3>, Option<Bias>), Tensor<3>) {
         let (y, stream) = if self.region.is_active() {
-            let mlp = self.clone();
-            let body = move |x| mlp.down.partial(mlp.activated(x));
-            let (partial, stream) = norm.run_in(&self.region, x, body);
+            let (partial, stream) = norm.run_in(&self.region, x, self.body());
             (self.down.reduced(partial), stream)
         } else {
             let (activated, stream) = self.activated_norm(norm, x);

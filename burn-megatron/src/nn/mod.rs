@@ -147,5 +147,3 @@ pub use table::{ParameterTable, TableError};
 pub use tensor_slice::{ContiguousRun, TensorSlice};
 pub use tokens::Tokens;
 pub(crate) use tp_comm_overlap::TpCommOverlapGroup;
-#[cfg(test)]
-pub(crate) use weight::Weight;

@@ -1,11 +1,10 @@
 //! LayerNorm and RMSNorm over the last dimension.
 
-use burn::backend::DispatchTensor;
 use burn::config::Config;
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 use burn_megatron_kernels::gradient::Parameter;
-use burn_megatron_kernels::norm::{self, NormOptions, StreamNormFunction};
+use burn_megatron_kernels::norm::{self, NormOptions};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -59,32 +58,6 @@ pub struct Norm {
     fused: bool,
     #[module(skip)]
     region: RecomputeRegion,
-}
-
-/// A fused norm as a part of another operation.
-pub(super) struct NormOperation {
-    function: StreamNormFunction<3>,
-    inputs: Vec<DispatchTensor>,
-    /// To which parameters of the other operation are anchored.
-    pub anchor: Tensor<3>,
-    /// Whether the stream has autodiff.
-    is_autodiff: bool,
-}
-
-impl NormOperation {
-    /// Returns the product of the norm, which is not kept for the backward, and the residual stream.
-    pub fn product(self, operands: LinearOperands<'_>) -> (Tensor<3>, Tensor<3>) {
-        let (product, others) = operands.into_function(&self.anchor, false);
-        let [y, stream] = apply_discarding(self.function, self.inputs, product, others);
-        (
-            y,
-            if self.is_autodiff {
-                stream
-            } else {
-                stream.inner()
-            },
-        )
-    }
 }
 
 impl NormConfig {
@@ -189,19 +162,20 @@ impl Norm {
         self.region.is_active()
     }
 
-    /// The operation of [`forward_add`](Self::forward_add) as a part of another one, its inputs, whether its outputs
-    /// have autodiff, and the tensor to which parameters are anchored.
-    pub(super) fn stream_function(&self, x: Residual) -> NormOperation {
+    /// Returns the product of the normalized stream, which is not kept for the backward, and the sum of the stream.
+    /// `operands` gets the tensor to which parameters are anchored.
+    pub(super) fn product<'a>(
+        &self,
+        x: Residual,
+        operands: impl FnOnce(&Tensor<3>) -> LinearOperands<'a>,
+    ) -> (Tensor<3>, Tensor<3>) {
         let stream = x.for_norm();
         let (weight, bias) = self.fused_parameters(&stream.x);
         let (anchor, is_autodiff) = (stream.x.clone(), stream.is_autodiff());
         let (function, inputs) = stream.into_function(self.kind(), weight, bias, self.options);
-        NormOperation {
-            function,
-            inputs,
-            anchor,
-            is_autodiff,
-        }
+        let (product, others) = operands(&anchor).into_function(&anchor, false);
+        let [y, stream] = apply_discarding(function, inputs, product, others);
+        (y, if is_autodiff { stream } else { stream.inner() })
     }
 
     fn fused_parameters(&self, x: &Tensor<3>) -> (Parameter, Option<Parameter>) {

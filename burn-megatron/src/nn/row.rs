@@ -9,7 +9,7 @@ use super::arithmetic::LinearKernels;
 use super::fp8::{Fp8Layer, SplitOperands};
 use super::input_layout::{InputLayout, SEQUENCE_DIM};
 use super::linear::{LinearOperands, linear};
-use super::lora::{LoraAdapters, LoraTarget, RowLayer};
+use super::lora::{LoraAdapters, LoraTarget, row_adapters};
 use super::tp_comm_overlap::TpCommOverlapGroup;
 use super::{Bias, BuildError, Init, LinearInput, ModelBuilder, ParameterSpec, Placement};
 use crate::collective::{self, Comm};
@@ -45,11 +45,7 @@ impl RowParallelLinearConfig {
     pub fn init(&self, builder: &ModelBuilder) -> Result<RowParallelLinear, BuildError> {
         let ranks = builder.place().size;
         split_evenly("input features", self.input, Axis::Tensor, ranks)?;
-        let layer = RowLayer {
-            size: [self.input, self.output],
-            target: self.target,
-        };
-        let lora = layer.adapters(builder)?;
+        let lora = row_adapters(builder, [self.input, self.output], self.target)?;
         let weight = ParameterSpec::new([self.input, self.output], self.init)
             .with_placement(Axis::Tensor, Placement::split(0, self.input, ranks));
         // Added after the reduction, so to this rank's part of the sequence under sequence parallelism.

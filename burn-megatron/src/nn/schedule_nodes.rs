@@ -220,8 +220,8 @@ pub(crate) struct BackwardNodes {
     root: Option<Tensor<1>>,
     /// Whether no node has run.
     is_last: bool,
-    /// The gradients that the next node waits for.
-    arriving: Option<ArrivingGradients>,
+    /// Waits for the gradients of the next node.
+    arriving: Option<Box<dyn FnOnce() + Send>>,
     sink: Arc<dyn DeferringSink>,
     leaves: LeftWgrads,
     left: Vec<Deferred>,
@@ -236,22 +236,6 @@ pub(crate) struct BackwardNodes {
 
 /// The start and the end of nodes that ran without another one between.
 pub(crate) type NodeRun = [Instant; 2];
-
-struct ArrivingGradients {
-    pending: PendingExchange,
-    slots: Vec<Option<GradientSlot>>,
-}
-
-impl ArrivingGradients {
-    fn wait(self) {
-        let arrived = (self.pending)().into_iter().zip(self.slots);
-        for (gradient, slot) in arrived {
-            if let (Some(gradient), Some(slot)) = (gradient, slot) {
-                slot.set(gradient.into_dispatch());
-            }
-        }
-    }
-}
 
 /// The remainder of a backward.
 pub(crate) struct BackwardEnd {
@@ -356,7 +340,7 @@ impl BackwardNodes {
         // Before other gradients of the same weight.
         self.compute_held();
         if let Some(arriving) = self.arriving.take() {
-            arriving.wait();
+            arriving();
         }
         // Nothing is exchanged after the first node. A tied weight may have gradients of several kinds in the last one, which
         // are summed in the order of one graph.
@@ -384,11 +368,18 @@ impl BackwardNodes {
             Some(Tensor::from_dispatch(gradient))
         };
         let gradients = exchanged.iter().map(gradient).collect();
-        let slots = exchanged.into_iter();
-        self.arriving = Some(ArrivingGradients {
-            pending: cut.exchange.start_backward(gradients),
-            slots: slots.map(|crossing| Some(crossing?.before)).collect(),
-        });
+        let slots: Vec<_> = exchanged
+            .into_iter()
+            .map(|crossing| Some(crossing?.before))
+            .collect();
+        let pending = cut.exchange.start_backward(gradients);
+        self.arriving = Some(Box::new(move || {
+            for (gradient, slot) in pending().into_iter().zip(slots) {
+                if let (Some(gradient), Some(slot)) = (gradient, slot) {
+                    slot.set(gradient.into_dispatch());
+                }
+            }
+        }));
         self.root = Some(cut.root);
     }
 

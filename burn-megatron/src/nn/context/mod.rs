@@ -39,7 +39,7 @@ pub use groups::ContextGroups;
 pub use partial::{PartialAttention, PartialGradients, PartialResult};
 pub use shard::SequenceShard;
 pub use shard::TokenPlaces;
-pub(super) use unfused::{GatheredProjection, QueryRows};
+pub(super) use unfused::QueryRows;
 
 use super::{BuildError, ModelBuilder};
 use crate::mesh::ContextExchange;

@@ -10,6 +10,7 @@ use burn_megatron_kernels::rope::{Positions, RopeTable};
 use parking_lot::Mutex;
 
 use super::order::Order;
+use crate::collective::{self, Comm};
 use crate::mesh::{ContextSplit, ContextSplitError};
 use crate::nn::RealTokens;
 
@@ -288,6 +289,13 @@ impl SequenceShard {
             Order::new(&self.tokens[members.clone()].concat(), device)
         });
         order.clone()
+    }
+
+    /// Returns `[tokens, ..]` of all ranks in ascending order, from this rank's; differentiable. `comm` are the ranks, or one of
+    /// each group of neighbours that have the same.
+    pub(in crate::nn) fn gathered(&self, own: Tensor<3>, comm: &Comm) -> Tensor<3> {
+        let order = self.order(0..self.ranks(), &own.device());
+        order.ascending(collective::gather_sequence(own, 0, comm))
     }
 
     /// Returns the tokens that a token attends to. Padding attends to no token, so it counts in no statistic of attention.

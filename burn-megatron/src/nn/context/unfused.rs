@@ -8,21 +8,7 @@ use burn_megatron_kernels::softmax::Mask;
 
 use super::attention::ContextAttention;
 use super::shard::SequenceShard;
-use crate::collective;
 use crate::nn::dropout::MaskRows;
-
-/// The scores of one rank, before its softmax.
-pub(in crate::nn) struct GatheredProjection {
-    /// `[batch, queries, heads, width]`
-    pub q: Tensor<4>,
-    /// `[batch, seq, groups, width]`
-    pub k: Tensor<4>,
-    /// `[batch, seq, groups, width]`
-    pub v: Tensor<4>,
-    pub mask: Mask,
-    /// The draws of the rows `[batch, heads, queries]`.
-    pub rows: MaskRows,
-}
 
 /// The rows of scores that a rank computes.
 pub(in crate::nn) struct QueryRows<'a> {
@@ -79,21 +65,26 @@ impl QueryRows<'_> {
 
 impl ContextAttention {
     /// `[batch, seq / context, (heads + 2 groups) * width]` to `[batch, seq / context, heads * width]`. `attend`
-    /// returns `[batch, queries, heads * width]`. `first_head` of `all_heads` is the first one of this tensor rank.
+    /// gets the queries `[batch, queries, heads, width]`, the keys and the values `[batch, seq, groups, width]`, the mask, and
+    /// the draws of the rows `[batch, heads, queries]`, and returns `[batch, queries, heads * width]`. `first_head` of `all_heads` is the first one of this tensor rank.
     pub fn attend_unfused(
         &self,
         qkv: Tensor<3>,
         (heads, window): (Heads, Option<Window>),
         (first_head, all_heads): (usize, usize),
         shard: &Arc<SequenceShard>,
-        attend: impl FnOnce(GatheredProjection) -> Tensor<3>,
+        attend: impl FnOnce([Tensor<4>; 3], &Mask, MaskRows) -> Tensor<3>,
     ) -> Tensor<3> {
         let [batch, seq] = shard.shape();
         self.with_own_heads(qkv, heads, shard, |qkv, heads| {
             let width = heads.width;
             let q = qkv.clone().narrow(1, 0, heads.heads);
             let block = qkv.narrow(1, heads.heads, 2 * heads.groups);
-            let block = self.gathered(block, shard);
+            let outer = &self.groups.outer.comm;
+            let block = match outer.size() {
+                1 => block,
+                _ => shard.gathered(block, outer),
+            };
             let part = |first| {
                 let part = block.clone().narrow(1, first, heads.groups);
                 part.reshape([batch, seq, heads.groups, width])
@@ -107,25 +98,10 @@ impl ContextAttention {
                 first_head: first_head + self.groups.inner.rank() * heads.heads,
                 all_heads,
             };
-            let out = attend(GatheredProjection {
-                q: q.reshape([batch, queries, heads.heads, width]),
-                k: part(0),
-                v: part(heads.groups),
-                mask: rows.mask(window, &block.device()),
-                rows: rows.draws(),
-            });
+            let q = q.reshape([batch, queries, heads.heads, width]);
+            let mask = rows.mask(window, &block.device());
+            let out = attend([q, part(0), part(heads.groups)], &mask, rows.draws());
             out.reshape([batch * queries, heads.heads, width])
         })
-    }
-
-    /// The keys and values of all ranks in ascending order.
-    fn gathered(&self, block: Tensor<3>, shard: &SequenceShard) -> Tensor<3> {
-        let outer = &self.groups.outer;
-        if outer.comm.size() == 1 {
-            return block;
-        }
-        let order = shard.order(0..shard.ranks(), &block.device());
-        let all = collective::gather_sequence(block, 0, &outer.comm);
-        order.ascending(all)
     }
 }

@@ -16,7 +16,7 @@ const OPERANDS: usize = Operand::ALL.len();
 #[derive(Debug, Default)]
 pub(super) struct OperandBuffers(Mutex<Buffers>);
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Buffers {
     rules: Vec<Option<ScaleRule>>,
     /// Where the buffers are, or will be at their first use.
@@ -33,38 +33,34 @@ struct Buffers {
 /// The state and the log at one time.
 #[derive(Debug)]
 pub struct Fp8Snapshot {
-    state: Option<(ScaleRules, Tensor<1>)>,
+    buffers: Buffers,
     /// On the host, as layers add to it in place.
     log: Option<TensorData>,
-    host: Vec<ScaleState>,
-    is_stale: bool,
 }
 
 impl OperandBuffers {
     /// Returns the state that [`restore_snapshot`](Self::restore_snapshot) restores. Waits for the device if there is a
     /// log.
     pub fn snapshot(&self) -> Fp8Snapshot {
-        let buffers = self.0.lock();
-        Fp8Snapshot {
-            state: buffers.state.clone(),
-            log: buffers.log.as_ref().map(Tensor::to_data),
-            host: buffers.host.clone(),
-            is_stale: buffers.is_stale,
-        }
+        let mut buffers = self.0.lock().clone();
+        let log = buffers.log.take().map(|log| log.to_data());
+        Fp8Snapshot { buffers, log }
     }
 
     /// Restores the state and the log of a snapshot.
     pub fn restore_snapshot(&self, snapshot: &Fp8Snapshot) {
-        let buffers = &mut *self.0.lock();
-        buffers.state.clone_from(&snapshot.state);
-        buffers.host.clone_from(&snapshot.host);
-        buffers.is_stale = snapshot.is_stale;
-        let device = buffers.device.clone();
-        let log = snapshot.log.clone().zip(device);
-        buffers.log = log.map(|(log, device)| {
+        let mut own = self.0.lock();
+        let log = snapshot.log.clone().zip(own.device.clone());
+        let log = log.map(|(log, device)| {
             let dtype = log.dtype();
             Tensor::from_data(log, (&device, dtype))
         });
+        *own = Buffers {
+            rules: own.rules.clone(),
+            device: own.device.clone(),
+            log,
+            ..snapshot.buffers.clone()
+        };
     }
 
     /// Adds the slots of a layer on `device`, and returns the first one.

@@ -88,7 +88,7 @@ impl MultiLatentAttention {
         let projections = self.project(latents, rotary, &context);
         self.core
             .attend_separate(projections, context, |weights, rows| {
-                self.dropout.forward_rows(weights, rows, self.lies)
+                self.dropout.forward_rows(weights, rows, self.layout)
             })
     }
 
@@ -169,9 +169,8 @@ impl MultiLatentAttention {
     /// The latents `[batch, seq / context, ..]` of all ranks that share the sequences, `[batch, seq, ..]`.
     fn gathered(&self, keys: Tensor<3>, shard: &SequenceShard) -> Tensor<3> {
         let ([batch, local, width], [_, seq]) = (keys.dims(), shard.shape());
-        let order = shard.order(0..shard.ranks(), &keys.device());
         let own = keys.reshape([batch * local, 1, width]);
-        let all = order.ascending(collective::gather_sequence(own, 0, &self.context));
+        let all = shard.gathered(own, &self.context);
         all.reshape([batch, seq, width])
     }
 

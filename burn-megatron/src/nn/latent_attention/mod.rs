@@ -105,7 +105,7 @@ pub struct MultiLatentAttention {
     #[module(skip)]
     sequence_parallel: bool,
     #[module(skip)]
-    lies: ActivationLayout,
+    layout: ActivationLayout,
     #[module(skip)]
     fused_rope: bool,
     #[module(skip)]
@@ -231,7 +231,7 @@ impl MultiLatentAttentionConfig {
             tensor: groups.tensor().clone(),
             context: groups.context().clone(),
             sequence_parallel: builder.sequence_parallel(),
-            lies: ActivationLayout::SplitAlong { dim: 1, place },
+            layout: ActivationLayout::SplitAlong { dim: 1, place },
             fused_rope: builder.is_fused(Operation::Rope),
             region: builder.recompute_region(None),
             projection_region: builder

@@ -35,7 +35,7 @@ pub struct LoraAdapters {
     dropout: Dropout,
     /// The distribution of the input of the dropout.
     #[module(skip)]
-    lies: ActivationLayout,
+    layout: ActivationLayout,
     /// The distribution of `x A`.
     #[module(skip)]
     inner: InputLayout,
@@ -46,96 +46,84 @@ pub struct LoraAdapters {
     kernels: LinearKernels,
 }
 
-/// A column-parallel layer that may have adapters.
-pub(in crate::nn) struct ColumnLayer<'a> {
-    pub input: usize,
-    /// The kind of each section; empty for a layer that has no adapters.
-    pub targets: &'a [LoraTarget],
-    /// The sections.
-    pub sections: &'a [Section],
-    pub inner: InputLayout,
-}
-
-impl ColumnLayer<'_> {
-    /// Builds the adapters that the settings name, if there are any; `builder` is that of the layer.
-    ///
-    /// # Errors
-    ///
-    /// [`BuildError`] for an invalid dropout.
-    pub fn adapters(self, builder: &ModelBuilder) -> Result<Option<LoraAdapters>, BuildError> {
-        let place = builder.place();
-        let sequence_parallel = builder.sequence_parallel();
-        let lies = if sequence_parallel {
-            let dim = SEQUENCE_DIM;
-            ActivationLayout::SplitAlong { dim, place }
-        } else {
-            ActivationLayout::Whole
+/// Builds the adapters of a column-parallel layer that the settings name, if there are any. `sections` has the target and the
+/// columns of each section, none for a layer that has no adapters; `builder` is that of the layer, and `inner` the
+/// distribution of the input of its factors `B`.
+///
+/// # Errors
+///
+/// [`BuildError`] for an invalid dropout.
+pub(in crate::nn) fn column_adapters(
+    builder: &ModelBuilder,
+    input: usize,
+    sections: &[(LoraTarget, Section)],
+    inner: InputLayout,
+) -> Result<Option<LoraAdapters>, BuildError> {
+    let place = builder.place();
+    let sequence_parallel = builder.sequence_parallel();
+    let layout = if sequence_parallel {
+        let dim = SEQUENCE_DIM;
+        ActivationLayout::SplitAlong { dim, place }
+    } else {
+        ActivationLayout::Whole
+    };
+    let Some(mut adapters) = Factory::new(builder, input) else {
+        return Ok(None);
+    };
+    let mut offset = 0;
+    for (target, section) in sections {
+        // Each rank multiplies its part of the sequence.
+        let a =
+            |spec: ParameterSpec<2>| spec.with_sum_over(sequence_parallel.then_some(Axis::Tensor));
+        let b = |spec: ParameterSpec<2>| {
+            let sections = vec![*section];
+            spec.with_placement(Axis::Tensor, Placement::Split { dim: 1, sections })
         };
-        let Some(mut adapters) = Factory::new(builder, self.input) else {
-            return Ok(None);
-        };
-        let mut offset = 0;
-        for (target, section) in self.targets.iter().zip(self.sections) {
-            // Each rank multiplies its part of the sequence.
-            let a = |spec: ParameterSpec<2>| {
-                spec.with_sum_over(sequence_parallel.then_some(Axis::Tensor))
-            };
-            let b = |spec: ParameterSpec<2>| {
-                let sections = vec![*section];
-                spec.with_placement(Axis::Tensor, Placement::Split { dim: 1, sections })
-            };
-            adapters.add(*target, (offset, section.size), a, b);
-            offset += section.size;
-        }
-        adapters.check_recompute(RecomputeModule::Norm)?;
-        let local = |section: &Section| section.size / section.parts;
-        let local = self.sections.iter().map(local);
-        let sections = self.targets.iter().copied().zip(local).collect();
-        adapters.finish(sections, lies, self.inner)
+        adapters.add(*target, (offset, section.size), a, b);
+        offset += section.size;
     }
+    adapters.check_recompute(RecomputeModule::Norm)?;
+    let local = |(target, section): &(LoraTarget, Section)| (*target, section.size / section.parts);
+    adapters.finish(sections.iter().map(local).collect(), layout, inner)
 }
 
-/// A row-parallel layer that may have an adapter.
-pub(in crate::nn) struct RowLayer {
-    pub size: [usize; 2],
-    pub target: Option<LoraTarget>,
-}
-
-impl RowLayer {
-    /// Builds the adapter, if the settings name it; `builder` is that of the layer.
-    ///
-    /// # Errors
-    ///
-    /// [`BuildError`] for an invalid dropout, and for one that cannot be drawn in the layout.
-    pub fn adapters(self, builder: &ModelBuilder) -> Result<Option<LoraAdapters>, BuildError> {
-        let (place, [input, output]) = (builder.place(), self.size);
-        let adapters = self.target.zip(Factory::new(builder, input));
-        let Some((target, mut adapters)) = adapters else {
-            return Ok(None);
-        };
-        let a = |spec: ParameterSpec<2>| {
-            spec.with_placement(Axis::Tensor, Placement::split(0, input, place.size))
-        };
-        // Each rank multiplies its term of `x A`.
-        let b = |spec: ParameterSpec<2>| spec.with_sum_over(Axis::Tensor);
-        adapters.add(target, (0, output), a, b);
-        if target == LoraTarget::Down {
-            adapters.check_recompute(RecomputeModule::Activation)?;
-        }
-        let contexts = builder.groups().config().context;
-        if adapters.has_any() && adapters.config.dropout > 0.0 && contexts > 1 && place.size > 1 {
-            return Err(builder.error(format!(
+/// Builds the adapter of a row-parallel layer, if the settings name it; `builder` is that of the layer.
+///
+/// # Errors
+///
+/// [`BuildError`] for an invalid dropout, and for one that cannot be drawn in the layout.
+pub(in crate::nn) fn row_adapters(
+    builder: &ModelBuilder,
+    [input, output]: [usize; 2],
+    target: Option<LoraTarget>,
+) -> Result<Option<LoraAdapters>, BuildError> {
+    let place = builder.place();
+    let adapters = target.zip(Factory::new(builder, input));
+    let Some((target, mut adapters)) = adapters else {
+        return Ok(None);
+    };
+    let a = |spec: ParameterSpec<2>| {
+        spec.with_placement(Axis::Tensor, Placement::split(0, input, place.size))
+    };
+    // Each rank multiplies its term of `x A`.
+    let b = |spec: ParameterSpec<2>| spec.with_sum_over(Axis::Tensor);
+    adapters.add(target, (0, output), a, b);
+    if target == LoraTarget::Down {
+        adapters.check_recompute(RecomputeModule::Activation)?;
+    }
+    let contexts = builder.groups().config().context;
+    if adapters.has_any() && adapters.config.dropout > 0.0 && contexts > 1 && place.size > 1 {
+        return Err(builder.error(format!(
                 "lora.dropout = {} of features that {} tensor ranks share, beside {contexts} context ranks: expected \
                  dropout = 0, or one of the two axes of size 1",
                 adapters.config.dropout, place.size
             )));
-        }
-        let lies = match place.size {
-            1 => ActivationLayout::Whole,
-            _ => ActivationLayout::SplitAlong { dim: 2, place },
-        };
-        adapters.finish(vec![(target, output)], lies, InputLayout::Local)
     }
+    let layout = match place.size {
+        1 => ActivationLayout::Whole,
+        _ => ActivationLayout::SplitAlong { dim: 2, place },
+    };
+    adapters.finish(vec![(target, output)], layout, InputLayout::Local)
 }
 
 /// Makes the adapters of a layer.
@@ -214,7 +202,7 @@ impl<'a> Factory<'a> {
     fn finish(
         &mut self,
         sections: Vec<(LoraTarget, usize)>,
-        lies: ActivationLayout,
+        layout: ActivationLayout,
         inner: InputLayout,
     ) -> Result<Option<LoraAdapters>, BuildError> {
         if !self.has_any() {
@@ -233,7 +221,7 @@ impl<'a> Factory<'a> {
             up_proj: take(LoraTarget::Up),
             down_proj: take(LoraTarget::Down),
             dropout: Dropout::new(self.config.dropout, &self.layer.child("lora"))?,
-            lies,
+            layout,
             inner,
             sections,
             kernels: self.layer.linear_kernels(),
@@ -258,7 +246,7 @@ impl LoraAdapters {
     /// Returns the product of the adapters with `x`, `[batch, seq, in]`, whose layout is the layout of the layer's
     /// input: `[batch, seq, out]` of this rank, zero in sections without an adapter.
     pub(in crate::nn) fn delta(&self, x: Tensor<3>) -> Tensor<3> {
-        let x = self.dropout.forward(x, self.lies);
+        let x = self.dropout.forward(x, self.layout);
         let sections = self.sections.iter();
         let mut deltas: Vec<_> = sections
             .map(|(target, width)| (self.get(*target), *width))

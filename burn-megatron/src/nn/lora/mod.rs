@@ -21,6 +21,6 @@ mod config;
 mod registry;
 
 pub use adapters::LoraAdapters;
-pub(super) use adapters::{ColumnLayer, RowLayer};
+pub(super) use adapters::{column_adapters, row_adapters};
 pub use config::{LoraConfig, LoraTarget};
 pub use registry::{AdaptedLayer, LoraLayers};

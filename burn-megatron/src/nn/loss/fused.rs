@@ -8,7 +8,8 @@ use burn_megatron_kernels::cross_entropy::{
 use burn_megatron_kernels::flat::scale;
 use burn_megatron_kernels::{Function, apply};
 
-use super::{ComponentsCell, LossComponents, LossFactor};
+use super::LossFactor;
+use super::components::{ComponentsCell, LossComponents};
 use crate::collective::{CollectiveOp, Comm, start};
 use crate::nn::forward_context::is_tracked;
 use crate::nn::wide::wide;

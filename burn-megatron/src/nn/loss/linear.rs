@@ -9,10 +9,9 @@ use super::fused::{FusedLoss, FusedLosses};
 use super::output_gradients::{OutputGradients, computed};
 use super::{
     ComponentsCell, LogitsShape, LossComponents, LossFactor, LossTerm, Losses, SummedLosses,
-    VocabParallelCrossEntropy, flat_targets,
+    TokenLosses, VocabParallelCrossEntropy, flat_targets,
 };
 use crate::nn::arithmetic::{FloatArithmetic, NeededGradients, rows};
-use crate::nn::embedding::OutputProduct;
 use crate::nn::forward_context::is_tracked;
 use crate::nn::hook::Pass;
 use crate::nn::input_layout::InputLayout;
@@ -76,11 +75,8 @@ impl LinearCrossEntropy {
         targets: Tensor<2, Int>,
     ) -> Losses {
         let shape = targets.dims();
-        let (objective, parts) = self.of_tokens(x, output, embedding, targets, None);
-        Losses {
-            objective: objective.reshape(shape),
-            parts,
-        }
+        let losses = self.of_tokens(x, output, embedding, targets, None);
+        Losses::of_tokens(losses, shape)
     }
 
     /// The sums of the [losses](Self::losses) over the tokens, for a backward from `factor` times the objective. (The
@@ -110,13 +106,12 @@ impl LinearCrossEntropy {
         embedding: Option<&VocabParallelEmbedding>,
         targets: Tensor<2, Int>,
         factor: Option<LossFactor>,
-    ) -> (Tensor<1>, Vec<Tensor<2>>) {
+    ) -> TokenLosses {
         let Some(rows) = self.rows_per_chunk(&x, targets.dims()) else {
             let logits = capped(output.forward(x, embedding), self.soft_cap);
             return self.loss.of_tokens(logits, targets, factor);
         };
-        let product = output.product(&x, embedding);
-        self.chunked(x, product, targets, rows, factor)
+        self.chunked(x, output, embedding, targets, (rows, factor))
     }
 
     /// The tokens of a chunk; none if one chunk has all.
@@ -136,40 +131,37 @@ impl LinearCrossEntropy {
     fn chunked(
         &self,
         x: Tensor<3>,
-        product: OutputProduct,
+        output: &OutputLayer,
+        embedding: Option<&VocabParallelEmbedding>,
         targets: Tensor<2, Int>,
-        rows_per_chunk: usize,
-        factor: Option<LossFactor>,
-    ) -> (Tensor<1>, Vec<Tensor<2>>) {
+        (rows_per_chunk, factor): (usize, Option<LossFactor>),
+    ) -> TokenLosses {
         let shape = targets.dims();
-        let trains_weight = product.weight.trains();
-        let Weight {
-            tensor: weight,
-            hooked,
-        } = product.weight;
+        let weight = Weight::of(output.weight_of(embedding), &x);
         let cell = ComponentsCell::default();
         let function = ChunkedLoss {
             loss: self.loss.rows_loss(),
             soft_cap: self.soft_cap,
             targets: flat_targets(targets, &x.device()),
             shape,
-            weight_shape: weight.dims(),
+            weight_shape: weight.tensor.dims(),
             dtype: x.dtype(),
             rows_per_chunk,
             factor,
             components: cell.clone(),
-            input: product.input,
+            input: output.input(),
             needed: NeededGradients {
                 input: is_tracked(&x),
-                weight: trains_weight,
+                weight: weight.trains(),
             },
-            hooked,
+            hooked: weight.hooked,
             arithmetic: FloatArithmetic {
-                kernels: product.kernels,
+                kernels: output.kernels,
                 transposed: true,
             },
         };
-        let objective = apply(vec![x.into_dispatch(), weight.into_dispatch()], function);
+        let inputs = vec![x.into_dispatch(), weight.tensor.into_dispatch()];
+        let objective = apply(inputs, function);
         (objective, self.loss.parts(&cell, shape))
     }
 }

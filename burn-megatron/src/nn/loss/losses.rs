@@ -27,6 +27,9 @@ pub struct Losses {
     pub parts: Vec<Tensor<2>>,
 }
 
+/// The losses `[tokens]`, or their sum `[1]` if their factor is known, and the parts.
+pub(super) type TokenLosses = (Tensor<1>, Vec<Tensor<2>>);
+
 /// The sums of losses over tokens.
 #[derive(Clone, Debug)]
 pub struct SummedLosses {
@@ -37,6 +40,14 @@ pub struct SummedLosses {
 }
 
 impl Losses {
+    /// From the objective of each token, `[batch * seq]`, and the parts.
+    pub(super) fn of_tokens((objective, parts): TokenLosses, shape: [usize; 2]) -> Self {
+        Self {
+            objective: objective.reshape(shape),
+            parts,
+        }
+    }
+
     /// The sums over the tokens.
     pub fn sums(self) -> SummedLosses {
         SummedLosses::new(self.objective.sum(), &self.parts)

@@ -1,15 +1,13 @@
 //! Cross-entropy of logits that are split over the vocabulary.
 
-use std::sync::Arc;
-
 use burn::tensor::{Device, Int, Tensor};
 use burn_megatron_kernels::cross_entropy::{CrossEntropyOptions, VocabularyShard};
-use parking_lot::Mutex;
 
 use super::{AxisRank, Vocabulary};
 use crate::collective::Comm;
 
 mod chunk_size;
+mod components;
 mod factor;
 mod fused;
 mod linear;
@@ -20,8 +18,10 @@ mod unfused;
 pub use chunk_size::LogitsShape;
 pub use factor::LossFactor;
 pub use linear::LinearCrossEntropy;
+use losses::TokenLosses;
 pub use losses::{LossTerm, Losses, SummedLosses};
 
+use components::{ComponentsCell, LossComponents};
 use fused::FusedLoss;
 
 /// Cross-entropy per token; the logits are never gathered.
@@ -113,11 +113,7 @@ impl VocabParallelCrossEntropy {
     /// The same, with its parts.
     pub fn losses(&self, logits: Tensor<3>, targets: Tensor<2, Int>) -> Losses {
         let shape = targets.dims();
-        let (objective, parts) = self.of_tokens(logits, targets, None);
-        Losses {
-            objective: objective.reshape(shape),
-            parts,
-        }
+        Losses::of_tokens(self.of_tokens(logits, targets, None), shape)
     }
 
     /// The losses `[tokens]`, or their sum `[1]` if their factor is known, and the parts.
@@ -126,7 +122,7 @@ impl VocabParallelCrossEntropy {
         logits: Tensor<3>,
         targets: Tensor<2, Int>,
         factor: Option<LossFactor>,
-    ) -> (Tensor<1>, Vec<Tensor<2>>) {
+    ) -> TokenLosses {
         let [batch, seq, width] = logits.dims();
         let targets = flat_targets(targets, &logits.device());
         let logits = logits.reshape([batch * seq, width]);
@@ -184,46 +180,4 @@ fn flat_targets(targets: Tensor<2, Int>, device: &Device) -> Tensor<1, Int> {
     let tokens = targets.shape().num_elements();
     let targets = targets.reshape([tokens]);
     targets.to_device(&device.clone().inner()).inner()
-}
-
-/// The components of a loss, `[tokens]` each, without autodiff.
-#[derive(Debug)]
-struct LossComponents {
-    /// The whole loss.
-    loss: Tensor<1>,
-    /// The cross-entropy alone.
-    plain: Tensor<1>,
-    /// The z-loss, times its weight, if there is one.
-    z_loss: Option<Tensor<1>>,
-}
-
-impl LossComponents {
-    /// Joins the components of consecutive tokens; none for an empty list.
-    fn joined(chunks: Vec<Self>) -> Option<Self> {
-        let join = |part: fn(&Self) -> Option<&Tensor<1>>| {
-            let parts: Option<Vec<_>> = chunks.iter().map(|own| part(own).cloned()).collect();
-            parts
-                .filter(|parts| !parts.is_empty())
-                .map(|parts| Tensor::cat(parts, 0))
-        };
-        Some(Self {
-            loss: join(|own| Some(&own.loss))?,
-            plain: join(|own| Some(&own.plain))?,
-            z_loss: join(|own| own.z_loss.as_ref()),
-        })
-    }
-}
-
-/// Receives the components from the autodiff function, which has one output only.
-#[derive(Clone, Debug, Default)]
-struct ComponentsCell(Arc<Mutex<Option<LossComponents>>>);
-
-impl ComponentsCell {
-    fn put(&self, components: Option<LossComponents>) {
-        *self.0.lock() = components;
-    }
-
-    fn take(&self) -> Option<LossComponents> {
-        self.0.lock().take()
-    }
 }

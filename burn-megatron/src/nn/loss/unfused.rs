@@ -4,8 +4,8 @@ use burn::backend::DispatchTensor;
 use burn::tensor::{Bool, Int, Tensor};
 use burn_megatron_kernels::{Function, apply};
 
+use super::components::{ComponentsCell, LossComponents};
 use super::fused::FusedLoss;
-use super::{ComponentsCell, LossComponents};
 use crate::collective::{CollectiveOp, Comm, start};
 use crate::comm::ReduceOp;
 

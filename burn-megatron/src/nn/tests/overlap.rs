@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::sleep;
 use std::time::Duration;
 
+use burn::module::{Param, ParamId};
 use burn::tensor::Tensor;
 use burn_megatron_kernels::gradient::Parameter;
 use tracing::span::{Attributes, Id, Record};
@@ -152,11 +153,7 @@ fn overlap_changes_no_bit() {
                 let bias = layer.bias.as_ref().map(|bias| bias.val());
                 let operands = LinearOperands {
                     bias: bias.map(Parameter::from),
-                    ..LinearOperands::new(
-                        Weight::from(layer.weight.val()),
-                        InputLayout::Local,
-                        true,
-                    )
+                    ..LinearOperands::new(&layer.weight, InputLayout::Local, true)
                 };
                 linear(x, operands)
             });
@@ -176,7 +173,8 @@ fn what_is_not_needed_is_not_communicated() {
         let slow = slow(groups.tensor(), &journal);
         let run = |x: Tensor<3>, weight: Tensor<2>| {
             let input = InputLayout::SplitSequence(slow.clone());
-            let y = linear(x, LinearOperands::new(Weight::from(weight), input, true));
+            let weight = Param::initialized(ParamId::new(), weight);
+            let y = linear(x, LinearOperands::new(&weight, input, true));
             journal.lock().unwrap().clear();
             let _ = backward(&y);
             journal.lock().unwrap().clone()

@@ -3,7 +3,7 @@
 use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;
 use burn_megatron_kernels::column_sum::bias_gradient;
-use burn_megatron_kernels::gradient::{FlatGradients, Place};
+use burn_megatron_kernels::gradient::FlatGradients;
 
 use super::TpCommOverlapGroup;
 use super::exchange::{GatherInChunks, ReduceScatterInChunks};
@@ -194,14 +194,26 @@ impl LinearFunction {
     ) -> Option<DispatchTensor> {
         let arithmetic = self.arithmetic.clone();
         self.pass_weight_gradient(out, move |target| {
-            let mut sum = SumOfTerms::into(target);
+            let (mut place, mut sum) = match target {
+                Some(FlatGradients { flat, places }) => (Some(places[0]), Some(flat)),
+                None => (None, None),
+            };
             gathered.each(|index, rows| {
                 let (x, dy) = operands(index, rows);
                 let x = SavedInput::Floats(PendingTensor::ready(x.unsqueeze_dim(0)));
                 let dy = arithmetic.gradient(dy, ONLY_WEIGHT);
-                sum.add(|target| dy.weight(x, &[], target));
+                sum = Some(match (&mut place, sum.take()) {
+                    (Some(place), Some(flat)) => {
+                        let places = vec![*place];
+                        // The next terms are added to this one.
+                        place.add = true;
+                        dy.weight(x, &[], Some(FlatGradients { flat, places }))
+                    }
+                    (_, Some(sum)) => sum + dy.weight(x, &[], None),
+                    (_, None) => dy.weight(x, &[], None),
+                });
             });
-            sum.finish()
+            sum.unwrap_or_else(|| unreachable!("there is at least one chunk"))
         })
     }
 }
@@ -210,45 +222,3 @@ const ONLY_WEIGHT: NeededGradients = NeededGradients {
     input: false,
     weight: true,
 };
-
-/// The sum of the terms of a weight gradient, flat, or at the one place of a buffer.
-struct SumOfTerms {
-    place: Option<Place>,
-    /// The buffer, or the sum without one.
-    flat: Option<Tensor<1>>,
-}
-
-impl SumOfTerms {
-    fn into(target: Option<FlatGradients>) -> Self {
-        match target {
-            Some(FlatGradients { flat, places }) => Self {
-                place: Some(places[0]),
-                flat: Some(flat),
-            },
-            None => Self {
-                place: None,
-                flat: None,
-            },
-        }
-    }
-
-    /// Adds the term that `compute` makes, in the place if there is one.
-    fn add(&mut self, compute: impl FnOnce(Option<FlatGradients>) -> Tensor<1>) {
-        self.flat = Some(match (&mut self.place, self.flat.take()) {
-            (Some(place), Some(flat)) => {
-                let places = vec![*place];
-                place.add = true;
-                compute(Some(FlatGradients { flat, places }))
-            }
-            (_, Some(sum)) => sum + compute(None),
-            (_, None) => compute(None),
-        });
-    }
-
-    fn finish(self) -> Tensor<1> {
-        match self.flat {
-            Some(flat) => flat,
-            None => unreachable!("there is at least one chunk"),
-        }
-    }
-}

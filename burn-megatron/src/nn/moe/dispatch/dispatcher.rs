@@ -75,7 +75,8 @@ pub struct Dispatched {
     combine: Box<CombineFn>,
 }
 
-type CombineFn = dyn FnOnce(Tensor<2>, &mut Exchanges<'_>) -> Tensor<2>;
+/// Brings the results of rows back to the ranks of their tokens.
+pub(super) type CombineFn = dyn FnOnce(Tensor<2>, &mut Exchanges<'_>) -> Tensor<2>;
 
 impl Dispatched {
     /// With the function that takes the results `[rows, hidden]`, partial sums over the expert-tensor axis, back to

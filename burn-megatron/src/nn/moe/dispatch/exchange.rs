@@ -8,7 +8,7 @@ use burn_megatron_kernels::moe::permutation::{RowMap, unpermute};
 use burn_megatron_kernels::{MultiFunction, apply_multi};
 use parking_lot::Mutex;
 
-use super::fp8::{Fp8DispatchScales, PendingFp8Rows};
+use super::fp8::{Fp8DispatchScales, start_fp8_rows};
 use crate::collective::{CollectiveOp, Comm, PendingTensor, start};
 use crate::nn::ScheduleNodes;
 use crate::nn::schedule_nodes::{Exchange, PendingExchange};
@@ -28,14 +28,6 @@ pub struct Exchanges<'a> {
 }
 
 impl Exchanges<'_> {
-    /// Operations of one graph, with work that does not depend on the rows.
-    pub fn with_meanwhile(meanwhile: Meanwhile) -> Self {
-        Self {
-            meanwhile: Some(meanwhile),
-            ..Self::default()
-        }
-    }
-
     /// Returns the carried tensors of the present node.
     pub(in crate::nn::moe) fn into_carried<const K: usize>(self) -> [Option<Tensor<3>>; K] {
         let mut carried = self.carried.into_iter();
@@ -175,8 +167,7 @@ impl Exchange for RowExchange {
             match &self.fp8 {
                 Some((scales, map)) if index == 0 => {
                     let counts = [&send[..], &receive[..]];
-                    let rows = PendingFp8Rows::start(rows, *scales, map, counts, &self.comm);
-                    Box::new(|| rows.wait())
+                    Box::new(start_fp8_rows(rows, *scales, map, counts, &self.comm))
                 }
                 _ => {
                     let rows = start(rows, &self.rows.op(), &self.comm);

@@ -207,7 +207,7 @@ impl Flex {
         Dispatched::new(rows, move |y, exchanges| {
             let y = unpermute(y, &copies);
             let sent = sent.into_iter().rev();
-            sent.fold(y, |y, hop| hop.back(y, exchanges))
+            sent.fold(y, |y, back| back(y, exchanges))
         })
     }
 }

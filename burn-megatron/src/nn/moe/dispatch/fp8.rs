@@ -10,7 +10,7 @@ use burn_megatron_kernels::moe::permutation::{RowMap, permute_words};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::collective::{Comm, PendingPacked, start_all_to_all_packed};
+use crate::collective::{Comm, start_all_to_all_packed};
 
 /// The type of the scales of a dispatch in 8 bits: one for each 128 features of a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
@@ -117,56 +117,37 @@ fn code_words(hidden: usize) -> usize {
     hidden.div_ceil(ROW_BYTES) * (ROW_BYTES / 4)
 }
 
-/// Rows of codes under way.
-pub(super) struct PendingFp8Rows {
-    words: PendingPacked,
+/// Starts sending `send[r]` rows of the tokens `x`, `[tokens, hidden]`, to rank `r` in the order of `map`, and receiving
+/// `receive[r]` from it. A token is rounded once for all its rows, which are written once, in the order in which they are
+/// sent. The function waits for the received rows, in the type of those that were sent.
+pub(super) fn start_fp8_rows(
+    x: Tensor<2>,
     scales: Fp8DispatchScales,
-    shape: [usize; 2],
-    dtype: DType,
-}
-
-impl PendingFp8Rows {
-    /// Starts sending `send[r]` rows of the tokens `x`, `[tokens, hidden]`, to rank `r` in the order of `map`, and receiving
-    /// `receive[r]` from it. A token is rounded once for all its rows, which are written once, in the order in which they are
-    /// sent.
-    pub fn start(
-        x: Tensor<2>,
-        scales: Fp8DispatchScales,
-        map: &RowMap,
-        sizes: [&[usize]; 2],
-        comm: &Comm,
-    ) -> Self {
-        let ([_, hidden], dtype) = (x.dims(), x.dtype());
-        let width = code_words(hidden) + scales.scale_words(hidden);
-        let [codes, own_scales] = scales.quantized(x);
-        let words = permute_words(codes, own_scales, map).reshape([map.rows() * width]);
-        let words = start_all_to_all_packed(words, width, sizes, comm);
-        let shape = [sizes[1].iter().sum(), hidden];
-        Self {
-            words,
-            scales,
-            shape,
-            dtype,
-        }
-    }
-
-    /// The received rows, in the type of those that were sent.
-    pub fn wait(self) -> Tensor<2> {
-        let [rows, hidden] = self.shape;
-        let (codes, scales) = (code_words(hidden), self.scales.scale_words(hidden));
-        let words = self.words.wait().reshape([rows, codes + scales]);
+    map: &RowMap,
+    sizes: [&[usize]; 2],
+    comm: &Comm,
+) -> impl FnOnce() -> Tensor<2> + Send + use<> {
+    let ([_, hidden], dtype) = (x.dims(), x.dtype());
+    let (of_codes, of_scales) = (code_words(hidden), scales.scale_words(hidden));
+    let width = of_codes + of_scales;
+    let [codes, own_scales] = scales.quantized(x);
+    let words = permute_words(codes, own_scales, map).reshape([map.rows() * width]);
+    let words = start_all_to_all_packed(words, width, sizes, comm);
+    let rows: usize = sizes[1].iter().sum();
+    move || {
+        let words = words.wait().reshape([rows, width]);
+        let codes = words.clone().narrow(1, 0, of_codes);
+        let words = words.narrow(1, of_codes, of_scales);
         let matrix = Fp8Matrix {
-            codes: words.clone().narrow(1, 0, codes),
+            codes,
             scales: Scales::Blocks {
-                scales: self
-                    .scales
-                    .scales_of(words.narrow(1, codes, scales), hidden.div_ceil(BLOCK)),
+                scales: scales.scales_of(words, hidden.div_ceil(BLOCK)),
                 height: 1,
             },
             format: Format::E4M3,
             depth: hidden,
         };
-        dequantize(&matrix).cast(self.dtype)
+        dequantize(&matrix).cast(dtype)
     }
 }
 
@@ -201,7 +182,7 @@ mod tests {
             let to = Tensor::<2, Int>::zeros([ROWS, 1], &Device::flex());
             let map = RowMap::new(to, 1, RowLayout::Rows(ROWS));
             let sizes = [&[ROWS][..], &[ROWS]];
-            let pass = |x| PendingFp8Rows::start(x, scales, &map, sizes, &comm).wait();
+            let pass = |x| start_fp8_rows(x, scales, &map, sizes, &comm)();
             let once = pass(x.clone());
             assert_ne!(once.to_data(), x.into_data());
             assert_eq!(once.to_data(), pass(once).into_data(), "{scales:?}");
@@ -224,7 +205,7 @@ mod tests {
             let x = Tensor::<2>::from_data(data, &Device::flex());
             let to = Tensor::<2, Int>::zeros([3, 1], &Device::flex());
             let map = RowMap::new(to, 1, RowLayout::Rows(3));
-            let rows = PendingFp8Rows::start(x, scales, &map, [&[3], &[3]], &comm).wait();
+            let rows = start_fp8_rows(x, scales, &map, [&[3], &[3]], &comm)();
             assert_eq!(rows.dims(), [3, HIDDEN]);
             let found: Vec<f32> = rows.into_data().try_into_vec().unwrap();
             assert_ne!(found, all);
@@ -261,7 +242,7 @@ mod tests {
             for scales in [Fp8DispatchScales::F32, Fp8DispatchScales::E8m0] {
                 let rows = |x: &Tensor<2>, map| {
                     let sizes = [&[8][..], &[8]];
-                    let rows = PendingFp8Rows::start(x.clone(), scales, map, sizes, &comm).wait();
+                    let rows = start_fp8_rows(x.clone(), scales, map, sizes, &comm)();
                     rows.into_data()
                 };
                 assert_eq!(rows(&x, &map), rows(&copies, &each), "{dtype:?} {scales:?}");
@@ -279,7 +260,7 @@ mod tests {
             let to = Tensor::<2, Int>::empty([64, 3], (device, DType::I32));
             let map = RowMap::new(to, 3, RowLayout::Rows(ROWS));
             let (scales, sizes) = (Fp8DispatchScales::F32, [&[ROWS][..], &[ROWS]]);
-            drop(PendingFp8Rows::start(x, scales, &map, sizes, &comm));
+            drop(start_fp8_rows(x, scales, &map, sizes, &comm));
         })
         .unwrap();
         let mut kernels = vec![];

@@ -4,6 +4,7 @@ use burn::tensor::{FloatDType, Int, Tensor};
 use burn_megatron_kernels::moe::destinations::{ExpertPlacement, destinations};
 use burn_megatron_kernels::moe::permutation::{RowLayout, RowMap, permute, unpermute};
 
+use super::dispatcher::CombineFn;
 use super::exchange::{Exchanges, HopRows, RowExchange};
 use super::fp8::Fp8DispatchScales;
 use crate::collective::{Comm, start};
@@ -27,9 +28,6 @@ pub(super) struct Hop {
     pub fp8: Option<Fp8DispatchScales>,
 }
 
-/// The route by which the results of an exchange return; `None` where a rank is alone.
-pub(super) struct SentRows(Option<(RowMap, HopRows, Comm)>);
-
 impl Hop {
     /// The destination of each choice; -1 for all but the first of a destination.
     pub fn destinations(&self, indices: Tensor<2, Int>) -> Tensor<2, Int> {
@@ -37,17 +35,18 @@ impl Hop {
     }
 
     /// Sends each token to its `destinations` once, with all its choices, and returns those that arrive, in the order of
-    /// the ranks that sent them. Rows are written once, in the order in which they are sent.
+    /// the ranks that sent them. Rows are written once, in the order in which they are sent. The function brings the results
+    /// of those that arrived back, and sums the rows of each token that was sent.
     pub fn send(
         &self,
         tokens: Tokens,
         destinations: Tensor<2, Int>,
         rows: HopRows,
         exchanges: &mut Exchanges<'_>,
-    ) -> (Tokens, SentRows) {
+    ) -> (Tokens, Box<CombineFn>) {
         if self.comm.size() == 1 && self.fp8.is_none() {
             exchanges.run_meanwhile();
-            return (tokens, SentRows(None));
+            return (tokens, Box::new(|y, _| y));
         }
         let sent = rows.send.iter().sum();
         // The host knows the number of rows, so nothing is copied to it.
@@ -67,20 +66,11 @@ impl Hop {
             indices: indices.wait().int(),
             weights,
         };
-        (received, SentRows(Some((map, rows, self.comm.clone()))))
-    }
-}
-
-impl SentRows {
-    /// The sum of the rows of each token that was sent, from the results of those that arrived.
-    pub fn back(self, y: Tensor<2>, exchanges: &mut Exchanges<'_>) -> Tensor<2> {
-        match self.0 {
-            Some((map, rows, comm)) => {
-                let exchange = RowExchange::of_results(rows, &comm);
-                let [y] = exchanges.run([y], exchange);
-                unpermute(y, &map)
-            }
-            None => y,
-        }
+        let back = RowExchange::of_results(rows, &self.comm);
+        let combine = move |y, exchanges: &mut Exchanges<'_>| {
+            let [y] = exchanges.run([y], back);
+            unpermute(y, &map)
+        };
+        (received, Box::new(combine))
     }
 }

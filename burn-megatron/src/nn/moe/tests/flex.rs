@@ -297,7 +297,10 @@ fn counts_travel_once_the_router_is_done() {
             let before = take();
             let work = journal.clone();
             let meanwhile = move || work.lock().unwrap().calls.push("shared".into());
-            let mut exchanges = Exchanges::with_meanwhile(Box::new(meanwhile));
+            let mut exchanges = Exchanges {
+                meanwhile: Some(Box::new(meanwhile)),
+                ..Exchanges::default()
+            };
             let _ = started.dispatch(Tensor::ones([3, HIDDEN], options), &mut exchanges);
             Ok::<_, AnyError>((before, take()))
         };

@@ -8,7 +8,7 @@ use burn::tensor::{DType, Device, Gradients, Tensor, TensorData};
 use super::*;
 use crate::comm::World;
 use crate::nn::hook::{Deferred, GradientSink, WeightGradientFn, attach_hooks};
-use crate::nn::{InputLayout, LinearOperands, Weight, linear};
+use crate::nn::{InputLayout, LinearOperands, linear};
 use crate::pipeline::schedule::{ScheduleConfig, ScheduleKind, generate};
 use timing::Clock;
 
@@ -129,9 +129,9 @@ impl Chain {
         }
     }
 
-    fn weight_of(&self, stage: usize, x: &Tensor<3>) -> Weight {
+    fn weight_of(&self, stage: usize) -> &Param<Tensor<2>> {
         let index = self.own.iter().position(|own| *own == stage).unwrap();
-        Weight::of(&self.weights.of_stages[index], x)
+        &self.weights.of_stages[index]
     }
 
     /// The gradients of this rank, by stage.
@@ -157,7 +157,7 @@ impl Stage for Chain {
             self.leaves.lock().unwrap().push((micro_batch, x.clone()));
             x
         });
-        let weight = self.weight_of(stage, &x);
+        let weight = self.weight_of(stage);
         let operands = LinearOperands::new(weight, InputLayout::Local, true);
         let y = linear(x.clone(), operands);
         if stage + 1 == self.stages {
