@@ -1,4 +1,4 @@
-//! The profiles of all layers of a model on a rank, from which those of any pipeline stage follow.
+//! The profiles of all layers of a model on a rank. The profile of any pipeline stage follows from them.
 
 use super::profile::{ELEMENT, LayerProfile};
 use burn_megatron::mesh::{Grid, stages::StageLayout};
@@ -6,9 +6,9 @@ use burn_megatron::mesh::{Grid, stages::StageLayout};
 /// Elements on a rank by the grid over whose data axis they are summed and sharded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GridElements {
-    /// Of experts.
+    /// Elements of experts.
     pub expert: u64,
-    /// All others.
+    /// All other elements.
     pub dense: u64,
 }
 
@@ -21,7 +21,7 @@ impl GridElements {
         }
     }
 
-    /// Adds others so many times.
+    /// Adds `times` times the elements of another part.
     pub fn add(&mut self, other: Self, times: u64) {
         self.expert += times * other.expert;
         self.dense += times * other.dense;
@@ -53,7 +53,7 @@ pub struct ModelProfile {
     pub embedding: BlockProfile,
     /// The distinct layers.
     pub kinds: Vec<BlockProfile>,
-    /// Of each layer, its kind.
+    /// The kind of each layer, an index into `kinds`.
     pub layers: Vec<usize>,
     /// On the last stage: the last norm, the output layer and the loss.
     pub output: BlockProfile,

@@ -122,12 +122,12 @@ pub struct LayerProfile {
     pub streamed_bytes: u64,
     /// The number of operations of its forward, exchanges not counted; 0 where it is not known.
     pub operations: u64,
-    /// Its exchanges, those of its backward included.
+    /// The exchanges of its forward and its backward.
     pub exchanges: Vec<Exchange>,
     /// Bytes of its output.
     pub output_bytes: u64,
-    /// The most bytes that its backward has allocated at once beside the saved tensors and the gradient of its
-    /// output: those of its own temporaries and of the gradient of its input.
+    /// The most bytes that its backward allocates at once in addition to the saved tensors and the gradient of its output:
+    /// temporaries, and the gradient of its input.
     pub backward_bytes: u64,
 }
 
@@ -144,7 +144,7 @@ impl LayerProfile {
         products + attention
     }
 
-    /// Adds a saved tensor of so many elements.
+    /// Adds a saved tensor with this number of elements.
     pub fn save(&mut self, name: &str, elements: u64) {
         self.saved.push(SavedTensor {
             name: name.into(),

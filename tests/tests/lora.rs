@@ -307,7 +307,8 @@ mod peer {
                 let groups = ParallelContext::new(&layout, &rank)?;
                 let (device, mut config, expected) = (Device::flex(), config(), Expected::open());
                 config.data_parallel.zero_stage = layout.zero_stage;
-                let scope = ModelBuilder::new(&groups, &device).with_lora(Some(adapter().lora()))?;
+                let scope =
+                    ModelBuilder::new(&groups, &device).with_lora(Some(adapter().lora()))?;
                 let model = base().config().model.init_with(scope)?;
                 let mut trainer = Trainer::new(model, &groups, &device, &config)?;
                 let source = WithAdapters {

@@ -1,4 +1,4 @@
-//! The same model of parallel layers, whose blocks are divided among pipeline stages, with a loop of its own.
+//! The same model built from parallel layers, with its training loop. The blocks are divided among pipeline stages.
 
 use burn::module::Module;
 use burn::tensor::activation::gelu;

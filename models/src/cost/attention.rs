@@ -120,8 +120,8 @@ fn add_context_exchange(
     let (cost, ranks) = (all.cost(exchange), share.context());
     // A rank sends all of the whole tensor but its part.
     let whole = ranks as f64 / (ranks - 1) as f64;
-    // The operations are those beside attention on one rank: of an all-to-all the split of the heads and the order of the
-    // tokens, there and back; of a ring attention to each block and the merge of its result.
+    // Operations that attention on one rank does not have. An all-to-all splits the heads and orders the tokens, there and
+    // back. A ring attends to each block and merges its result.
     let (kind, factor, operations) = match exchange {
         ContextExchange::Ring | ContextExchange::Hierarchical => {
             (ExchangeKind::SendReceive, 1.0, 2 * ranks - 1)

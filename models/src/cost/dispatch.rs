@@ -79,7 +79,7 @@ fn nodes(config: &MoeMlpConfig, share: &RankShare<'_>) -> Option<DispatchNodes> 
     DispatchNodes::of(&mesh, config.router.experts)
 }
 
-/// Returns the exchanges of a row for each token and rank, by way of its node where nodes count.
+/// Returns the exchanges of a row for each token and rank, through the node of the rank if the layout has nodes.
 fn flex(config: &MoeMlpConfig, share: &RankShare<'_>, tokens: u64) -> Vec<Exchange> {
     let (router, nodes) = (&config.router, nodes(config, share));
     let problem = DispatchProblem {

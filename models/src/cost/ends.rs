@@ -71,7 +71,7 @@ pub(super) fn add_further(
         return;
     };
     let depths = config.mtp.as_ref().map_or(0, |mtp| mtp.layers);
-    // One more pass of the output layer, whose weight is that of the model.
+    // One more pass of the output layer, with the weight of the model.
     let output = model.output.layer.clone();
     for _ in 0..depths {
         let layer = &mut model.output.layer;

@@ -1,7 +1,7 @@
 //! The cost of a transformer on a rank by formulas, for the planner.
 //!
 //! Each part of a layer has one file with its floating-point operations and its profile: products, saved activations and
-//! exchanges. Activations are those of flash attention and fused norms and activations in 16 bits, without dropout
+//! exchanges. The formulas assume flash attention, fused norms and activations in 16 bits, and no dropout
 //! (Korthikanti et al. 2022, arXiv:2205.05198, section 4, for gated MLPs and grouped queries): per token and layer
 //! `8 h + 4 q + 4 kv + 6 f` bytes.
 
@@ -174,7 +174,7 @@ fn norm_elements(norm: &NormConfig) -> u64 {
     parameters * norm.hidden as u64
 }
 
-/// Returns the bytes of a norm of so many elements with the residual sum before it: two tensors read, two written.
+/// Returns the bytes that a norm of `elements` and the residual sum before it read and write: two tensors each.
 fn norm_bytes(elements: u64) -> u64 {
     4 * elements * ELEMENT
 }

@@ -1,5 +1,5 @@
-//! DeepSeek-V2: latent attention, experts beside shared ones, by the best groups of experts or without groups. DeepSeek-V3:
-//! DeepSeek-V2 with experts chosen by sigmoids and biases.
+//! DeepSeek-V2: latent attention, and shared experts in addition to routed experts, which are chosen from the best groups or
+//! from all. DeepSeek-V3 chooses them by sigmoids and biases.
 
 use burn_megatron::nn::NormKind;
 use burn_megatron::nn::moe::{ExpertGroups, GroupScore, RouterChoice, ScoreFunction};
@@ -66,7 +66,7 @@ impl Family for Deepseek {
     fn read(&self, keys: &mut ConfigKeys) -> Result<TransformerConfig, HfConfigError> {
         let sizes = sizes::read(keys, TransformerConfig::deepseek())?;
         let mla = latents(keys)?;
-        // Each head has keys and values of its own, of which the rotated part counts as the width.
+        // Heads do not share keys and values. The width is the width of the rotated part.
         keys.only("num_key_value_heads", sizes.heads)?;
         keys.only("head_dim", mla.rope_width)?;
         keys.only("qk_head_dim", mla.head_width())?;

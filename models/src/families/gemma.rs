@@ -147,7 +147,7 @@ fn scale(scalar: usize) -> f64 {
     (scalar as f64).powf(-0.5)
 }
 
-/// `query_pre_attn_scalar`, if the scale of a model is that of one.
+/// Returns `query_pre_attn_scalar`, if a whole number gives the scale of the model.
 fn scalar(model: &TransformerConfig) -> Option<usize> {
     let Some(given) = model.attention_scale else {
         return Some(model.width_of_heads());
@@ -157,8 +157,8 @@ fn scalar(model: &TransformerConfig) -> Option<usize> {
     ((scale(scalar) / given - 1.0).abs() < 1e-12).then_some(scalar)
 }
 
-/// By `layer_types`, or by the pattern of old files: every second layer of Gemma 2 has no window, and every sixth of
-/// Gemma 3.
+/// Returns the windows by `layer_types`, or by the pattern of old files: every second layer of Gemma 2 and every sixth layer
+/// of Gemma 3 has no window.
 fn windows_of_layers(
     keys: &mut ConfigKeys,
     layers: usize,

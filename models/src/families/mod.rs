@@ -29,7 +29,7 @@ const CLASS_DEFAULTS: &str = include_str!("../hf/config/defaults.json");
 
 /// The families that a [`TransformerConfig`] describes.
 ///
-/// Of training settings `config.json` has the dropout: of GPT-2 as [`dropout`](TransformerConfig::dropout) and
+/// The only training setting in `config.json` is the dropout: for GPT-2 as [`dropout`](TransformerConfig::dropout) and
 /// [`attention_dropout`](TransformerConfig::attention_dropout), of other families only the latter. Label smoothing and
 /// z-loss are left out, and so are the losses of routers, whose definition differs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,7 +54,7 @@ pub enum ModelFamily {
     Gemma2,
     /// Gemma 3 without images: norms of each head's queries and keys, another base in blocks with a window.
     Gemma3Text,
-    /// DeepSeek-V2: latent attention, experts beside shared ones, by the best groups of experts or without groups.
+    /// DeepSeek-V2: latent attention, and shared experts in addition to routed experts.
     DeepseekV2,
     /// DeepSeek-V3: DeepSeek-V2 with experts chosen by sigmoids and biases.
     DeepseekV3,

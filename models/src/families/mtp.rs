@@ -1,4 +1,4 @@
-//! The tensors of multi-token prediction, which follow those of the last block as blocks of their own.
+//! The tensors of multi-token prediction. The files have them as further blocks after the last one.
 
 use super::ModelFamily;
 use super::tensors::MappingList;

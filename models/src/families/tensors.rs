@@ -114,7 +114,7 @@ impl MappingList<'_> {
         linear(self, "mlp.down", "mlp.c_proj", width, hidden);
     }
 
-    /// A block like that of number `layer`: our path of it, and theirs.
+    /// Adds the tensors of a block like block `layer`, with our path and theirs.
     pub fn llama_block(
         &mut self,
         family: ModelFamily,

@@ -18,7 +18,7 @@ pub(super) enum WindowKeys {
     Whole,
     /// `sliding_window`, and layers by `layer_types` or `max_window_layers`.
     ByLayer,
-    /// `sliding_window`, for all layers, beside keys of single layers that must not contradict it.
+    /// `sliding_window`, for all layers. Keys of single layers must not contradict it.
     Checked,
 }
 

@@ -187,7 +187,7 @@ fn a_layout_that_does_not_fit_is_not_planned() {
     assert_eq!(rejected, report.counts.candidates);
 }
 
-/// What does not fit otherwise has as little of the optimizer on the host as it must, for which it takes longer.
+/// The search puts as little of the optimizer state on the host as a plan needs to fit, because that makes a step longer.
 #[test]
 fn optimizer_state_is_on_the_host_where_it_must_be() {
     let h100 = Hardware::named("H100").unwrap();
@@ -227,7 +227,7 @@ fn optimizer_state_is_on_the_host_where_it_must_be() {
     assert!(search(&model, &config).unwrap().best.is_empty());
 }
 
-/// Of the inputs of a stage's layers one stays on the device, and one is on its way.
+/// One of the inputs of a stage's layers stays on the device, and one is in transfer.
 #[test]
 fn inputs_of_recomputed_layers_are_on_the_host() {
     let h100 = Hardware::named("H100").unwrap();

@@ -140,7 +140,7 @@ fn sent_for_experts(
     })
 }
 
-/// By the formulas of the dispatchers, which tests of these count: 5.339 ranks of 8 experts of 128 on 8 ranks.
+/// The formulas of the dispatchers have tests next to them. A token with 8 of 128 experts on 8 ranks goes to 5.339 ranks.
 #[test]
 fn dispatchers_send_what_their_formulas_say() {
     let (tokens, hidden) = (4096usize, 2048usize);
