@@ -114,7 +114,7 @@ pub fn run(args: &ContextArgs) -> Result<(), Error> {
             events: &of.events,
             step: of.steps[of.steps.len() - 1],
         });
-        write(path, svg(&title, &lines.collect::<Vec<_>>()).as_bytes())?;
+        write(path, svg(&title, &lines.collect::<Vec<_>>())?.as_bytes())?;
     }
     report.finish(&format!(
         "{LEGEND}. The link is one on which sending takes {} of the time of the layer with the first exchange",
