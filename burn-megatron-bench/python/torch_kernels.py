@@ -169,30 +169,6 @@ def scaled_mm(a, b, scale_a, scale_b, dtype, fast=False):
     return torch._scaled_mm(a, b.t(), **kwargs)
 
 
-def fp8_mlp(quantize, dtype):
-    """Forward and backward, as in the Rust benchmark."""
-    e4m3, e5m2 = torch.float8_e4m3fn, torch.float8_e5m2
-
-    def forward(x, weight):
-        (x8, turned, _, sx), (w8, columns, _, sw) = quantize(x, e4m3), quantize(weight, e4m3)
-        return scaled_mm(x8, columns, sx, sw, dtype, fast=True), (turned, sx, w8, sw)
-
-    def backward(kept, gradient, sums):
-        turned, sx, w8, sw = kept
-        g8, columns, _, sg = quantize(gradient, e5m2)
-        sums += scaled_mm(turned, columns, sx, sg, torch.float32)
-        return scaled_mm(g8, w8, sg, sw, dtype)
-
-    def step(x, up, down, gradient, sums_up, sums_down):
-        inside, of_up = forward(x, up)
-        _, of_down = forward(F.gelu(inside, approximate="tanh"), down)
-        gradient = backward(of_down, gradient, sums_down)
-        gradient = torch.ops.aten.gelu_backward(gradient, inside, approximate="tanh")
-        return backward(of_up, gradient, sums_up)
-
-    return step
-
-
 def fp8_cases(row, device, dtype):
     """The 8-bit operation of a row and its inputs, or None."""
     rows, width = row["rows"], row["width"]
@@ -226,16 +202,6 @@ def fp8_cases(row, device, dtype):
 
         sums = draw(width, width, dtype=torch.float32)
         return backward, [g8, w8, x_turned, g_turned, sums]
-    if name in ("mlp-delayed", "mlp-current"):
-        weights = [(width, 4 * width), (4 * width, width)]
-        sums = [torch.zeros(*shape, device=device) for shape in weights]
-        inputs = [draw(rows, width)]
-        inputs += [draw(*shape) / math.sqrt(shape[0]) for shape in weights]
-        return fp8_mlp(given if name == "mlp-delayed" else current, dtype), [
-            *inputs,
-            draw(rows, width),
-            *sums,
-        ]
     return None
 
 
@@ -342,7 +308,7 @@ def time_torch(row, function, leaves, constants, device, samples):
 
 
 def time_row(row, device, dtype, samples, triton):
-    if row["operation"].startswith(("quantize-", "product-", "mlp-")):
+    if row["operation"].startswith(("quantize-", "product-")):
         return time_fp8(row, device, dtype, samples)
     case = cases(row, device, dtype)
     if case is None:

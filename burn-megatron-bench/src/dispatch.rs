@@ -2,29 +2,23 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use burn::tensor::{DType, Device, Distribution, Tensor};
-use burn_megatron::comm::testing::{SimulatedNetwork, Transfer};
+use burn_megatron::comm::testing::SimulatedNetwork;
 use burn_megatron::comm::{ParallelContext, Rank};
-use burn_megatron::mesh::{Axis, AxisSet, Grid, Mesh, ParallelConfig};
+use burn_megatron::mesh::{Axis, AxisSet, Grid, ParallelConfig};
 use burn_megatron::nn::moe::{
-    DispatchNodes, DispatchProblem, DispatcherKind, Fp8DispatchScales, MoeMlpConfig, RouterConfig,
-    SharedExpertsConfig,
+    DispatcherKind, Fp8DispatchScales, MoeMlpConfig, RouterConfig, SharedExpertsConfig,
 };
 use burn_megatron::nn::{Activation, ModelBuilder};
 use burn_megatron_cli::internal::{Error, at_least_one};
 use clap::Args;
-use indicatif::HumanBytes;
-use serde::Serialize;
 
 use crate::args::{StepFlags, above_zero};
-use crate::links::{
-    INSIDE_A_NODE, LinkSpeed, LinkStep, Rounds, Traffic, mean, on_threads, slowest, traffic,
-};
-use crate::report::{Column, Report};
-
-/// Bytes of an element and of a weight: f32.
-const ELEMENT: usize = 4;
+use crate::layers::{COLUMNS, LEGEND, LayersRow, LayersRun};
+use crate::links::{INSIDE_A_NODE, LinkSpeed, LinkStep, Rounds, on_threads};
+use crate::report::Report;
 
 const RANKS: usize = 4;
 const RANKS_PER_NODE: usize = 2;
@@ -50,7 +44,7 @@ pub struct DispatchArgs {
 }
 
 /// The method of sending rows.
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Copy, Debug)]
 struct DispatchCase {
     dispatcher: DispatcherKind,
     /// Whether the dispatcher knows the nodes.
@@ -94,37 +88,6 @@ impl fmt::Display for DispatchCase {
     }
 }
 
-/// A case with its figures.
-#[derive(Serialize)]
-struct DispatchRow {
-    #[serde(flatten)]
-    case: DispatchCase,
-    /// Of a forward and a backward.
-    seconds: f64,
-    /// By a rank in a forward and a backward, the mean of all ranks.
-    bytes_sent: f64,
-    bytes_between_nodes: f64,
-    bytes_by_formula: f64,
-    seconds_over_links: f64,
-    hidden: f64,
-}
-
-fn bytes(number: f64) -> String {
-    HumanBytes(number as u64).to_string()
-}
-
-const COLUMNS: &[Column<DispatchRow>] = &[
-    Column::new("dispatcher", -20, |row| row.case.to_string()),
-    Column::new("sent", 10, |row| bytes(row.bytes_sent)),
-    Column::new("between nodes", 13, |row| bytes(row.bytes_between_nodes)),
-    Column::new("formula", 10, |row| bytes(row.bytes_by_formula)),
-    Column::new("seconds", 8, |row| format!("{:.3}", row.seconds)),
-    Column::new("over links", 10, |row| {
-        format!("{:.3}", row.seconds_over_links)
-    }),
-    Column::new("hidden", 7, |row| format!("{:.0} %", 100.0 * row.hidden)),
-];
-
 /// Times each dispatcher without a link, then over the same links.
 pub fn run(args: &DispatchArgs) -> Result<(), Error> {
     let bench = Benchmark(args);
@@ -139,40 +102,14 @@ pub fn run(args: &DispatchArgs) -> Result<(), Error> {
         args.steps.steps
     );
     let mut report = Report::begin(&about, COLUMNS, (), &args.steps.json);
-    let mut links = None;
-    for case in CASES {
-        let alone = bench.time(&case, LinkSpeed::INFINITE)?;
-        let slow = match links {
-            Some(links) => links,
-            None => alone
-                .traffic
-                .link(args.share, LinkSpeed::INFINITE.latency)?,
-        };
-        links = Some(slow);
-        let over_links = bench.time(&case, slow)?;
-        report.add(DispatchRow {
-            case,
-            seconds: alone.traffic.seconds,
-            bytes_sent: alone.traffic.bytes,
-            bytes_between_nodes: alone.between,
-            bytes_by_formula: bench.problem(&case)?,
-            seconds_over_links: over_links.traffic.seconds,
-            hidden: over_links.hidden,
-        })?;
+    for row in bench.rows()? {
+        report.add(row)?;
     }
     report.finish(&format!(
-        "sent: bytes of a rank in a forward and a backward, and those of them to other nodes; formula: sent, for choices that \
-         are uniform, without counts of rows; over links: between nodes one on which the first row's bytes take {} of the time \
-         of the layer, inside one that is {INSIDE_A_NODE} times as fast; hidden: 1 - blocked / link",
+        "{LEGEND}. Between nodes the link is one on which the first row's bytes take {} of the time of the layer, inside one \
+         that is {INSIDE_A_NODE} times as fast",
         args.share
     ))
-}
-
-/// The figures of a case: the median of steps of the slowest rank, and means of the ranks.
-struct Timed {
-    traffic: Traffic,
-    between: f64,
-    hidden: f64,
 }
 
 struct Benchmark<'a>(&'a DispatchArgs);
@@ -196,36 +133,29 @@ impl Benchmark<'_> {
             .with_fp8_dispatch(case.fp8)
     }
 
-    /// The bytes that a rank sends, by the formula of the case.
-    fn problem(&self, case: &DispatchCase) -> Result<f64, Error> {
-        let mesh = Mesh::new(&self.layout(case.over_nodes), RANKS)?;
-        let problem = DispatchProblem {
-            dispatcher: case.dispatcher,
-            fp8: case.fp8,
-            tokens: self.0.tokens,
-            experts: EXPERTS,
-            per_token: EXPERTS_PER_TOKEN,
-            groups: None,
-            hidden: self.0.hidden,
-            expert: RANKS,
-            expert_tensor: 1,
-            nodes: DispatchNodes::of(&mesh, EXPERTS),
+    fn rows(&self) -> Result<Vec<LayersRow>, Error> {
+        let run = LayersRun {
+            ranks: RANKS,
+            rounds: Rounds::from(&self.0.steps),
+            share: self.0.share,
+            latency: Duration::ZERO,
+            blocked: LinkStep::waited,
         };
-        let forward = problem.forward_bytes(ELEMENT, ELEMENT).total();
-        Ok(forward + problem.backward_bytes(ELEMENT, ELEMENT).total())
+        let mut by_rank = on_threads(RANKS, |rank| {
+            run.rows(rank, &CASES, |case, speed| {
+                self.steps(rank, case, run.rounds, speed)
+            })
+        })?;
+        Ok(by_rank.swap_remove(0))
     }
 
-    fn time(&self, case: &DispatchCase, speed: LinkSpeed) -> Result<Timed, Error> {
-        let mut ranks = on_threads(RANKS, |rank| self.time_rank(rank, case, speed))?;
-        Ok(ranks.swap_remove(0))
-    }
-
-    fn time_rank(
+    fn steps(
         &self,
         rank: &Rank,
         case: &DispatchCase,
+        rounds: Rounds,
         speed: LinkSpeed,
-    ) -> Result<Timed, Error> {
+    ) -> Result<Vec<LinkStep>, Error> {
         let groups = ParallelContext::new(&self.layout(case.over_nodes), rank)?;
         let link = speed.link(Some(RANKS_PER_NODE))?;
         let axes = AxisSet::from([Axis::Expert, Axis::ExpertTensor]);
@@ -236,36 +166,42 @@ impl Benchmark<'_> {
         let layer = Arc::new(self.layer(case).init(&builder.child("moe"))?);
         let shape = [1, self.0.tokens, self.0.hidden];
         let x = Tensor::<3>::random(shape, Distribution::Normal(0.0, 1.0), &device).require_grad();
-        let rounds = Rounds {
-            warm_up: self.0.steps.warm_up,
-            steps: self.0.steps.steps,
-            counted: false,
-        };
-        let steps = rounds.run(&groups, &link, || {
+        rounds.run(&groups, &link, || {
             let _gradients = layer.forward(x.clone()).sum().backward();
             Ok(())
-        })?;
-        let between = |of: &LinkStep| of.transfers.iter().map(between).sum();
-        Ok(Timed {
-            traffic: Traffic {
-                seconds: slowest(rank, &steps)?,
-                ..traffic(rank, &steps)?
-            },
-            between: mean(rank, &steps, between)?,
-            hidden: mean(rank, &steps, LinkStep::hidden)?,
         })
     }
 }
 
-/// The bytes that a transfer sends to other nodes.
-fn between(transfer: &Transfer) -> f64 {
-    transfer.between as f64
-}
-
 #[cfg(test)]
 mod tests {
+    use burn_megatron::mesh::Mesh;
+    use burn_megatron::nn::moe::{DispatchNodes, DispatchProblem};
+
     use super::*;
     use crate::test_flags::parse_text;
+
+    /// Bytes of an element and of a weight: f32.
+    const ELEMENT: usize = 4;
+
+    /// The bytes that a rank sends, by the formula of the case.
+    fn formula(bench: &Benchmark, case: &DispatchCase) -> f64 {
+        let mesh = Mesh::new(&bench.layout(case.over_nodes), RANKS).unwrap();
+        let problem = DispatchProblem {
+            dispatcher: case.dispatcher,
+            fp8: case.fp8,
+            tokens: bench.0.tokens,
+            experts: EXPERTS,
+            per_token: EXPERTS_PER_TOKEN,
+            groups: None,
+            hidden: bench.0.hidden,
+            expert: RANKS,
+            expert_tensor: 1,
+            nodes: DispatchNodes::of(&mesh, EXPERTS),
+        };
+        let forward = problem.forward_bytes(ELEMENT, ELEMENT).total();
+        forward + problem.backward_bytes(ELEMENT, ELEMENT).total()
+    }
 
     /// The bytes of a small layer by each dispatcher, of which the ranks and nodes of a token are counted by the link.
     #[test]
@@ -273,22 +209,16 @@ mod tests {
         let text = "--tokens 256 --hidden 16 --steps 1 --warm-up 0";
         let args: DispatchArgs = parse_text(text).unwrap();
         let bench = Benchmark(&args);
-        let sent = CASES.map(|case| {
-            let timed = bench.time(&case, LinkSpeed::INFINITE).unwrap();
-            let Timed {
-                traffic, between, ..
-            } = timed;
-            let bytes = traffic.bytes;
-            let formula = bench.problem(&case).unwrap();
+        let rows = bench.rows().unwrap();
+        for (row, case) in rows.iter().zip(&CASES) {
             // Choices are those of a random router; counts of rows are not in the formula.
-            assert!(
-                (bytes / formula - 1.0).abs() < 0.2,
-                "{case}: {bytes}, {formula}"
-            );
-            (bytes, between)
-        });
-        let [all_to_all, _, flex, eight_bits, nodes, _] = sent;
-        assert!(flex.0 < all_to_all.0 && eight_bits.0 < flex.0);
-        assert!(nodes.1 < flex.1);
+            let formula = formula(&bench, case);
+            assert!((row.bytes / formula - 1.0).abs() < 0.2, "{row:?}");
+        }
+        let [all_to_all, _, flex, eight_bits, nodes, _] = &rows[..] else {
+            panic!("six cases");
+        };
+        assert!(flex.bytes < all_to_all.bytes && eight_bits.bytes < flex.bytes);
+        assert!(nodes.bytes_between_nodes < flex.bytes_between_nodes);
     }
 }

@@ -19,7 +19,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::peer::Peer;
-use crate::report::{Column, Report};
+use crate::report::{Column, Report, fixed};
 
 /// The program of the peer.
 const PEER: &str = include_str!("../python/torch_generate.py");
@@ -60,7 +60,7 @@ struct GenerateRow {
 
 const COLUMNS: &[Column<GenerateRow>] = &[
     Column::new("batch", 5, |row| row.batch.to_string()),
-    Column::new("tokens/s", 9, |row| format!("{:.1}", row.tokens_per_second)),
+    Column::new("tokens/s", 9, |row| fixed(row.tokens_per_second, 1)),
     Column::new("transformers", 13, |row| {
         row.peer_tokens_per_second
             .map_or("-".into(), |rate| format!("{rate:.1}"))

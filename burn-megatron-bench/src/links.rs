@@ -4,10 +4,12 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use burn_megatron::comm::testing::{Link, Transfer, hidden_share};
+use burn_megatron::comm::testing::{Link, Transfer};
 use burn_megatron::comm::{ParallelContext, Rank, ReduceOp, World};
 use burn_megatron::nn::MatmulClock;
 use burn_megatron_cli::internal::{Error, median};
+
+use crate::args::StepFlags;
 
 /// Floating-point operations per second on a virtual clock.
 const COUNTED_FLOPS: f64 = 1e9;
@@ -74,6 +76,9 @@ impl Traffic {
             calls,
             bytes,
         } = *self;
+        if bytes == 0.0 {
+            return Ok(LinkSpeed::INFINITE);
+        }
         let latencies = calls * latency.as_secs_f64();
         let wanted = share * seconds;
         if wanted > latencies {
@@ -124,9 +129,10 @@ impl LinkStep {
         self.transfers.len() as f64
     }
 
-    /// 1 - blocked / link, at least 0.
-    pub fn hidden(&self) -> f64 {
-        hidden_share(&self.transfers)
+    /// The bytes that were sent to other nodes.
+    pub fn bytes_between_nodes(&self) -> f64 {
+        let sizes = self.transfers.iter();
+        sizes.map(|transfer| transfer.between as f64).sum()
     }
 }
 
@@ -137,6 +143,17 @@ pub struct Rounds {
     pub steps: usize,
     /// Whether the clock is a virtual one.
     pub counted: bool,
+}
+
+impl From<&StepFlags> for Rounds {
+    /// On the clock of the machine.
+    fn from(flags: &StepFlags) -> Self {
+        Self {
+            warm_up: flags.warm_up,
+            steps: flags.steps,
+            counted: false,
+        }
+    }
 }
 
 impl Rounds {

@@ -23,6 +23,7 @@ mod gemm;
 mod generate;
 mod host;
 mod kernels;
+mod layers;
 mod links;
 mod overlap;
 mod peer;

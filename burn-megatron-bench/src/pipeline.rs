@@ -18,7 +18,7 @@ use serde::Serialize;
 
 use crate::args::StepFlags;
 use crate::links::on_threads;
-use crate::report::{Column, Report};
+use crate::report::{Column, Report, fixed};
 
 const SCHEDULES: [ScheduleKind; 2] = [ScheduleKind::OneFOneB, ScheduleKind::EagerOneFOneB];
 
@@ -59,10 +59,10 @@ struct PipelineRow {
 const COLUMNS: &[Column<PipelineRow>] = &[
     Column::new("schedule", -12, |row| row.schedule.to_string()),
     Column::new("receives ahead", 14, |row| row.receives_ahead.to_string()),
-    Column::new("simulated", 9, |row| format!("{:.1}", row.simulated)),
-    Column::new("measured", 8, |row| format!("{:.1}", row.measured)),
+    Column::new("simulated", 9, |row| fixed(row.simulated, 1)),
+    Column::new("measured", 8, |row| fixed(row.measured, 1)),
     Column::new("measured / simulated", 20, |row| {
-        format!("{:.3}", row.measured / row.simulated)
+        fixed(row.measured / row.simulated, 3)
     }),
     Column::new("messages", 8, |row| row.messages.to_string()),
     Column::optional(1, "tensors", 7, |row| row.tensors.to_string()),

@@ -16,7 +16,7 @@ use serde::Serialize;
 use tempfile::TempDir;
 use tokenizers::Tokenizer;
 
-use crate::report::{Column, Report};
+use crate::report::{Column, Report, fixed};
 
 /// Measured rounds, after a warm-up round; the median is reported.
 const ROUNDS: usize = 5;
@@ -53,7 +53,7 @@ struct SpeedRow {
 
 const COLUMNS: &[Column<SpeedRow>] = &[
     Column::new("", -42, |row| row.name.into()),
-    Column::new("MB/s", 7, |row| format!("{:.2}", row.megabytes_per_second)),
+    Column::new("MB/s", 7, |row| fixed(row.megabytes_per_second, 2)),
     Column::new("of the first", 13, |row| {
         format!("{:.0}%", 100.0 * row.ratio)
     }),

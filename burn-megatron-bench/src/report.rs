@@ -86,6 +86,16 @@ pub fn row_line<R>(columns: &[Column<R>], row: &R) -> String {
     })
 }
 
+/// A number with some decimals.
+pub fn fixed(number: f64, decimals: usize) -> String {
+    format!("{number:.decimals$}")
+}
+
+/// A share in percent.
+pub fn percent(share: f64) -> String {
+    format!("{:.0} %", 100.0 * share)
+}
+
 /// The content of the JSON file.
 #[derive(Debug, Serialize)]
 pub struct Results<S, R> {

@@ -1,5 +1,6 @@
 //! Charts as SVG: what the charts of all crates share, and the chart of a pipeline schedule.
 
+mod gantt;
 mod schedule_chart;
 
 use std::io;
@@ -8,6 +9,7 @@ use std::path::{Path, PathBuf};
 use burn_megatron::atomic_file::replace_file;
 use plotters::prelude::*;
 
+pub use gantt::Gantt;
 pub use schedule_chart::schedule_chart;
 
 /// The font of all text.

@@ -2,9 +2,10 @@
 
 use burn_megatron::pipeline::schedule::{ActionKind, ActionSpan, Simulation};
 use plotters::prelude::*;
-use plotters::style::text_anchor::{HPos, Pos, VPos};
+use plotters::style::text_anchor::HPos;
 
-use crate::{Area, FAINT, FONT, PlotError, TEXT, render};
+use crate::gantt::{Gantt, number};
+use crate::{PlotError, failed, render};
 
 const IDLE: RGBColor = RGBColor(246, 246, 246);
 
@@ -22,7 +23,7 @@ const MAX_SHADES: usize = 4;
 /// A larger picture would be slow to open and unreadable.
 const MAX_SPANS: usize = 200_000;
 
-type DrawResult = Result<(), Box<dyn std::error::Error>>;
+type DrawResult = Result<(), PlotError>;
 
 /// Draws a schedule as an SVG, 1200 pixels wide: one row per rank, time from left to right, each
 /// computation with its micro-batch, lighter for later chunks of a rank, with transfers below.
@@ -40,32 +41,37 @@ pub fn schedule_chart(simulation: &Simulation) -> Result<String, PlotError> {
     }
     let height = TOP + simulation.schedule().ranks() as i32 * (ROW + GAP) + BOTTOM;
     render((WIDTH as u32, height as u32), |area| {
-        let chart = Chart { simulation, area };
-        chart
-            .draw()
-            .map_err(|error| PlotError::Draw(error.to_string()))
+        let gantt = Gantt {
+            area,
+            columns: (LEFT, WIDTH - RIGHT),
+            total: simulation.total(),
+        };
+        Chart { simulation, gantt }.draw()
     })
 }
 
 struct Chart<'a, 'b> {
     simulation: &'a Simulation,
-    area: &'a Area<'b>,
+    gantt: Gantt<'a, 'b>,
 }
 
 impl Chart<'_, '_> {
     fn draw(&self) -> DrawResult {
-        self.area.fill(&WHITE)?;
+        self.gantt.area.fill(&WHITE).map_err(failed)?;
         let title = self.simulation.summary();
         let (name, figures) = title.split_once("; ").unwrap_or((&title, ""));
-        self.text(name, (LEFT, 16), 20, HPos::Left)?;
-        self.text(figures, (LEFT, 40), 15, HPos::Left)?;
+        self.gantt.text(name, (LEFT, 16), 20, HPos::Left)?;
+        self.gantt.text(figures, (LEFT, 40), 15, HPos::Left)?;
         self.legend()?;
-        self.axis()?;
+        let bottom = TOP + self.simulation.schedule().ranks() as i32 * (ROW + GAP);
+        self.gantt.axis((TOP - 4, bottom), &self.unit())?;
         for (rank, timeline) in self.simulation.all_timelines().enumerate() {
             let top = TOP + rank as i32 * (ROW + GAP);
             let middle = (LEFT - 10, top + (ROW - STRIP) / 2 - 7);
-            self.text(&format!("rank {rank}"), middle, 15, HPos::Right)?;
-            self.rectangle((LEFT, top), (WIDTH - RIGHT, top + ROW), IDLE)?;
+            self.gantt
+                .text(&format!("rank {rank}"), middle, 15, HPos::Right)?;
+            self.gantt
+                .rectangle((LEFT, top), (WIDTH - RIGHT, top + ROW), IDLE)?;
             for span in timeline.iter().filter(|span| span.end > span.start) {
                 self.span(rank, top, span)?;
             }
@@ -75,27 +81,27 @@ impl Chart<'_, '_> {
 
     fn span(&self, rank: usize, top: i32, span: &ActionSpan) -> DrawResult {
         let kind = span.action.kind;
-        let (left, right) = (self.x(span.start), self.x(span.end));
+        let (left, right) = (self.gantt.x(span.start), self.gantt.x(span.end));
         if kind.is_receive() {
             return Ok(()); // waiting is shown as an empty row
         }
         if kind.is_send() {
             let strip = ((left, top + ROW - STRIP), (right, top + ROW));
-            return self.rectangle(strip.0, strip.1, color(kind));
+            return self.gantt.rectangle(strip.0, strip.1, color(kind));
         }
         let bottom = top + ROW - STRIP;
         let (chunk, chunks) = self.simulation.chunk(rank, span);
         let color = lighter(color(kind), chunk as f64 / chunks as f64);
-        self.rectangle((left, top), (right, bottom), color)?;
+        self.gantt.rectangle((left, top), (right, bottom), color)?;
         // A white edge separates adjacent computations that are wide enough.
         if right - left >= 4 {
             let edge = Rectangle::new([(left, top), (right, bottom)], WHITE.stroke_width(1));
-            self.area.draw(&edge)?;
+            self.gantt.area.draw(&edge).map_err(failed)?;
         }
         let label = span.action.micro_batch.to_string();
         if right - left > 8 * label.len() as i32 + 2 {
             let middle = ((left + right) / 2, (top + bottom) / 2 - 7);
-            self.text(&label, middle, 13, HPos::Center)?;
+            self.gantt.text(&label, middle, 13, HPos::Center)?;
         }
         Ok(())
     }
@@ -107,49 +113,28 @@ impl Chart<'_, '_> {
         let chunks = ranks
             .map(|rank| self.simulation.stages_of(rank).len())
             .max();
-        let mut x = LEFT;
         let drawn = |kind: &&ActionKind| !kind.is_receive() && kinds.contains(kind);
-        for kind in ActionKind::ALL.iter().filter(drawn) {
+        let drawn = ActionKind::ALL.iter().filter(drawn).map(|kind| {
             let name = match kind {
                 ActionKind::SendActivation => "activation in flight",
                 ActionKind::SendGradient => "gradient in flight",
                 kind => kind.description(),
             };
-            self.rectangle((x, 63), (x + 14, 77), color(*kind))?;
-            self.text(name, (x + 20, 63), 14, HPos::Left)?;
-            x += 44 + 7 * name.len() as i32;
-        }
+            (name, color(*kind))
+        });
+        let mut x = self.gantt.legend(63, drawn)?;
         let chunks = chunks.unwrap_or(1);
         if chunks > 1 {
             // Next to each other, as in a rank.
             for chunk in 0..chunks.min(MAX_SHADES) {
                 let shade = lighter(color(ActionKind::Forward), chunk as f64 / chunks as f64);
-                self.rectangle((x, 63), (x + 14, 77), shade)?;
+                self.gantt.rectangle((x, 63), (x + 14, 77), shade)?;
                 x += 14;
             }
-            self.text("first to last stage of a rank", (x + 6, 63), 14, HPos::Left)?;
+            self.gantt
+                .text("first to last stage of a rank", (x + 6, 63), 14, HPos::Left)?;
         }
         Ok(())
-    }
-
-    fn axis(&self) -> DrawResult {
-        let bottom = TOP + self.simulation.schedule().ranks() as i32 * (ROW + GAP);
-        let total = self.simulation.total();
-        let step = round_step(total / 12.0);
-        let ticks = if total > 0.0 {
-            (total / step).floor() as usize
-        } else {
-            0
-        };
-        for tick in 0..=ticks {
-            let x = self.x(tick as f64 * step);
-            let line = PathElement::new([(x, TOP - 4), (x, bottom)], FAINT);
-            self.area.draw(&line)?;
-            let label = number(tick as f64 * step);
-            self.text(&label, (x, bottom + 4), 13, HPos::Center)?;
-        }
-        let middle = ((LEFT + WIDTH - RIGHT) / 2, bottom + 26);
-        self.text(&self.unit(), middle, 14, HPos::Center)
     }
 
     /// The label of the axis: what the unit of the times is.
@@ -163,26 +148,6 @@ impl Chart<'_, '_> {
             }
             _ => "time (in the unit of the times of the stages)".into(),
         }
-    }
-
-    fn x(&self, time: f64) -> i32 {
-        let total = self.simulation.total();
-        let part = if total > 0.0 { time / total } else { 0.0 };
-        // A transfer may arrive after the last computation.
-        LEFT + (part.min(1.0) * f64::from(WIDTH - LEFT - RIGHT)).round() as i32
-    }
-
-    fn rectangle(&self, from: (i32, i32), to: (i32, i32), color: RGBColor) -> DrawResult {
-        self.area
-            .draw(&Rectangle::new([from, to], color.filled()))?;
-        Ok(())
-    }
-
-    fn text(&self, text: &str, at: (i32, i32), size: i32, from: HPos) -> DrawResult {
-        let style = (FONT, size).into_font().color(&TEXT);
-        let style = style.pos(Pos::new(from, VPos::Top));
-        self.area.draw(&Text::new(text.to_string(), at, style))?;
-        Ok(())
     }
 }
 
@@ -203,25 +168,6 @@ fn color(kind: ActionKind) -> RGBColor {
 fn lighter(color: RGBColor, by: f64) -> RGBColor {
     let mix = |part: u8| (f64::from(part) + (255.0 - f64::from(part)) * by * 2.0 / 3.0) as u8;
     RGBColor(mix(color.0), mix(color.1), mix(color.2))
-}
-
-/// The next number above that is 1, 2 or 5 times a power of ten.
-fn round_step(least: f64) -> f64 {
-    if least <= 0.0 {
-        return 1.0;
-    }
-    let power = 10_f64.powf(least.log10().floor());
-    let steps = [1.0, 2.0, 5.0].map(|step| step * power);
-    steps
-        .into_iter()
-        .find(|step| *step >= least)
-        .unwrap_or(10.0 * power)
-}
-
-/// A number with at most 3 decimals.
-fn number(value: f64) -> String {
-    let text = format!("{value:.3}");
-    text.trim_end_matches('0').trim_end_matches('.').to_string()
 }
 
 #[cfg(test)]

@@ -6,9 +6,7 @@ pub use crate::data_parallel::precision;
 pub use crate::error::Error;
 pub use crate::family::{Families, Model};
 pub use crate::gemm_tuning::tune;
-pub use crate::kernel_cases::{
-    Direction, Inputs, KernelBenchmark, Seed, Shape, heads, subjects, work,
-};
+pub use crate::kernel_cases::{Direction, Inputs, KernelBenchmark, Shape, heads, subjects, work};
 pub use crate::layers::RecipeLayers;
 pub use crate::numbers::{at_least_one, count};
 pub use crate::plan::source::RecipeModel;

@@ -17,8 +17,8 @@ use serde::Serialize;
 
 use super::ContextArgs;
 use super::document_rows::{DocumentRows, VOCABULARY, long_tail};
-use crate::links::{LinkSpeed, Traffic, on_threads, slowest};
-use crate::report::{Column, Report};
+use crate::links::{LinkSpeed, Rounds, Traffic, on_threads, slowest};
+use crate::report::{Column, Report, fixed};
 
 const LAYERS: usize = 1;
 /// Little next to attention, which is what differs.
@@ -150,12 +150,10 @@ const COLUMNS: &[Column<DocumentsRow>] = &[
     Column::new("GFLOP", 14, |row| row.attention_flops.text(1e9, 2)),
     Column::new("tokens", 14, |row| row.tokens.text(1.0, 0)),
     Column::new("MB sent", 14, |row| row.bytes_sent.text(1e6, 1)),
-    Column::new("seconds", 8, |row| format!("{:.3}", row.seconds)),
-    Column::new("speed", 6, |row| format!("{:.2}", row.speed)),
-    Column::new("over a link", 11, |row| {
-        format!("{:.3}", row.seconds_over_link)
-    }),
-    Column::new("speed", 6, |row| format!("{:.2}", row.speed_over_link)),
+    Column::new("seconds", 8, |row| fixed(row.seconds, 3)),
+    Column::new("speed", 6, |row| fixed(row.speed, 2)),
+    Column::new("over a link", 11, |row| fixed(row.seconds_over_link, 3)),
+    Column::new("speed", 6, |row| fixed(row.speed_over_link, 2)),
 ];
 
 /// The figures of a layout, those of a step.
@@ -300,7 +298,7 @@ impl DocumentsBenchmark<'_> {
             let batches = trainer.next_batches(&self.rows)?;
             runs.push((groups, link, trainer, batches, 0.0, vec![]));
         }
-        let rounds = self.args.rounds();
+        let rounds = Rounds::from(&self.args.steps);
         for _ in 0..rounds.warm_up + rounds.steps {
             for (groups, link, trainer, _, loss, steps) in &mut runs {
                 let mut step = || {

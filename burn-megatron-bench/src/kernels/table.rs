@@ -7,7 +7,7 @@ use burn_megatron::kernels::gemm::engine_of;
 use burn_megatron_cli::internal::count;
 use serde::Serialize;
 
-use crate::report::{Column, unchecked};
+use crate::report::{Column, fixed, unchecked};
 
 /// One operation at one size in one direction. Seconds are medians.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -83,12 +83,12 @@ pub const COLUMNS: &[Column<KernelRow>] = &[
     Column::new("rows x width", 13, |row| {
         format!("{} x {}", row.rows, row.width)
     }),
-    Column::new("ms", 9, |row| format!("{:.4}", row.fused_seconds * 1e3)),
+    Column::new("ms", 9, |row| fixed(row.fused_seconds * 1e3, 4)),
     Column::optional(2, "GB/s", 7, |row| {
-        format!("{:.1}", row.bytes as f64 / row.fused_seconds / 1e9)
+        fixed(row.bytes as f64 / row.fused_seconds / 1e9, 1)
     }),
     Column::new("of copy", 7, |row| {
-        format!("{:.2}", row.copy_seconds / row.fused_seconds)
+        fixed(row.copy_seconds / row.fused_seconds, 2)
     }),
     Column::optional(1, "composed ms", 11, |row| match row.composed_seconds {
         Some(seconds) => format!("{:.4}", seconds * 1e3),

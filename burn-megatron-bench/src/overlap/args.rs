@@ -9,7 +9,8 @@ use clap::Args;
 
 use super::tensor::TpCommOverlapSetting;
 use crate::args::{StepFlags, above_zero};
-use crate::links::Rounds;
+use crate::layers::LayersRun;
+use crate::links::{LinkStep, Rounds};
 
 /// Flags of `overlap`.
 #[derive(Args)]
@@ -113,12 +114,17 @@ impl OverlapArgs {
         Duration::from_micros(self.latency_us)
     }
 
-    /// The steps, on the clock of the machine or on a virtual one.
-    pub fn rounds(&self, counted: bool) -> Rounds {
-        Rounds {
-            warm_up: self.steps.warm_up,
-            steps: self.steps.steps,
-            counted,
+    /// The steps of layers whose ranks exchange activations.
+    pub fn layers(&self, ranks: usize, counted: bool, blocked: fn(&LinkStep) -> f64) -> LayersRun {
+        LayersRun {
+            ranks,
+            rounds: Rounds {
+                counted,
+                ..Rounds::from(&self.steps)
+            },
+            share: self.share,
+            latency: self.latency(),
+            blocked,
         }
     }
 }

@@ -71,7 +71,7 @@ pub fn run(args: &OverlapArgs) -> Result<(), Error> {
             events: &records[0].events,
             step: records[0].steps[counted.end - 1],
         });
-        write(path, svg(&about, &lines.collect::<Vec<_>>()).as_bytes())?;
+        write(path, svg(&about, &lines.collect::<Vec<_>>())?.as_bytes())?;
     }
     report.finish(
         "step, backward, link, blocked: seconds of a step; hidden: 1 - blocked / link; in the trace: the part of the transfers \

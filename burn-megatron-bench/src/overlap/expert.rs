@@ -14,8 +14,8 @@ use burn_megatron_models::{MoeConfig, TransformerConfig};
 use burn_megatron_train::{NoopObserver, TrainConfig, Trainer};
 
 use super::args::OverlapArgs;
-use super::layers::{COLUMNS, LayersRow, LayersRun};
-use crate::links::{LinkSpeed, LinkStep, on_threads};
+use crate::layers::{COLUMNS, LEGEND, LayersRow};
+use crate::links::{LinkSpeed, LinkStep, Rounds, on_threads};
 use crate::report::Report;
 
 const SEED: u64 = 1;
@@ -41,11 +41,9 @@ pub fn run(args: &OverlapArgs) -> Result<(), Error> {
             report.add(row)?;
         }
     }
-    report.finish(
-        "step, link: seconds of a step, and of its exchanges; blocked: in which a rank waited for its own link; late: and for \
-         other ranks; hidden: 1 - blocked / link, of M micro-batches at most 1 - 1 / 2M, as the first forward has nothing \
-         to hide it. A counted clock advances by products and transfers only",
-    )
+    report.finish(&format!(
+        "{LEGEND}. Of M micro-batches at most 1 - 1 / 2M is hidden, as the first forward has nothing to hide it"
+    ))
 }
 
 /// The training on a number of ranks.
@@ -60,7 +58,7 @@ struct Overlap(bool);
 
 impl fmt::Display for Overlap {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if self.0 { "on" } else { "off" })
+        f.write_str(if self.0 { "overlap on" } else { "overlap off" })
     }
 }
 
@@ -135,16 +133,12 @@ impl<'a> ExpertBenchmark<'a> {
     /// The rows without and with overlap.
     fn run(&self) -> Result<Vec<LayersRow>, Error> {
         let cores = available_parallelism().map_or(1, usize::from);
-        let run = LayersRun {
-            args: self.args,
-            ranks: self.expert,
-            counted: self.args.counted || self.expert > cores,
-            blocked,
-        };
-        let (off, on) = (Overlap(false), Overlap(true));
+        let counted = self.args.counted || self.expert > cores;
+        let run = self.args.layers(self.expert, counted, blocked);
         let mut by_rank = on_threads(self.expert, |rank| {
-            run.rows(rank, off, &[off, on], |overlap, speed| {
-                self.steps(rank, overlap.0, run.counted, speed)
+            let cases = [Overlap(false), Overlap(true)];
+            run.rows(rank, &cases, |overlap, speed| {
+                self.steps(rank, overlap.0, run.rounds, speed)
             })
         })?;
         Ok(by_rank.swap_remove(0))
@@ -154,10 +148,9 @@ impl<'a> ExpertBenchmark<'a> {
         &self,
         rank: &Rank,
         overlap: bool,
-        counted: bool,
+        rounds: Rounds,
         speed: LinkSpeed,
     ) -> Result<Vec<LinkStep>, Error> {
-        let rounds = self.args.rounds(counted);
         let link = rounds.link(speed)?;
         let groups = ParallelContext::new(&self.layout(overlap), rank)?;
         let axes = AxisSet::from([Axis::Expert, Axis::ExpertTensor]);
@@ -226,7 +219,7 @@ mod tests {
             assert!(overlapped.hidden >= least, "{overlapped:?}");
             assert!(overlapped.hidden <= 1.0 - 1.0 / 16.0, "{overlapped:?}");
             assert!(
-                overlapped.step_seconds < plain.step_seconds,
+                overlapped.seconds_over_link < plain.seconds_over_link,
                 "{overlapped:?}"
             );
             assert_eq!(

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::case::OverlapCase;
 use crate::links::LinkSpeed;
-use crate::report::Column;
+use crate::report::{Column, fixed};
 use crate::timeline::{self, EventKind, RankTimeline, TimelineEvent};
 use burn_megatron_cli::internal::median;
 
@@ -103,15 +103,11 @@ pub const COLUMNS: &[Column<OverlapRow>] = &[
     Column::new("overlap", -8, |row| {
         if row.overlap { "on" } else { "off" }.into()
     }),
-    Column::new("MB/s", 6, |row| {
-        format!("{:.1}", row.bytes_per_second / 1e6)
-    }),
-    Column::new("step s", 7, |row| format!("{:.2}", row.step_seconds)),
-    Column::optional(2, "backward s", 11, |row| {
-        format!("{:.2}", row.backward_seconds)
-    }),
-    Column::new("link s", 7, |row| format!("{:.2}", row.transfer_seconds)),
-    Column::new("blocked s", 10, |row| format!("{:.2}", row.blocked_seconds)),
+    Column::new("MB/s", 6, |row| fixed(row.bytes_per_second / 1e6, 1)),
+    Column::new("step s", 7, |row| fixed(row.step_seconds, 2)),
+    Column::optional(2, "backward s", 11, |row| fixed(row.backward_seconds, 2)),
+    Column::new("link s", 7, |row| fixed(row.transfer_seconds, 2)),
+    Column::new("blocked s", 10, |row| fixed(row.blocked_seconds, 2)),
     Column::new("hidden", -18, |row| row.hidden.to_string()),
     Column::optional(1, "in the trace", -18, |row| {
         row.hidden_in_trace.to_string()

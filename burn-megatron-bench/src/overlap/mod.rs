@@ -5,7 +5,6 @@ mod case;
 mod data;
 mod expert;
 mod figures;
-mod layers;
 mod tensor;
 
 use burn_megatron_cli::internal::Error;

@@ -14,7 +14,7 @@ use burn_megatron::nn::{Activation, ModelBuilder, ParallelMlp, ParallelMlpConfig
 use burn_megatron_cli::internal::{Error, RankSetup, SettingFlags, set_up};
 
 use super::args::OverlapArgs;
-use super::layers::{COLUMNS, LayersRow, LayersRun};
+use crate::layers::{COLUMNS, LEGEND, LayersRow, LayersRun};
 use crate::links::{LinkSpeed, LinkStep};
 use crate::report::Report;
 
@@ -97,9 +97,8 @@ pub fn run(args: &OverlapArgs) -> Result<(), Error> {
             }
         }
     }
-    let legend = "step, link, blocked: seconds of a step; hidden: 1 - blocked / link. Of N chunks in bulk at most 1 - 1/N is \
-                  hidden. A counted clock advances by products and transfers only";
-    report.map_or(Ok(()), |report| report.finish(legend))
+    let legend = format!("{LEGEND}. Of N chunks in bulk at most 1 - 1/N is hidden");
+    report.map_or(Ok(()), |report| report.finish(&legend))
 }
 
 fn rank_setup(args: &OverlapArgs, tensor: usize) -> Result<RankSetup, Error> {
@@ -129,45 +128,36 @@ fn check(args: &OverlapArgs, tensor: usize) -> Result<(), Error> {
     Ok(())
 }
 
-/// The rows, which are the same on each rank.
+/// The rows, which are the same on each rank. The first is without chunks.
 fn on_rank(args: &OverlapArgs, rank: &Rank, counted: bool) -> Result<Vec<LayersRow>, Error> {
-    let run = LayersRun {
-        args,
-        ranks: rank.size(),
-        counted,
-        blocked: LinkStep::waited,
-    };
-    let whole = TpCommOverlapSetting(None);
-    run.rows(rank, whole, &args.tp_comm_overlap, |method, speed| {
-        steps(&run, rank, method, speed)
+    let run = args.layers(rank.size(), counted, LinkStep::waited);
+    let mut methods = args.tp_comm_overlap.clone();
+    methods.retain(|method| method.0.is_some());
+    methods.insert(0, TpCommOverlapSetting(None));
+    run.rows(rank, &methods, |method, speed| {
+        steps(args, &run, rank, *method, speed)
     })
 }
 
 fn steps(
-    run: &LayersRun<'_>,
+    args: &OverlapArgs,
+    run: &LayersRun,
     rank: &Rank,
     method: TpCommOverlapSetting,
     speed: LinkSpeed,
 ) -> Result<Vec<LinkStep>, Error> {
-    let rounds = run.args.rounds(run.counted);
-    let link = rounds.link(speed)?;
+    let link = run.rounds.link(speed)?;
     let groups = ParallelContext::new(&method.layout(run.ranks), rank)?;
     let network = SimulatedNetwork::over(groups.tensor().clone(), &link);
     let groups = groups.with_tensor(network);
     let device = Device::flex().autodiff();
     let builder = ModelBuilder::with(&groups, &device, 1, DType::F32);
-    let OverlapArgs {
-        layers,
-        hidden,
-        context,
-        micro_batch_size,
-        ..
-    } = *run.args;
+    let (hidden, context) = (args.hidden, args.context);
     let config = ParallelMlpConfig::new(hidden, 4 * hidden, Activation::GeluTanh);
-    let mlps = (0..layers).map(|i| config.clone().with_bias(false).init(&builder.child(i)));
+    let mlps = (0..args.layers).map(|i| config.clone().with_bias(false).init(&builder.child(i)));
     let mlps = mlps.collect::<Result<Vec<_>, _>>()?;
-    let shape = [micro_batch_size, context / run.ranks, hidden];
-    rounds.run(&groups, &link, || {
+    let shape = [args.micro_batch_size, context / run.ranks, hidden];
+    run.rounds.run(&groups, &link, || {
         let x = Tensor::ones(shape, &device).require_grad();
         let _gradients = forward(&mlps, x).sum().backward();
         Ok(())
@@ -234,7 +224,7 @@ mod tests {
             let [none, ring, bulk] = &rows[0][..] else {
                 panic!("{rows:?}")
             };
-            assert!(none.hidden < 0.7 && none.step_seconds > ring.step_seconds);
+            assert!(none.hidden < 0.7 && none.seconds_over_link > ring.seconds_over_link);
             for row in [ring, bulk] {
                 assert_eq!(row.bytes, none.bytes, "{row:?}");
                 assert!(row.hidden >= 0.7, "{row:?}");

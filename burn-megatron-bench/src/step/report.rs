@@ -4,7 +4,7 @@ use burn_megatron_cli::internal::{TimedSteps, count, median};
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::report::{Column, unchecked};
+use crate::report::{Column, fixed, unchecked};
 
 /// Dense peaks in TFLOP/s in f16 and bf16, from NVIDIA's data sheets, by a part of the device's name. The first match
 /// counts.
@@ -179,15 +179,13 @@ pub const COLUMNS: &[Column<StepRow>] = &[
             row.micro_batches, row.micro_batch_size, row.sequence_length
         )
     }),
-    Column::new("ms", 9, |row| format!("{:.1}", median(&row.seconds) * 1e3)),
+    Column::new("ms", 9, |row| fixed(1e3 * median(&row.seconds), 1)),
     Column::optional(1, "from - to", 18, |row| {
         let (least, most) = range(&row.seconds);
         format!("{:.1} - {:.1}", least * 1e3, most * 1e3)
     }),
-    Column::new("tokens/s", 10, |row| {
-        format!("{:.0}", row.tokens_per_second())
-    }),
-    Column::optional(2, "TFLOP/s", 8, |row| format!("{:.3}", row.tflops())),
+    Column::new("tokens/s", 10, |row| fixed(row.tokens_per_second(), 0)),
+    Column::optional(2, "TFLOP/s", 8, |row| fixed(row.tflops(), 3)),
     Column::new("MFU", 8, |row| {
         row.mfu()
             .map_or("unknown".into(), |mfu| format!("{:.1} %", 100.0 * mfu))

@@ -1,7 +1,6 @@
-//! Benchmarks of 8-bit floats: quantisation compared with a copy of as many bytes, products and an MLP compared with the
-//! same in the type of the run.
+//! Benchmarks of 8-bit floats: quantisation compared with a copy of as many bytes, products compared with the same in
+//! the type of the run.
 
-mod mlp;
 mod products;
 mod recipe;
 
@@ -19,7 +18,6 @@ const PRODUCTS: [&[Shape]; 2] = [
     &[shape(256, 256), shape(512, 512), shape(1024, 1024)],
     &[shape(4096, 4096), shape(8192, 8192), shape(16384, 16384)],
 ];
-const MLPS: [&[Shape]; 2] = [&[shape(1024, 384)], &[shape(16384, 4096)]];
 
 /// All of them.
 pub fn subjects() -> Vec<PairBenchmark> {
@@ -42,12 +40,6 @@ pub fn subjects() -> Vec<PairBenchmark> {
         };
         subject(name, PRODUCTS, Box::new(pairs))
     };
-    let mlp = |name, recipe: ScalingRecipe| {
-        let pairs = move |shape: &Shape, device: &Device, dtype| {
-            vec![mlp::pair(recipe, shape, device, dtype)]
-        };
-        subject(name, MLPS, Box::new(pairs))
-    };
     vec![
         quantize("quantize-delayed", Delayed, false),
         quantize("quantize-current", Current, false),
@@ -57,10 +49,6 @@ pub fn subjects() -> Vec<PairBenchmark> {
         product("product-delayed", Delayed),
         product("product-blocks", Blocks),
         product("product-mx", Mx),
-        mlp("mlp-delayed", Delayed),
-        mlp("mlp-current", Current),
-        mlp("mlp-blocks", Blocks),
-        mlp("mlp-mx", Mx),
     ]
 }
 

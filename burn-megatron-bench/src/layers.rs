@@ -1,0 +1,136 @@
+//! Layers whose ranks exchange activations: their steps without a link, and over one on which the transfers take a share of
+//! the time.
+
+use std::fmt::Display;
+use std::time::Duration;
+
+use burn_megatron::comm::Rank;
+use burn_megatron_cli::internal::Error;
+use indicatif::HumanBytes;
+use serde::Serialize;
+
+use crate::links::{LinkSpeed, LinkStep, Rounds, mean, traffic};
+use crate::report::{Column, fixed, percent};
+
+/// A line of the table: means over the ranks of the medians over the steps, times in seconds.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct LayersRow {
+    pub ranks: usize,
+    pub case: String,
+    /// Whether the times are those of a virtual clock.
+    pub counted: bool,
+    pub calls: f64,
+    /// Bytes that a rank sends in a step, and those of them that go to other nodes.
+    pub bytes: f64,
+    pub bytes_between_nodes: f64,
+    /// Of a step without a link.
+    pub seconds: f64,
+    /// The time of the first case over this one.
+    pub speed: f64,
+    pub seconds_over_link: f64,
+    pub transfer_seconds: f64,
+    /// In which a rank was blocked over the link.
+    pub blocked_seconds: f64,
+    /// In which a rank waited for others in addition.
+    pub late_seconds: f64,
+    /// 1 - blocked / transfers, at least 0.
+    pub hidden: f64,
+}
+
+pub const COLUMNS: &[Column<LayersRow>] = &[
+    Column::new("ranks", 5, |row| row.ranks.to_string()),
+    Column::new("case", -20, |row| row.case.clone()),
+    Column::optional(2, "clock", -7, |row| clock(row.counted).into()),
+    Column::optional(1, "calls", 6, |row| fixed(row.calls, 0)),
+    Column::new("sent", 10, |row| bytes(row.bytes)),
+    Column::optional(3, "to nodes", 10, |row| bytes(row.bytes_between_nodes)),
+    Column::new("seconds", 8, |row| fixed(row.seconds, 3)),
+    Column::new("speed", 6, |row| fixed(row.speed, 2)),
+    Column::new("over link", 9, |row| fixed(row.seconds_over_link, 3)),
+    Column::new("link", 7, |row| fixed(row.transfer_seconds, 3)),
+    Column::new("blocked", 8, |row| fixed(row.blocked_seconds, 3)),
+    Column::optional(4, "late", 7, |row| fixed(row.late_seconds, 3)),
+    Column::new("hidden", 6, |row| percent(row.hidden)),
+];
+
+fn clock(counted: bool) -> &'static str {
+    if counted { "counted" } else { "real" }
+}
+
+fn bytes(number: f64) -> String {
+    HumanBytes(number as u64).to_string()
+}
+
+/// What the columns mean.
+pub const LEGEND: &str = "sent, to nodes: bytes of a rank in a step, and those of them to other nodes; seconds: of a step \
+    without a link; speed: those of the first case over these; over link, link, blocked: seconds over the link, of the \
+    transfers, and in which a rank waited for them; late: and for other ranks; hidden: 1 - blocked / link. A counted clock \
+    advances by products and transfers only";
+
+/// The steps of layers on some ranks.
+pub struct LayersRun {
+    pub ranks: usize,
+    pub rounds: Rounds,
+    /// The time of the transfers of the first case over the link, as a fraction of its time without a link.
+    pub share: f64,
+    pub latency: Duration,
+    /// The seconds in which a rank was blocked in a step.
+    pub blocked: fn(&LinkStep) -> f64,
+}
+
+impl LayersRun {
+    /// Runs each case without and over the link. Returns the rows, which are the same on each rank. Collective: call on all
+    /// ranks.
+    pub fn rows<C: Display>(
+        &self,
+        rank: &Rank,
+        cases: &[C],
+        steps: impl Fn(&C, LinkSpeed) -> Result<Vec<LinkStep>, Error>,
+    ) -> Result<Vec<LayersRow>, Error> {
+        let (mut rows, mut link) = (vec![], None);
+        for case in cases {
+            let alone = traffic(rank, &steps(case, LinkSpeed::INFINITE)?)?;
+            let (first, link) = match link {
+                Some(first) => first,
+                None => *link.insert((alone.seconds, alone.link(self.share, self.latency)?)),
+            };
+            let over_link = steps(case, link)?;
+            let row = self.row(rank, case, &over_link)?;
+            rows.push(LayersRow {
+                seconds: alone.seconds,
+                speed: first / alone.seconds,
+                ..row
+            });
+        }
+        Ok(rows)
+    }
+
+    /// The figures over the link.
+    fn row(
+        &self,
+        rank: &Rank,
+        case: &impl Display,
+        steps: &[LinkStep],
+    ) -> Result<LayersRow, Error> {
+        let mean = |of: &dyn Fn(&LinkStep) -> f64| mean(rank, steps, of);
+        let blocked = self.blocked;
+        Ok(LayersRow {
+            ranks: self.ranks,
+            case: case.to_string(),
+            counted: self.rounds.counted,
+            calls: mean(&LinkStep::calls)?,
+            bytes: mean(&LinkStep::bytes)?,
+            bytes_between_nodes: mean(&LinkStep::bytes_between_nodes)?,
+            seconds: 0.0,
+            speed: 1.0,
+            seconds_over_link: mean(&|step| step.seconds)?,
+            transfer_seconds: mean(&LinkStep::link)?,
+            blocked_seconds: mean(&blocked)?,
+            late_seconds: mean(&|step| step.waited() - blocked(step))?,
+            hidden: mean(&|step| match step.link() {
+                0.0 => 1.0,
+                link => (1.0 - blocked(step) / link).max(0.0),
+            })?,
+        })
+    }
+}
