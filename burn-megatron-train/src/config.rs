@@ -10,7 +10,9 @@ use super::hooks::sequence_warmup::{self, SequenceWarmup};
 use super::hooks::{cuda_graphs, hybrid_context};
 use super::schedule::{LrSchedule, LrScheduleError, LrStyle};
 use burn_megatron::data_parallel::{DataParallelConfig, DataParallelConfigError, Precision};
-use burn_megatron::mesh::{ContextSplitError, MeshError, ParallelConfig, samples_per_rank};
+use burn_megatron::mesh::{
+    ContextSplitError, LayoutError, MeshError, ParallelConfig, samples_per_rank,
+};
 use burn_megatron::nn::tp_comm_overlap::NumSplitsError;
 use burn_megatron::optim::{
     EmaConfig, LossScale, LossScaleError, OptimizerConfig, OptimizerError, QkClipConfig,
@@ -95,7 +97,7 @@ pub struct TrainConfig {
     #[schemars(extend("resume" = "may_differ"))]
     pub cuda_graph: bool,
     /// Whether the elements of the gradient that are zero are counted in each step.
-    #[serde(rename = "log_num_zeros_in_grad")]
+    #[serde(rename = "log_num_zeros_in_grad", alias = "count_zeros")]
     #[schemars(extend("resume" = "may_differ"))]
     pub count_zeros: bool,
     /// The maximum gradient norm; larger gradients are scaled down to it.
@@ -178,14 +180,9 @@ pub enum ConfigError {
     /// The ranks of context x data cannot share documents.
     #[error(transparent)]
     HybridContext(#[from] HybridContextError),
-    /// A setting that hybrid context parallelism cannot have.
-    #[error("hybrid_context_parallel with {setting}: expected {expected}")]
-    WithHybridContext {
-        /// The setting.
-        setting: String,
-        /// The values that would fit.
-        expected: String,
-    },
+    /// A setting that the layout cannot have.
+    #[error(transparent)]
+    Layout(#[from] LayoutError),
     /// A setting that CUDA graphs cannot have.
     #[error("cuda_graph with {setting}: expected {expected}")]
     WithCudaGraph {
@@ -355,6 +352,16 @@ impl TrainConfig {
     pub fn batch_sizes(&self) -> impl Iterator<Item = usize> {
         let sizes: Vec<_> = BatchSizes::new(self).all().collect();
         sizes.into_iter()
+    }
+
+    /// Returns the parts of the run with smaller batches, at its start.
+    pub fn smaller_batches(&self) -> &[BatchWarmup] {
+        &self.batch_warmup
+    }
+
+    /// Returns the parts of the run with shorter rows, at its start.
+    pub fn shorter_rows(&self) -> &[SequenceWarmup] {
+        &self.sequence_warmup
     }
 
     /// The samples of the whole run.

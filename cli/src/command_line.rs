@@ -11,13 +11,14 @@ use burn_megatron_models::hf::HfFamily;
 use burn_megatron_train::{ReplayError, TrainError, Verdict};
 use clap::FromArgMatches;
 
-use crate::cli::{BenchCommand, Cli, Command};
+use crate::cli::{BenchCommand, Cli, Command, ConfigArgs};
 use crate::error::Error;
 use crate::family::Families;
 use crate::recipe::{DEFAULT_RECIPE, Recipe};
+use crate::settings::Settings;
 use crate::{
     allocator, bench, check_gpu, checkpoint, compare, conformance, convert, env, file_size_limit,
-    generate, help, launch, plan, preprocess, pretrain, retired, schedule, stdio, verify,
+    generate, help, launch, plan, preprocess, pretrain, schedule, stdio, verify,
 };
 
 /// The exit code of wrong usage, as with clap.
@@ -101,10 +102,14 @@ impl CommandLine {
         args: impl IntoIterator<Item = impl Into<OsString> + Clone>,
     ) -> ExitCode {
         let args: Vec<OsString> = args.into_iter().map(Into::into).collect();
+        if let Some(text) = self.help_of_key(&args) {
+            print!("{text}");
+            return ExitCode::SUCCESS;
+        }
         let matches = self.clap(&args).try_get_matches_from(&args);
-        let cli = match matches.and_then(|matches| Cli::from_arg_matches(&matches)) {
+        let mut cli = match matches.and_then(|matches| Cli::from_arg_matches(&matches)) {
             Ok(cli) => cli,
-            Err(error) => match retired::explain_flag(&error) {
+            Err(error) => match Settings::of(&self.families).explain_flag(&error) {
                 Some(renamed) => {
                     eprintln!("error: {renamed}");
                     return ExitCode::from(USAGE);
@@ -112,6 +117,9 @@ impl CommandLine {
                 None => error.exit(),
             },
         };
+        if let Command::Pretrain(args) = &mut cli.command {
+            args.follow_restart();
+        }
         allocator::keep_freed_memory();
         file_size_limit::make_it_an_error();
         tracing_subscriber::fmt()
@@ -135,6 +143,24 @@ impl CommandLine {
         code
     }
 
+    /// The text of `pretrain --help KEY`; `None` for other arguments.
+    fn help_of_key(&self, args: &[OsString]) -> Option<String> {
+        let at = args.iter().position(|arg| arg == "--help" || arg == "-h")?;
+        let key = args.get(at + 1)?.to_str()?;
+        (args.get(1)? == "pretrain").then(|| Settings::of(&self.families).look_up(key))?
+    }
+
+    /// Prints the settings of a key.
+    fn config(&self, key: &str) -> Result<ExitCode, Error> {
+        let Some(text) = Settings::of(&self.families).look_up(key) else {
+            return Err(
+                format!("a recipe has no key {key}: expected a part of one, as in steps").into(),
+            );
+        };
+        print!("{text}");
+        Ok(ExitCode::SUCCESS)
+    }
+
     /// The command of clap; where help is asked for, with the defaults of the recipe.
     fn clap(&self, args: &[OsString]) -> clap::Command {
         let command = Cli::with_families(&self.families).name(self.name);
@@ -151,6 +177,7 @@ impl CommandLine {
     fn command(&self, command: &Command) -> Result<ExitCode, Error> {
         match command {
             Command::Pretrain(args) => pretrain::run(args, &self.families, &self.recipe),
+            Command::Config(ConfigArgs { key }) => self.config(key),
             Command::Preprocess(args) => preprocess::run(args),
             Command::Generate(args) => generate::run(args, &self.families),
             Command::Launch(args) => launch::run(args, &self.families, &self.recipe),

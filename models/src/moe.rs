@@ -18,6 +18,7 @@ use crate::config::refused;
 #[serde(default, deny_unknown_fields)]
 pub struct MoeConfig {
     /// The number of experts.
+    #[schemars(extend("resume" = "never"))]
     pub experts: usize,
     /// The number of experts that each token chooses.
     pub experts_per_token: usize,

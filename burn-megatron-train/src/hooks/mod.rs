@@ -45,6 +45,7 @@ use burn_megatron::data_parallel::Gradients;
 use burn_megatron::model::LanguageModel;
 use burn_megatron::optim::TooManySkips;
 
+pub(crate) mod attention_logits;
 pub(crate) mod batch_warmup;
 mod context;
 pub(crate) mod cuda_graphs;
@@ -53,7 +54,6 @@ mod expert_load;
 mod fp8_scales;
 pub(crate) mod hybrid_context;
 mod list;
-pub(crate) mod qk_clip;
 pub(crate) mod replay;
 mod replica_check;
 mod router_bias;
@@ -63,9 +63,15 @@ mod values;
 mod zero_count;
 
 pub use crate::micro_batches::{BatchPlan, SplitStep};
+pub(crate) use batch_warmup::BatchSizes;
+pub use batch_warmup::BatchWarmup;
+use batch_warmup::BatchWarmupHook;
 pub use context::StepContext;
 pub(crate) use list::Hooks;
 pub use list::{HookError, RemainingHooks};
+pub use sequence_warmup::SequenceWarmup;
+use sequence_warmup::SequenceWarmupHook;
+pub(crate) use sequence_warmup::row_length;
 pub use values::{AddedStatistics, StepDecision, StepInput, StepReport, StepRun, StepUpdate};
 
 /// The name in [`ORDER`] that stands for the hooks of the user.

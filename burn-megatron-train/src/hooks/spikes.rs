@@ -63,6 +63,8 @@ impl<M: LanguageModel> StepHook<M> for SkipSpikes {
     }
 
     fn deferral_error(&self) -> Option<TrainError> {
-        Some(TrainError::DeferredSpikes)
+        Some(TrainError::Deferred {
+            setting: "skip_spikes",
+        })
     }
 }

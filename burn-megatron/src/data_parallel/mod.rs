@@ -82,10 +82,10 @@ mod tests;
 
 pub use bucket_step::{AfterStep, BucketShard, BucketStep, StepFn, SteppedBucket};
 use build::NamedWeight;
-pub use config::{DataParallelConfig, Moments, Precision};
+pub use config::{DataParallelConfig, Moments, ParameterGather, Precision};
 pub use error::{DataParallelConfigError, DataParallelError};
 use frozen::FrozenParameters;
-pub use frozen::freeze;
+pub use frozen::{freeze, freeze_in_all_stages};
 pub use gradient_buckets::MicroBatchUses;
 pub use gradient_check::InvalidGradient;
 pub use gradients::Gradients;

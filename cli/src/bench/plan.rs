@@ -15,9 +15,9 @@ use super::step::case;
 use super::timing::median;
 use crate::error::Error;
 use crate::family::Families;
-use crate::layers::RecipeLayers;
 use crate::plan::source::RecipeModel;
 use crate::recipe::Recipe;
+use crate::recipe::merge::RecipeLayers;
 
 /// Timeout of a collective.
 const DEADLINE: Duration = Duration::from_secs(300);

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use burn_megatron::atomic_file::replace_file;
 use burn_megatron::data_parallel::Precision;
+use burn_megatron::mesh::LayoutError;
 use burn_megatron::regular_file;
 use burn_megatron_plan::hardware::{Hardware, measure};
 use burn_megatron_plan::memory::{MemoryByKind, RankProfiles};
@@ -17,10 +18,10 @@ use indicatif::HumanBytes;
 
 use crate::error::Error;
 use crate::family::{Families, Model};
-use crate::layers::RecipeLayers;
 use crate::memory_limit;
 use crate::numbers::count;
 use crate::recipe::Recipe;
+use crate::recipe::merge::RecipeLayers;
 use crate::terminal;
 
 use args::PlanArgs;
@@ -44,12 +45,13 @@ pub fn run(args: &PlanArgs, families: &Families, default_recipe: &str) -> Result
         return write_measured(path, args.ranks);
     }
     let model = RecipeModel::new(recipe(args, families, default_recipe)?)?;
-    if model.recipe().parallel.hybrid_context_parallel {
-        return Err(
-            "plan does not know hybrid_context_parallel, whose micro-batches depend on the lengths of documents: remove it and \
-             max_seqlen_per_dp_cp_rank"
+    if model.recipe().parallel.hybrid_tokens().is_some() {
+        let error = LayoutError::HybridContext {
+            setting: "plan".into(),
+            expected: "no such layout, as its micro-batches depend on the lengths of documents"
                 .into(),
-        );
+        };
+        return Err(error.into());
     }
     let (devices, hardware) = hardware(args, &model)?;
     if args.own_layout {

@@ -154,7 +154,9 @@ impl<M: LanguageModel> StepHook<M> for Replay {
     }
 
     fn deferral_error(&self) -> Option<TrainError> {
-        self.checks().then_some(TrainError::DeferredReplay)
+        self.checks().then_some(TrainError::Deferred {
+            setting: "check_replay_every",
+        })
     }
 }
 

@@ -79,6 +79,7 @@ const ALL_LINEAR: &str = "all-linear";
 #[serde(default, deny_unknown_fields)]
 pub struct LoraConfig {
     /// `r` of `peft`: at least 1.
+    #[schemars(extend("resume" = "never"))]
     pub rank: usize,
     /// `lora_alpha` of `peft`.
     pub alpha: f64,

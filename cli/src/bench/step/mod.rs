@@ -16,8 +16,8 @@ use burn_megatron::kernels::gemm::engine_of;
 
 use crate::error::Error;
 use crate::family::{Families, Model};
-use crate::layers::RecipeLayers;
 use crate::recipe::Recipe;
+use crate::recipe::merge::RecipeLayers;
 use args::StepBenchArgs;
 pub use models::NamedModel;
 use report::{FailedStepRow, StepReport, StepRow, TorchSteps, known_peak_tflops};

@@ -22,8 +22,8 @@ use super::models::{VerifyModel, usual};
 use crate::error::Error;
 use crate::family::{Families, Model};
 use crate::fp8::{self, Fp8Choice};
-use crate::layers::RecipeLayers;
 use crate::recipe::Recipe;
+use crate::recipe::merge::RecipeLayers;
 use settings::{IN_16_BITS, SETTINGS, SettingCase, apply};
 
 /// A case: a model with the settings of a recipe, in some layouts. One table of the report.
@@ -303,7 +303,7 @@ fn of_recipe(name: &str, recipe: Recipe, args: &VerifyArgs) -> Result<VerifyCase
     Ok(VerifyCase {
         name: name.into(),
         samples: recipe.train.global_batch_size,
-        packed: recipe.data.packing || recipe.data.reset_attention,
+        packed: recipe.data.has_documents(),
         recipe,
         layouts,
         computing: VerifyType::F64,
@@ -445,9 +445,6 @@ impl VerifyCase {
             qk_clip: train.qk_clip,
             check_replay_every: train.check_replay_every,
             cuda_graph: train.cuda_graph,
-            // Its first steps have whole batches of whole rows.
-            batch_warmup: vec![],
-            sequence_warmup: vec![],
             data_parallel: DataParallelConfig {
                 // Both are set by the layout.
                 hsdp: None,
@@ -455,6 +452,7 @@ impl VerifyCase {
             },
             same_micro_batches: fp8::is_on(&self.recipe.fp8),
             progress: |layout| eprintln!("  {layout}"),
+            ..usual
         }
     }
 }
