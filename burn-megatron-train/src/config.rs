@@ -229,6 +229,11 @@ pub enum ConfigError {
         /// The values that would fit.
         expected: String,
     },
+    /// Shorter rows in a run on conversations.
+    #[error(
+        "train.sequence_warmup cuts rows, and with them the conversations of [data.chat]: remove it"
+    )]
+    CutsConversations,
     /// The learning rate schedule.
     #[error(transparent)]
     Schedule(#[from] LrScheduleError),
@@ -254,6 +259,57 @@ pub enum ConfigError {
 }
 
 impl TrainConfig {
+    /// Settings that follow another one where a recipe leaves them out, and that one: see [`scaled`](Self::scaled).
+    pub const FOLLOWING: [(&str, &str); 5] = [
+        ("warmup_steps", "steps"),
+        ("schedule", "steps"),
+        ("batch_warmup", "steps"),
+        ("sequence_warmup", "steps"),
+        ("min_learning_rate", "learning_rate"),
+    ];
+
+    /// Returns the settings for another number of steps: warm-up and decay in proportion. A part that rounds to no step is
+    /// left out, but for a decay, which has at least one.
+    pub fn scaled(&self, steps: usize) -> Self {
+        let before = self.steps.max(1) as u128;
+        let part = |part: usize| {
+            usize::try_from(part as u128 * steps as u128 / before).unwrap_or(usize::MAX)
+        };
+        let mut scaled = Self {
+            steps,
+            warmup_steps: part(self.warmup_steps),
+            ..self.clone()
+        };
+        if let LrStyle::Wsd { decay_steps, .. } = &mut scaled.schedule {
+            *decay_steps = part(*decay_steps).max(usize::from(*decay_steps > 0));
+        }
+        let ends_later = |end: &mut usize, until_step: &mut usize| {
+            *until_step = part(*until_step);
+            let is_some = *until_step > *end;
+            *end = (*end).max(*until_step);
+            is_some
+        };
+        let mut end = 0;
+        let is_some = |warmup: &mut BatchWarmup| ends_later(&mut end, &mut warmup.until_step);
+        scaled.batch_warmup.retain_mut(is_some);
+        let mut end = 0;
+        let is_some = |warmup: &mut SequenceWarmup| ends_later(&mut end, &mut warmup.until_step);
+        scaled.sequence_warmup.retain_mut(is_some);
+        scaled
+    }
+
+    /// Checks that rows may be conversations, which are never cut.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::CutsConversations`].
+    pub fn check_conversations(&self) -> Result<(), ConfigError> {
+        match self.sequence_warmup.is_empty() {
+            true => Ok(()),
+            false => Err(ConfigError::CutsConversations),
+        }
+    }
+
     /// Checks all settings, for a layout and a model with a context of `context` tokens.
     ///
     /// # Errors
@@ -397,5 +453,46 @@ impl TrainConfig {
             self.steps,
             self.schedule,
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::schedule::WsdTail;
+
+    #[test]
+    fn every_number_of_steps_is_valid() {
+        let parts = |of: [usize; 2]| of.map(|until_step| (until_step, until_step / 100));
+        let train = TrainConfig {
+            steps: 600,
+            warmup_steps: 450,
+            schedule: LrStyle::Wsd {
+                decay_steps: 150,
+                tail: WsdTail::Linear,
+            },
+            batch_warmup: parts([100, 300])
+                .map(|(until_step, size)| BatchWarmup {
+                    until_step,
+                    global_batch_size: size,
+                })
+                .into(),
+            sequence_warmup: parts([200, 400])
+                .map(|(until_step, length)| SequenceWarmup { until_step, length })
+                .into(),
+            ..TrainConfig::default()
+        };
+        for steps in (1..=1200).step_by(7) {
+            let scaled = train.scaled(steps);
+            scaled
+                .learning_rates()
+                .unwrap_or_else(|error| panic!("{steps}: {error}"));
+            let ends = scaled.batch_warmup.iter().map(|part| part.until_step);
+            assert!(ends.is_sorted_by(|a, b| a < b), "{steps}");
+            let parts = scaled.batch_warmup.len() + scaled.sequence_warmup.len();
+            assert!(parts == 4 || steps < 6, "{steps}: {parts}");
+        }
+        assert_eq!(train.scaled(600), train);
+        assert_eq!(train.scaled(4).warmup_steps, 3);
     }
 }

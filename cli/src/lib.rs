@@ -63,7 +63,6 @@ mod saving;
 mod schedule;
 mod set;
 mod settings;
-mod steps;
 mod terminal;
 mod trace;
 mod verify;

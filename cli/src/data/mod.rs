@@ -40,7 +40,11 @@ pub fn open(recipe: &Recipe) -> Result<Arc<dyn Dataset>, Error> {
         (_, false) => {
             recipe.data.check_bytes()?;
             let (path, documents) = text::read(&recipe.data)?;
-            Arc::new(recipe.data.with_documents(TextData::from_documents(&path, documents)?))
+            Arc::new(
+                recipe
+                    .data
+                    .with_documents(TextData::from_documents(&path, documents)?),
+            )
         }
     };
     check_vocabulary(recipe.model.vocabulary(), &*data, tokenizer.as_ref())?;
@@ -152,12 +156,7 @@ pub fn sample(
 
 /// The conversations of the recipe in rows of `seq` tokens.
 fn chat(recipe: &Recipe, tokenizer: &Tokenizer, seq: usize) -> Result<Arc<dyn Dataset>, Error> {
-    if !recipe.train.sequence_warmup.is_empty() {
-        return Err(
-            "train.sequence_warmup cuts rows, and with them the conversations of [data.chat]: remove it"
-                .into(),
-        );
-    }
+    recipe.train.check_conversations()?;
     let chat = recipe.data.chat.as_ref();
     let chat = chat.ok_or("the recipe has no [data.chat]")?;
     chat.open(tokenizer, seq)

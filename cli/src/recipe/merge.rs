@@ -11,10 +11,10 @@ use crate::error::Error;
 use crate::family::{FAMILY, Families, WeightsError};
 use crate::origins::{Origin, Origins};
 use crate::recipe::{ModelBase, Recipe, RecipeOf, invalid, read_text};
+use crate::resume_check;
 use crate::saving::CheckpointConfig;
 use crate::set::SetArgs;
 use crate::settings::{DroppedSetting, SettingFlags, Settings, json_at, merge, remove, twice};
-use crate::{resume_check, steps};
 
 /// The recipe that replaces the layout and training run of the default recipe in a run that loads weights.
 const LOAD_RECIPE: &str = include_str!("../load.toml");
@@ -386,7 +386,7 @@ impl Layers<'_> {
         if let Some(count) = given.get("steps").and_then(Value::as_integer)
             && let Ok(count) = usize::try_from(count)
         {
-            adapted = steps::scaled(&adapted, count);
+            adapted = adapted.scaled(count);
         }
         let peak = given.get("learning_rate").and_then(number);
         if let Some(peak) = peak.filter(|_| train.learning_rate > 0.0) {
@@ -396,7 +396,7 @@ impl Layers<'_> {
             adapted.min_learning_rate = 0.0;
         }
         let mut after = table_of(&adapted)?;
-        for (key, cause) in steps::ADAPTED {
+        for (key, cause) in TrainConfig::FOLLOWING {
             let path = format!("train.{key}");
             let own = cause == "steps" && self.resumed && !self.origins.is_given(&path);
             if after.get(key) == before.get(key) || given.contains_key(key) || own {

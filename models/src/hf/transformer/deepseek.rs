@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 
 use super::read::{GATED, activation, init_std};
 use super::write::{map, name_of};
-use super::{ModelFamily, experts, rope};
+use super::{ModelFamily, experts, gemma, rope};
 use crate::hf::{ConfigKeys, HfConfigError};
 use crate::{MlaConfig, MoeConfig, MtpConfig, Positions, RotaryScaling, TransformerConfig};
 
@@ -196,14 +196,10 @@ pub(super) fn conditions(
     let width = moe.width(model);
     vec![
         (
-            "norm = rms without norm_zero_centered, post_norms, scaled_embedding, logit_soft_cap and local_base",
-            model.norm == NormKind::Rms
-                && !model.norm_zero_centered
-                && !model.post_norms
-                && !model.scaled_embedding
-                && model.logit_soft_cap.is_none()
-                && model.local_base.is_none(),
+            "norm = rms without norm_zero_centered",
+            model.norm == NormKind::Rms && !model.norm_zero_centered,
         ),
+        (gemma::ABSENT, gemma::is_absent(model)),
         (
             "an activation with a gate that has a name",
             name_of(model.activation, false).is_some(),

@@ -205,3 +205,17 @@ pub(super) fn write(family: ModelFamily, model: &TransformerConfig) -> Map<Strin
     }
     keys
 }
+
+/// The requirement of other families: see [`is_absent`].
+pub(super) const ABSENT: &str =
+    "no soft caps, post_norms, scaled_embedding, local_base and attention_scale";
+
+/// Whether a model has none of the settings that only Gemma has.
+pub(super) fn is_absent(model: &TransformerConfig) -> bool {
+    !model.post_norms
+        && !model.scaled_embedding
+        && model.attention_soft_cap.is_none()
+        && model.logit_soft_cap.is_none()
+        && model.attention_scale.is_none()
+        && model.local_base.is_none()
+}

@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 
 use super::read::init_std;
 use super::write::map;
-use super::{ModelFamily, experts, rope, windows};
+use super::{ModelFamily, experts, gemma, rope, windows};
 use crate::hf::{ConfigKeys, HfConfigError};
 use crate::{MoeConfig, Positions, TransformerConfig};
 
@@ -109,17 +109,10 @@ pub(super) fn conditions(model: &TransformerConfig) -> Vec<(&'static str, bool)>
                 && model.has_output_bias(),
         ),
         (
-            "no norm_zero_centered, qk_norm, soft caps, post_norms, scaled_embedding, local_base, attention_scale and mla",
-            !model.norm_zero_centered
-                && model.qk_norm.is_none()
-                && !model.post_norms
-                && !model.scaled_embedding
-                && model.attention_soft_cap.is_none()
-                && model.logit_soft_cap.is_none()
-                && model.attention_scale.is_none()
-                && model.local_base.is_none()
-                && model.mla.is_none(),
+            "no norm_zero_centered, qk_norm and mla",
+            !model.norm_zero_centered && model.qk_norm.is_none() && model.mla.is_none(),
         ),
+        (gemma::ABSENT, gemma::is_absent(model)),
         ("windows of one size", is_one_size),
         (
             "experts of the width of the MLP in all blocks, with router_bias, chosen by scores alone with weights that are normalized and score = softmax",

@@ -90,17 +90,10 @@ fn conditions(family: ModelFamily, model: &TransformerConfig) -> Vec<(&'static s
         ),
         ("norm_zero_centered = false", !model.norm_zero_centered),
         (
-            "no mla, sinks, soft caps, post_norms, scaled_embedding, local_base and attention_scale",
-            model.mla.is_none()
-                && !model.sinks
-                && !model.post_norms
-                && !model.qk_norm_zero_centered
-                && !model.scaled_embedding
-                && model.attention_soft_cap.is_none()
-                && model.logit_soft_cap.is_none()
-                && model.attention_scale.is_none()
-                && model.local_base.is_none(),
+            "no mla, sinks and qk_norm_zero_centered",
+            model.mla.is_none() && !model.sinks && !model.qk_norm_zero_centered,
         ),
+        (gemma::ABSENT, gemma::is_absent(model)),
         (
             "bias = true beside learned positions",
             !is_gpt2 || model.bias,
