@@ -15,6 +15,7 @@ use burn_megatron_train::run_folder::RunFolder;
 use indicatif::HumanBytes;
 
 use crate::error::Error;
+use crate::lora;
 use crate::nccl;
 use crate::numbers::{count, grouped};
 use crate::parallel_plan::ParallelPlan;
@@ -156,11 +157,8 @@ pub fn print_lora(recipe: &Recipe, trained: usize, all: usize) {
         return;
     };
     print("lora", describe_lora(lora, trained, all));
-    if lora.base_model.is_none() {
-        print(
-            "",
-            "the frozen weights are random, from the seed: --load or lora.base_model starts from those of a model",
-        );
+    if let Some(note) = lora::note_of_base(lora) {
+        print("", note);
     }
 }
 

@@ -114,6 +114,31 @@ impl MoeConfig {
         }
     }
 
+    /// Sets that one of `every` blocks has experts, after the `dense` blocks at the start.
+    pub(crate) fn in_blocks(self, every: usize, dense: usize) -> Self {
+        Self {
+            every,
+            first_dense: dense,
+            ..self
+        }
+    }
+
+    /// Checks that some of `layers` blocks have experts.
+    ///
+    /// # Errors
+    ///
+    /// [`BuildError::Config`].
+    pub(crate) fn check_blocks(&self, layers: usize) -> Result<(), BuildError> {
+        if self.first_dense < layers {
+            return Ok(());
+        }
+        Err(refused(format!(
+            "first_dense = {} leaves none of the {layers} blocks: expected at most {}",
+            self.first_dense,
+            layers.saturating_sub(1)
+        )))
+    }
+
     /// Whether block `number` of the model has experts.
     pub fn is_in(&self, number: usize) -> bool {
         let after = number.checked_sub(self.first_dense);

@@ -28,8 +28,9 @@ pub fn run(
     families: &Families,
     default_recipe: &str,
 ) -> Result<ExitCode, Error> {
-    let layers = RecipeLayers::new(families, default_recipe, &args.set);
-    let recipe = layers.with_file(args.recipe.as_deref()).read()?.recipe;
+    let base = (families, default_recipe);
+    let layers = RecipeLayers::new(base, args.recipe.as_deref(), &args.set);
+    let recipe = layers.read()?.recipe;
     let model = RecipeModel::new(recipe)?;
     let hardware = measure(args.ranks)?;
     let report = search(&model, &model.search_config(args.ranks, &hardware))?;

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use burn_megatron::checkpoint::{Checkpoint, TensorSource};
 use burn_megatron::nn::lora::LoraConfig;
 use burn_megatron_models::hf::is_hf_folder;
-use burn_megatron_models::hf::peft::{MergedAdapters, WithAdapters, base_model, is_peft_folder};
+use burn_megatron_models::hf::peft::{MergedAdapters, WithAdapters, adapted_model, is_peft_folder};
 use serde_json::Value;
 
 use super::{Families, Model, open_checkpoint};
@@ -56,7 +56,7 @@ impl Families {
     }
 
     pub(super) fn of_peft(&self, path: &Path) -> Result<SavedAdapters, Error> {
-        let base = base_model(path)?;
+        let base = adapted_model(path)?;
         let (model, base) = self.base(path, base.as_deref())?;
         let Some(exchange) = model.hf() else {
             let (path, family) = (path.display(), model.family());
@@ -148,7 +148,7 @@ pub fn lora_of(checkpoint: &Checkpoint) -> Result<Option<LoraConfig>, Error> {
 /// If a file cannot be read.
 pub fn base_of(path: &Path) -> Result<PathBuf, Error> {
     let base = if is_peft_folder(path) {
-        base_model(path)?
+        adapted_model(path)?
     } else if is_hf_folder(path) {
         None
     } else {

@@ -166,8 +166,10 @@ fn print_title(args: &PlanArgs, model: &RecipeModel, (devices, hardware): (usize
 fn recipe(args: &PlanArgs, families: &Families, default_recipe: &str) -> Result<Recipe, Error> {
     let mut recipe = match (&args.recipe, &args.model) {
         (Some(path), _) => {
-            let layers = RecipeLayers::new(families, default_recipe, &args.set);
-            layers.with_file(Some(path)).read()?.recipe
+            let base = (families, default_recipe);
+            RecipeLayers::new(base, Some(path), &args.set)
+                .read()?
+                .recipe
         }
         (None, Some(path)) => {
             args.set.need("--recipe")?;

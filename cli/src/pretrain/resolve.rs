@@ -43,12 +43,16 @@ impl Recipe {
             .as_ref()
             .filter(|_| mode.is_own(args.run_dir.as_deref()));
         let edit = |recipe: &mut Table| apply_to_tables(args, recipe);
-        let layers = RecipeLayers::new(families, default_recipe, &args.set)
-            .with_file(args.recipe.as_deref())
-            .resuming(mode.path().zip(first.as_ref()))
-            .saving_like(own.map(|first| &first.checkpoint))
-            .with_edit(&edit)
-            .with_flags(&args.settings);
+        let layers = RecipeLayers {
+            families,
+            default_recipe,
+            file: args.recipe.as_deref(),
+            set: &args.set,
+            resumed: mode.path().zip(first.as_ref()),
+            saving: own.map(|first| &first.checkpoint),
+            edit: Some(&edit),
+            flags: Some(&args.settings),
+        };
         let mut layered = layers.read()?;
         check_saving(&layered.recipe, own)?;
         let before = layered.recipe.clone();

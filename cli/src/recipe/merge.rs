@@ -11,10 +11,10 @@ use crate::error::Error;
 use crate::family::{FAMILY, Families, WeightsError};
 use crate::origins::{Origin, Origins};
 use crate::recipe::{ModelBase, Recipe, RecipeOf, invalid, read_text};
-use crate::resume_check;
 use crate::saving::CheckpointConfig;
 use crate::set::SetArgs;
 use crate::settings::{DroppedSetting, SettingFlags, Settings, json_at, merge, remove, twice};
+use crate::{lora, resume_check};
 
 /// The recipe that replaces the layout and training run of the default recipe in a run that loads weights.
 const LOAD_RECIPE: &str = include_str!("../load.toml");
@@ -25,14 +25,22 @@ const NO_BASE: &str = "none";
 /// Where a recipe is read from.
 #[derive(Clone, Copy)]
 pub struct RecipeLayers<'a> {
-    families: &'a Families,
-    default_recipe: &'a str,
-    file: Option<&'a Path>,
-    set: &'a SetArgs,
-    resumed: Option<(&'a Path, &'a Recipe)>,
-    saving: Option<&'a CheckpointConfig>,
-    edit: Option<&'a Edit<'a>>,
-    flags: Option<&'a SettingFlags>,
+    pub families: &'a Families,
+    /// The recipe below the others, in TOML.
+    pub default_recipe: &'a str,
+    /// A file, which overrides the default recipe key by key, but for two tables: its `[parallel]` is a whole layout, and its
+    /// `[model]` with a `family` is a whole model.
+    pub file: Option<&'a Path>,
+    /// The keys of `--set`.
+    pub set: &'a SetArgs,
+    /// The run that is resumed and its recipe, in the place of the default recipe.
+    pub resumed: Option<(&'a Path, &'a Recipe)>,
+    /// The settings than which no fewer checkpoints are saved.
+    pub saving: Option<&'a CheckpointConfig>,
+    /// A change by flags that set several keys.
+    pub edit: Option<&'a Edit<'a>>,
+    /// The keys that flags set, over those of the file.
+    pub flags: Option<&'a SettingFlags>,
 }
 
 /// A change of the tables of a recipe.
@@ -47,46 +55,22 @@ pub struct LayeredRecipe {
 }
 
 impl<'a> RecipeLayers<'a> {
-    /// The default recipe, in TOML, with the keys of `--set`.
-    pub fn new(families: &'a Families, default_recipe: &'a str, set: &'a SetArgs) -> Self {
+    /// The default recipe, in TOML, with a file over it and the keys of `--set`.
+    pub fn new(
+        (families, default_recipe): (&'a Families, &'a str),
+        file: Option<&'a Path>,
+        set: &'a SetArgs,
+    ) -> Self {
         Self {
             families,
             default_recipe,
-            file: None,
+            file,
             set,
             resumed: None,
             saving: None,
             edit: None,
             flags: None,
         }
-    }
-
-    /// With a file, which overrides the default recipe key by key, but for two tables: its `[parallel]` is a whole layout,
-    /// and its `[model]` with a `family` is a whole model.
-    pub fn with_file(self, file: Option<&'a Path>) -> Self {
-        Self { file, ..self }
-    }
-
-    /// With the recipe of the run that is resumed, and its path, in the place of the default recipe.
-    pub fn resuming(self, resumed: Option<(&'a Path, &'a Recipe)>) -> Self {
-        Self { resumed, ..self }
-    }
-
-    /// With no fewer checkpoints than these settings save.
-    pub fn saving_like(self, saving: Option<&'a CheckpointConfig>) -> Self {
-        Self { saving, ..self }
-    }
-
-    /// With a change by flags that set several keys.
-    pub fn with_edit(self, edit: &'a Edit<'a>) -> Self {
-        let edit = Some(edit);
-        Self { edit, ..self }
-    }
-
-    /// With the keys that flags set, over those of the file.
-    pub fn with_flags(self, flags: &'a SettingFlags) -> Self {
-        let flags = Some(flags);
-        Self { flags, ..self }
     }
 
     /// Reads the recipe.
@@ -444,7 +428,7 @@ impl Layers<'_> {
         };
         if let Some(found) = families.adapters_at(load)? {
             let mut all = table_of(&found)?;
-            all.remove("base_model");
+            all.remove(lora::BASE);
             merge(self.settings.find("lora"), &mut all, given);
             *given = all;
             self.origins.record_weights("lora", load);

@@ -274,11 +274,11 @@ fn a_key_of_a_nested_table_changes_that_key_only() {
                 [model.mla]\nkv_rank = 8\nnope_width = 8\nrope_width = 4\nvalue_width = 8";
     let run = crate::recipe::parsed(text).unwrap();
     let flags: SetArgs = parse_text(&set).unwrap();
-    let layers = RecipeLayers::new(&families, DEFAULT_RECIPE, &flags);
-    let resumed = layers
-        .resuming(Some(("run".as_ref(), &run)))
-        .read()
-        .unwrap();
+    let layers = RecipeLayers {
+        resumed: Some(("run".as_ref(), &run)),
+        ..RecipeLayers::new((&families, DEFAULT_RECIPE), None, &flags)
+    };
+    let resumed = layers.read().unwrap();
     let mut expected = Value::try_from(&run.model).unwrap();
     set_losses(&mut expected);
     assert_eq!(Value::try_from(&resumed.recipe.model).unwrap(), expected);

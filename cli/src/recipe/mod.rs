@@ -269,8 +269,9 @@ impl Recipe {
 pub fn read(path: &Path) -> Recipe {
     let families = Families::transformers();
     let set = Default::default();
-    let layers = crate::recipe::merge::RecipeLayers::new(&families, DEFAULT_RECIPE, &set);
-    layers.with_file(Some(path)).read().unwrap().recipe
+    let base = (&families, DEFAULT_RECIPE);
+    let layers = merge::RecipeLayers::new(base, Some(path), &set);
+    layers.read().unwrap().recipe
 }
 
 /// A recipe of the families of burn-megatron-models.

@@ -179,8 +179,9 @@ fn recipes(
 ) -> Result<Vec<(String, Recipe)>, Error> {
     let models = match &args.recipe {
         Some(path) => {
-            let layers = RecipeLayers::new(families, default_recipe, &args.set);
-            let recipe = layers.with_file(Some(path)).read()?.recipe;
+            let base = (families, default_recipe);
+            let layers = RecipeLayers::new(base, Some(path), &args.set);
+            let recipe = layers.read()?.recipe;
             let ranks = recipe.plan()?.mesh.world_size();
             if ranks != 1 {
                 let path = path.display();

@@ -48,8 +48,10 @@ pub fn cases(
 ) -> Result<Vec<VerifyCase>, Error> {
     let mut cases = match &args.recipe {
         Some(path) => {
-            let layers = RecipeLayers::new(families, default_recipe, &args.set);
-            let recipe = layers.with_file(Some(path)).read()?.recipe;
+            let base = (families, default_recipe);
+            let recipe = RecipeLayers::new(base, Some(path), &args.set)
+                .read()?
+                .recipe;
             vec![of_recipe(&path.display().to_string(), recipe, args)?]
         }
         None => {
