@@ -109,7 +109,7 @@ impl CommandLine {
         let matches = self.clap(&args).try_get_matches_from(&args);
         let mut cli = match matches.and_then(|matches| Cli::from_arg_matches(&matches)) {
             Ok(cli) => cli,
-            Err(error) => match Settings::of(&self.families).explain_flag(&error) {
+            Err(error) => match self.explain_flag(&args, &error) {
                 Some(renamed) => {
                     eprintln!("error: {renamed}");
                     return ExitCode::from(USAGE);
@@ -143,10 +143,19 @@ impl CommandLine {
         code
     }
 
+    /// The message for an unknown flag of `pretrain` that has the name of a setting.
+    fn explain_flag(&self, args: &[OsString], error: &clap::Error) -> Option<String> {
+        let is_pretrain = args.iter().any(|arg| arg == "pretrain");
+        is_pretrain.then(|| Settings::of(&self.families).explain_flag(error))?
+    }
+
     /// The text of `pretrain --help KEY`; `None` for other arguments.
     fn help_of_key(&self, args: &[OsString]) -> Option<String> {
         let at = args.iter().position(|arg| arg == "--help" || arg == "-h")?;
-        let key = args.get(at + 1)?.to_str()?;
+        let key = args
+            .get(at + 1)?
+            .to_str()
+            .filter(|key| !key.starts_with('-'))?;
         (args.get(1)? == "pretrain").then(|| Settings::of(&self.families).look_up(key))?
     }
 

@@ -216,16 +216,7 @@ impl<'a> StartResolver<'a> {
             )
             .into());
         }
-        let steps = self.recipe.train.steps;
-        if metadata.step > steps as u64 {
-            let done = metadata.step;
-            return Err(format!(
-                "invalid train.steps = {steps}: {name} has completed {}; set train.steps (--steps) to {done} or more, or \
-                 resume from an earlier checkpoint",
-                count(usize::try_from(done)?, "step"),
-            )
-            .into());
-        }
+        resume_check::check_steps(self.recipe, &name, metadata.step)?;
         let now = resume_check::config(self.recipe, self.data)?;
         let allowed = &self.args.saving.resume_allow_change;
         let settings = Settings::of_model(&self.recipe.model);

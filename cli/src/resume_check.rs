@@ -9,6 +9,7 @@ use toml::Table;
 use crate::data;
 use crate::error::Error;
 use crate::family::Families;
+use crate::numbers::count;
 use crate::recipe::{ModelBase, Recipe, RecipeOf};
 use crate::settings::{ResumeRule, Settings, json_at as at};
 
@@ -165,6 +166,20 @@ pub fn check(
         format!("{name} was saved by a run with {key} = {saved}, and this run has {now}: {remedy}")
             .into(),
     )
+}
+
+/// Checks that a run has no fewer steps than its checkpoint `name`.
+pub fn check_steps(recipe: &Recipe, name: &str, done: u64) -> Result<(), Error> {
+    let steps = recipe.train.steps;
+    if done <= steps as u64 {
+        return Ok(());
+    }
+    Err(format!(
+        "invalid train.steps = {steps}: {name} has completed {}; set train.steps (--steps) to {done} or more, or resume from \
+         an earlier checkpoint",
+        count(usize::try_from(done)?, "step"),
+    )
+    .into())
 }
 
 /// Returns the message if the run was saved with another library for products on the CPU.
@@ -411,6 +426,16 @@ mod tests {
             );
             assert!(!error.contains("--resume-allow-change"), "{error}");
         }
+    }
+
+    #[test]
+    fn fewer_steps_than_the_checkpoint_are_refused() {
+        let mut recipe = Recipe::default();
+        recipe.train.steps = 20;
+        check_steps(&recipe, "step-20", 20).unwrap();
+        let error = check_steps(&recipe, "step-21", 21).unwrap_err();
+        let wanted = "invalid train.steps = 20: step-21 has completed 21 steps; set train.steps (--steps) to 21 or more";
+        assert!(error.to_string().starts_with(wanted), "{error}");
     }
 
     #[test]

@@ -278,29 +278,39 @@ impl Layers<'_> {
         Ok(())
     }
 
-    /// Puts the flags and the values of `--set` over the others. Settings whose condition they break are dropped.
+    /// Puts the flags over the others, and the values of `--set` over them. Settings whose condition the flags break are
+    /// dropped.
     fn overlay_command_line(
         &mut self,
         flags: &SettingFlags,
         set: &SettingFlags,
     ) -> Result<(), Error> {
         let before = self.table.clone();
-        for (given, origin) in [(flags, Origin::Flag), (set, Origin::Set)] {
-            for path in given.unset() {
-                remove(&mut self.table, path);
-                self.origins.derive(path, origin.clone());
-            }
-            self.overlay(&given.table(&before), origin)?;
-        }
-        let given = |path: &str| flags.has(path) || set.has(path);
-        let dropped = (self.settings).drop_dependants(&before, &mut self.table, given);
+        self.overlay_given(flags, &before, &Origin::Flag)?;
+        let is_kept = |path: &str| flags.has(path) || set.has(path);
+        let changed = |path: &str| flags.has(path);
+        let settings = self.settings;
+        let dropped = settings.drop_dependants(&before, &mut self.table, (&changed, &is_kept));
         for DroppedSetting { path, note } in dropped {
             if self.origins.is_of_user(&path) {
                 self.dropped.push(note);
             }
             self.origins.derive(&path, Origin::Flag);
         }
-        Ok(())
+        self.overlay_given(set, &before, &Origin::Set)
+    }
+
+    fn overlay_given(
+        &mut self,
+        given: &SettingFlags,
+        before: &Table,
+        origin: &Origin,
+    ) -> Result<(), Error> {
+        for path in given.unset() {
+            remove(&mut self.table, path);
+            self.origins.derive(path, origin.clone());
+        }
+        self.overlay(&given.table(before), origin.clone())
     }
 
     /// Drops what was not given of the model, if a layer names a family: its own defaults apply.
@@ -441,6 +451,10 @@ fn number(value: &Value) -> Option<f64> {
     let integer = || value.as_integer().map(|value| value as f64);
     value.as_float().or_else(integer)
 }
+
+#[cfg(test)]
+#[path = "argument_tests.rs"]
+mod argument_tests;
 
 #[cfg(test)]
 #[path = "merge_tests.rs"]

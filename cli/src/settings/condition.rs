@@ -103,13 +103,13 @@ pub struct DroppedSetting {
 }
 
 impl Settings {
-    /// Drops the settings of a recipe whose condition the keys in `given` have broken, except settings that are
-    /// given too. Returns the settings that were dropped.
+    /// Drops the settings of a recipe whose condition the `changed` keys have broken, except settings that are `kept`.
+    /// Returns the settings that were dropped.
     pub fn drop_dependants(
         &self,
         before: &Table,
         recipe: &mut Table,
-        given: impl Fn(&str) -> bool,
+        (changed, kept): (&dyn Fn(&str) -> bool, &dyn Fn(&str) -> bool),
     ) -> Vec<DroppedSetting> {
         let mut dropped: Vec<DroppedSetting> = vec![];
         loop {
@@ -119,13 +119,13 @@ impl Settings {
                     let [before, now] = [before, &*recipe].map(|of| self.value(of, key));
                     test.holds(&before, &now)
                 };
-                let is_touched = condition.keys().any(|key| given(key) || is_dropped(key));
+                let is_touched = condition.keys().any(|key| changed(key) || is_dropped(key));
                 is_touched && !condition.any.iter().any(holds)
             };
             let broken = self.all().find_map(|setting| {
                 let path = &setting.path;
                 let condition = setting.conditions.iter().find(is_broken)?;
-                let is_own = !given(path) && get(recipe, path).is_some() && !is_dropped(path);
+                let is_own = !kept(path) && get(recipe, path).is_some() && !is_dropped(path);
                 is_own.then_some((path, condition))
             });
             let Some((path, condition)) = broken else {

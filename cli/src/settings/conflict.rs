@@ -62,9 +62,9 @@ impl Settings {
                 _ => Err(twice(a.path)),
             };
         } else if is_within(b.path, a.path) {
-            replaces(a, b)
+            self.replaces(a, b)
         } else if is_within(a.path, b.path) {
-            replaces(b, a)
+            self.replaces(b, a)
         } else {
             self.are_of_two_variants(a.path, b.path)
         };
@@ -73,6 +73,22 @@ impl Settings {
         }
         let [a, b] = [a, b].map(Argument::name);
         Err(format!("{a} conflicts with {b}: remove one of them").into())
+    }
+
+    /// Whether the value of a table excludes or repeats the value of a key in it.
+    fn replaces(&self, table: &Argument<'_>, key: &Argument<'_>) -> bool {
+        let rest = &key.path[table.path.len() + 1..];
+        let variant = rest.split('.').next().unwrap_or_default();
+        let has_variants = |path| self.find(path).is_some_and(|setting| setting.has_variants);
+        match table.given {
+            Given::Unset | Given::Value(Value::Boolean(false)) => true,
+            Given::Value(Value::String(name)) => name != variant,
+            Given::Value(Value::Table(given)) => {
+                let is_other = !given.is_empty() && !given.contains_key(variant);
+                get(given, rest).is_some() || is_other && has_variants(table.path)
+            }
+            Given::Value(_) => false,
+        }
     }
 
     /// Whether two keys are settings of different variants of one setting.
@@ -86,18 +102,6 @@ impl Settings {
             table = of.key(first);
         }
         false
-    }
-}
-
-/// Whether the value of a table excludes or repeats that of a key in it.
-fn replaces(table: &Argument<'_>, key: &Argument<'_>) -> bool {
-    let rest = &key.path[table.path.len() + 1..];
-    let variant = rest.split('.').next().unwrap_or_default();
-    match table.given {
-        Given::Unset | Given::Value(Value::Boolean(false)) => true,
-        Given::Value(Value::String(name)) => name != variant,
-        Given::Value(Value::Table(given)) => get(given, rest).is_some(),
-        Given::Value(_) => false,
     }
 }
 

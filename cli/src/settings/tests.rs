@@ -226,7 +226,8 @@ fn a_flag_drops_the_settings_that_it_deprives_of_their_meaning() {
         let (before, flags) = (table(recipe), table(flags));
         let mut after = before.clone();
         merge(Some(settings.root()), &mut after, &flags);
-        settings.drop_dependants(&before, &mut after, |path| get(&flags, path).is_some());
+        let given = |path: &str| get(&flags, path).is_some();
+        settings.drop_dependants(&before, &mut after, (&given, &given));
         assert_eq!(after, table(left), "{recipe}: {flags}");
     }
 }
@@ -319,7 +320,8 @@ fn a_new_field_has_a_flag_a_help_text_a_check_and_a_line_on_the_page() {
     );
     let mut recipe = table("spice = { heat = 0, measured = true }");
     let before = table("spice = { heat = 2, measured = true }");
-    let dropped = settings.drop_dependants(&before, &mut recipe, |key| key == "spice.heat");
+    let given = |key: &str| key == "spice.heat";
+    let dropped = settings.drop_dependants(&before, &mut recipe, (&given, &given));
     assert_eq!(
         dropped.iter().map(|of| &of.note[..]).collect::<Vec<_>>(),
         ["spice.measured of the recipe is dropped: it requires spice.heat > 0"]
