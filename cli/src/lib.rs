@@ -63,6 +63,7 @@ mod saving;
 mod schedule;
 mod set;
 mod settings;
+mod slow_progress;
 mod terminal;
 mod trace;
 mod verify;

@@ -14,6 +14,9 @@ use burn_megatron::nn::tp_comm_overlap::sequence_multiple;
 use burn_megatron_data::hybrid_context::{HybridContextConfig, SampleFlops};
 use burn_megatron_data::{Batch, DataError, IGNORE};
 
+/// The name of the hook.
+pub(super) const NAME: &str = "hybrid_context";
+
 /// The hook of hybrid context parallelism.
 pub(super) struct HybridContextHook(Arc<HybridContext>);
 
@@ -47,7 +50,7 @@ impl HybridContextHook {
 
 impl<M: LanguageModel> StepHook<M> for HybridContextHook {
     fn name(&self) -> &str {
-        "hybrid_context"
+        NAME
     }
 
     fn batches(&self, plan: &mut BatchPlan) {

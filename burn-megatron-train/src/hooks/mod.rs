@@ -80,23 +80,23 @@ const OWN: &str = "your own hooks";
 /// The order of the hooks. Hooks that the user adds are called in the order in which they were added, at the place
 /// `your own hooks`. A hook of the user with the name of a technique takes the place of the technique.
 pub const ORDER: [&str; 14] = [
-    "batch_warmup",
-    "sequence_warmup",
-    "hybrid_context",
+    batch_warmup::NAME,
+    sequence_warmup::NAME,
+    hybrid_context::NAME,
     // Decides before `replay`, which computes a spike again.
-    "spikes",
+    spikes::NAME,
     // Wraps the runs of the hooks below, and compares the weights after their updates.
-    "replay",
-    "fp8_scales",
-    "expert_load",
-    "router_bias",
-    "zero_count",
-    "qk_clip",
-    "replica_check",
-    "ema",
+    replay::NAME,
+    fp8_scales::NAME,
+    expert_load::NAME,
+    router_bias::NAME,
+    zero_count::NAME,
+    attention_logits::NAME,
+    replica_check::NAME,
+    ema::NAME,
     OWN,
     // Runs the micro-batches itself, so it is the last one.
-    "cuda_graphs",
+    cuda_graphs::NAME,
 ];
 
 /// A technique that changes a training step.

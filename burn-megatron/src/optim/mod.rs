@@ -12,11 +12,11 @@ mod config;
 mod element_wise;
 mod group_segments;
 pub mod groups;
+mod logit_clip;
 mod loss_scale;
 mod muon;
 mod norm;
 mod parallel;
-mod qk_clip;
 mod rules;
 mod spikes;
 mod state;
@@ -30,14 +30,13 @@ pub use average::{EMA, EmaConfig, WeightAverage};
 pub use config::OptimizerConfig;
 pub use element_wise::ElementWise;
 pub use groups::{GlobError, GroupError, GroupOptimizer, Multipliers, ParameterGroup};
+pub use logit_clip::{QkClip, QkClipConfig, QkClipError};
 pub use loss_scale::{
     LossScale, LossScaleConfig, LossScaleError, LossScaler, LossScalerState, ScaleChange,
 };
 pub use muon::{MuonConfig, MuonScale, ParallelMuon, orthogonalize};
 pub use norm::{all_finite, count_zeros, global_norm};
 pub use parallel::ParallelOptimizer;
-pub use qk_clip::QkClip;
-pub use qk_clip::QkClipConfig;
 pub use rules::{
     AdagradConfig, AdamConfig, AdanConfig, LionConfig, ResumableOptimizer, RmsPropConfig,
     SgdConfig, StateTensors,
@@ -117,21 +116,9 @@ pub enum OptimizerError {
     /// An invalid parameter group.
     #[error(transparent)]
     Group(#[from] GroupError),
-    /// QK-Clip of a layer with normalized queries and keys.
-    #[error(
-        "qk_clip cannot limit the logits of {path}: its queries and keys are normalized after their projections, so the \
-         scale of the weights does not change them; remove qk_clip"
-    )]
-    ClippedNorm {
-        /// The path of the layer.
-        path: String,
-    },
-    /// QK-Clip without weights that it could scale.
-    #[error(
-        "qk_clip has no weights to scale: no projection of queries and keys of this model is trained; remove qk_clip, \
-         or train one"
-    )]
-    NothingToClip,
+    /// QK-Clip that cannot limit the logits of a model.
+    #[error(transparent)]
+    QkClip(#[from] QkClipError),
     /// Logits of a model without attention.
     #[error(
         "{setting} needs the logits of attention, and this model has no attention layer of this library; remove {setting}"

@@ -77,7 +77,7 @@ impl Families {
         lora: LoraConfig,
     ) -> Result<SavedAdapters, Error> {
         let model = self.model_of(&checkpoint)?;
-        let (_, base) = self.base(checkpoint.path(), lora.base_model.as_deref())?;
+        let (_, base) = self.base(checkpoint.path(), lora.base())?;
         Ok(SavedAdapters {
             model,
             lora,
@@ -152,7 +152,7 @@ pub fn base_of(path: &Path) -> Result<PathBuf, Error> {
     } else if is_hf_folder(path) {
         None
     } else {
-        lora_of(&open_checkpoint(path)?)?.and_then(|lora| lora.base_model)
+        lora_of(&open_checkpoint(path)?)?.and_then(|lora| Some(lora.base()?.to_path_buf()))
     };
     Ok(base.unwrap_or_else(|| path.to_path_buf()))
 }

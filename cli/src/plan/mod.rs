@@ -252,23 +252,7 @@ fn planned(
     hardware: &Hardware,
 ) -> Result<SearchReport, Error> {
     let given = model.search_config(devices, hardware);
-    let fixed = args::fixed(&args.fix)?;
-    let overlap =
-        [&fixed, &given.fixed].map(|of| (of.tp_comm_overlap, of.tp_comm_overlap_num_splits));
-    let (method, splits) = match overlap {
-        [own @ (Some(_), _), _] => own,
-        [(None, splits), (method, of_recipe)] => (method, splits.or(of_recipe)),
-    };
-    let fixed = FixedSettings {
-        offload: fixed.offload.or(given.fixed.offload),
-        ranks_per_node: fixed.ranks_per_node.or(given.fixed.ranks_per_node),
-        overlap_moe_expert_parallel_comm: fixed
-            .overlap_moe_expert_parallel_comm
-            .or(given.fixed.overlap_moe_expert_parallel_comm),
-        tp_comm_overlap: method,
-        tp_comm_overlap_num_splits: splits,
-        ..fixed
-    };
+    let fixed = args::fixed(&args.fix, given.fixed.clone())?;
     check_host(&fixed, hardware)?;
     let config = SearchConfig {
         memory_limit: args.memory_limit(hardware),

@@ -261,8 +261,8 @@ fn case(name: &str, model: Model, seed: u64, layouts: Vec<Layout>) -> VerifyCase
             model,
             train: TrainConfig {
                 seed,
-                learning_rate: usual.learning_rate,
-                clip: usual.clip,
+                learning_rate: usual.train.learning_rate,
+                clip: usual.train.clip,
                 ..TrainConfig::default()
             },
             ..Recipe::default()
@@ -288,7 +288,7 @@ fn set(setting: &SettingCase, model: VerifyModel, seed: u64) -> Result<VerifyCas
     let has_epilogues = is_dense && config.activation == Activation::GeluTanh;
     let can_have = (has_epilogues || kernels.epilogue_fusion == EpilogueFusion::Off)
         && (is_dense || !train.cuda_graph)
-        && (config.qk_norm.is_none() || train.qk_clip.is_none());
+        && (config.qk_norm.is_none() || !train.limits_logits());
     if !can_have {
         case.layouts.clear();
     }
@@ -436,21 +436,17 @@ impl VerifyCase {
 
     /// The options of `verify`.
     pub fn options(&self, args: &VerifyArgs) -> VerifyOptions {
-        let train = &self.recipe.train;
         let usual = VerifyOptions::default();
         VerifyOptions {
             steps: usize::from(args.steps),
             tolerance: args.tolerance.unwrap_or(usual.tolerance),
-            learning_rate: train.learning_rate,
-            optimizer: train.optimizer.clone(),
-            clip: train.clip,
-            qk_clip: train.qk_clip,
-            check_replay_every: train.check_replay_every,
-            cuda_graph: train.cuda_graph,
-            data_parallel: DataParallelConfig {
-                // Both are set by the layout.
-                hsdp: None,
-                ..self.recipe.sharing()
+            train: TrainConfig {
+                data_parallel: DataParallelConfig {
+                    // Both are set by the layout.
+                    hsdp: None,
+                    ..self.recipe.sharing()
+                },
+                ..self.recipe.train.of_a_step()
             },
             same_micro_batches: fp8::is_on(&self.recipe.fp8),
             progress: |layout| eprintln!("  {layout}"),
