@@ -32,7 +32,7 @@ fn parse(list: &str) -> Result<Vec<(&str, usize)>, String> {
     parsed.ok_or_else(|| format!("invalid {LIST}: expected `name<TAB>number` in each line"))
 }
 
-/// Compares the numbers of files with those of the list; returns a summary.
+/// Compares the numbers of files with the numbers of the list; returns a summary.
 fn check(list: &[(&str, usize)], texts: &[String]) -> Result<String, String> {
     let (mut counts, mut more, mut fewer) = (vec![], vec![], vec![]);
     for (name, allowed) in list {

@@ -259,11 +259,11 @@ fn the_innermost_rule_for_resuming_applies() {
         ("data.chat.files", ResumeRule::MayDiffer),
         ("data.packing", ResumeRule::Fixed),
         ("model.family", ResumeRule::MayDiffer),
-        ("model.hidden", ResumeRule::Fixed),
+        ("model.hidden", ResumeRule::Never),
         ("train.micro_batch_size", ResumeRule::OrderOfSums),
         ("train.optimizer.beta2", ResumeRule::Fixed),
         ("lora.base_model", ResumeRule::MayDiffer),
-        ("lora.rank", ResumeRule::Fixed),
+        ("lora.rank", ResumeRule::Never),
         ("data_fingerprint", ResumeRule::Fixed),
     ] {
         assert_eq!(settings.resume_rule(key), rule, "{key}");
@@ -367,7 +367,7 @@ fn a_key_is_found_by_a_part_of_its_name() {
     assert!(found("virtual-stages").contains("  requires parallel.pipeline > 1\n"));
     assert_eq!(
         found("keep_"),
-        "checkpoint.keep_last\ncheckpoint.keep_every\ndata_parallel.keep_gathered\n"
+        "checkpoint.keep_every\ncheckpoint.keep_last\ndata_parallel.keep_gathered\n"
     );
     assert_eq!(settings.look_up("no_such_key"), None);
 }

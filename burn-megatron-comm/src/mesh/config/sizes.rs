@@ -3,8 +3,7 @@
 use super::ParallelConfig;
 
 impl ParallelConfig {
-    /// Whether the experts lie on other ranks than the layers beside them, which a model without experts has no use
-    /// for.
+    /// Whether the experts are on other ranks than the layers next to them, which a model without experts has no use for.
     pub fn splits_experts(&self) -> bool {
         self.expert > 1 || self.expert_tensor_size() != self.tensor
     }
@@ -41,7 +40,7 @@ impl ParallelConfig {
             .checked_mul(self.pipeline)
     }
 
-    /// The size of the expert-tensor axis, which defaults to that of `tensor`.
+    /// The size of the expert-tensor axis, which is the size of `tensor` by default.
     pub fn expert_tensor_size(&self) -> usize {
         self.expert_tensor.unwrap_or(self.tensor)
     }
