@@ -43,10 +43,10 @@ pub struct PlanBenchArgs {
 }
 
 /// Probes the machine, plans the layouts, runs them, and prints both times.
-pub fn run(args: &PlanBenchArgs) -> Result<(), Error> {
     let families = Families::transformers();
-    let layers = RecipeLayers::new(&families, DEFAULT_RECIPE, &args.set);
-    let recipe = layers.with_file(args.recipe.as_deref()).read()?.recipe;
+    let base = (&families, DEFAULT_RECIPE);
+    let layers = RecipeLayers::new(base, args.recipe.as_deref(), &args.set);
+    let recipe = layers.read()?.recipe;
     let model = RecipeModel::new(recipe)?;
     let hardware = measure(args.ranks)?;
     let report = search(&model, &model.search_config(args.ranks, &hardware))?;

@@ -4,7 +4,7 @@ use burn::tensor::Device;
 
 use super::config::{ConfigError, TrainConfig};
 use super::hooks::cuda_graphs::{self, CudaGraphs, ModelParts};
-use super::hooks::{Hooks, qk_clip};
+use super::hooks::{Hooks, attention_logits};
 use super::micro_batches::{ContextPart, MicroBatchRunner};
 use super::position::RunPosition;
 use super::{TrainError, Trainer};
@@ -47,7 +47,7 @@ impl<M: LanguageModel> Trainer<M> {
         cuda_graphs::check_model(config, &ModelParts::of(&model))?;
         cuda_graphs::check_device(config, groups, device, &model.position)?;
         let pipeline = Pipelines::new(config, groups)?;
-        let attention = qk_clip::measured_layers(&model.attention_logits, groups, config)?;
+        let attention = attention_logits::measured_layers(&model.attention_logits, groups, config)?;
         let ddp = DistributedDataParallel::with(model, groups, &config.data_parallel)?;
         Self::build(ddp, device, config, pipeline, attention)
     }
@@ -65,7 +65,7 @@ impl<M: LanguageModel> Trainer<M> {
         pipeline: PipelineConfig,
     ) -> Result<Self, TrainError> {
         check_micro_batches(&pipeline.schedule, config, groups)?;
-        if let Some(part) = config.batch_warmup.first() {
+        if let Some(part) = config.smaller_batches().first() {
             return Err(TrainError::from(ConfigError::BatchWarmup {
                 part: *part,
                 expected: "none with a schedule of your own, which has one number of micro-batches"
@@ -76,7 +76,7 @@ impl<M: LanguageModel> Trainer<M> {
         check(config, groups, &model.module)?;
         cuda_graphs::check_model(config, &ModelParts::of(&model))?;
         cuda_graphs::check_device(config, groups, device, &model.position)?;
-        let attention = qk_clip::measured_layers(&model.attention_logits, groups, config)?;
+        let attention = attention_logits::measured_layers(&model.attention_logits, groups, config)?;
         let ddp = DistributedDataParallel::with(model, groups, &config.data_parallel)?;
         let pipelines = Pipelines {
             schedules: vec![pipeline.schedule],
@@ -103,7 +103,8 @@ impl<M: LanguageModel> Trainer<M> {
             }));
         }
         let pipelines = Pipelines::new(config, ddp.groups())?;
-        let attention = qk_clip::measured_layers(ddp.attention_logits(), ddp.groups(), config)?;
+        let attention =
+            attention_logits::measured_layers(ddp.attention_logits(), ddp.groups(), config)?;
         Self::build(ddp, device, config, pipelines, attention)
     }
 

@@ -10,7 +10,9 @@ use super::hooks::sequence_warmup::{self, SequenceWarmup};
 use super::hooks::{cuda_graphs, hybrid_context};
 use super::schedule::{LrSchedule, LrScheduleError, LrStyle};
 use burn_megatron::data_parallel::{DataParallelConfig, DataParallelConfigError, Precision};
-use burn_megatron::mesh::{ContextSplitError, MeshError, ParallelConfig, samples_per_rank};
+use burn_megatron::mesh::{
+    ContextSplitError, LayoutError, MeshError, ParallelConfig, samples_per_rank,
+};
 use burn_megatron::nn::tp_comm_overlap::NumSplitsError;
 use burn_megatron::optim::{
     EmaConfig, LossScale, LossScaleError, OptimizerConfig, OptimizerError, QkClipConfig,
@@ -95,7 +97,7 @@ pub struct TrainConfig {
     #[schemars(extend("resume" = "may_differ"))]
     pub cuda_graph: bool,
     /// Whether the elements of the gradient that are zero are counted in each step.
-    #[serde(rename = "log_num_zeros_in_grad")]
+    #[serde(rename = "log_num_zeros_in_grad", alias = "count_zeros")]
     #[schemars(extend("resume" = "may_differ"))]
     pub count_zeros: bool,
     /// The maximum gradient norm; larger gradients are scaled down to it.
@@ -178,14 +180,9 @@ pub enum ConfigError {
     /// The ranks of context x data cannot share documents.
     #[error(transparent)]
     HybridContext(#[from] HybridContextError),
-    /// A setting that hybrid context parallelism cannot have.
-    #[error("hybrid_context_parallel with {setting}: expected {expected}")]
-    WithHybridContext {
-        /// The setting.
-        setting: String,
-        /// The values that would fit.
-        expected: String,
-    },
+    /// A setting that the layout cannot have.
+    #[error(transparent)]
+    Layout(#[from] LayoutError),
     /// A setting that CUDA graphs cannot have.
     #[error("cuda_graph with {setting}: expected {expected}")]
     WithCudaGraph {
@@ -232,6 +229,11 @@ pub enum ConfigError {
         /// The values that would fit.
         expected: String,
     },
+    /// Shorter rows in a run on conversations.
+    #[error(
+        "train.sequence_warmup cuts rows, and with them the conversations of [data.chat]: remove it"
+    )]
+    CutsConversations,
     /// The learning rate schedule.
     #[error(transparent)]
     Schedule(#[from] LrScheduleError),
@@ -257,6 +259,57 @@ pub enum ConfigError {
 }
 
 impl TrainConfig {
+    /// Settings that follow another one where a recipe leaves them out, and that one: see [`scaled`](Self::scaled).
+    pub const FOLLOWING: [(&str, &str); 5] = [
+        ("warmup_steps", "steps"),
+        ("schedule", "steps"),
+        ("batch_warmup", "steps"),
+        ("sequence_warmup", "steps"),
+        ("min_learning_rate", "learning_rate"),
+    ];
+
+    /// Returns the settings for another number of steps: warm-up and decay in proportion. A part that rounds to no step is
+    /// left out, but for a decay, which has at least one.
+    pub fn scaled(&self, steps: usize) -> Self {
+        let before = self.steps.max(1) as u128;
+        let part = |part: usize| {
+            usize::try_from(part as u128 * steps as u128 / before).unwrap_or(usize::MAX)
+        };
+        let mut scaled = Self {
+            steps,
+            warmup_steps: part(self.warmup_steps),
+            ..self.clone()
+        };
+        if let LrStyle::Wsd { decay_steps, .. } = &mut scaled.schedule {
+            *decay_steps = part(*decay_steps).max(usize::from(*decay_steps > 0));
+        }
+        let ends_later = |end: &mut usize, until_step: &mut usize| {
+            *until_step = part(*until_step);
+            let is_some = *until_step > *end;
+            *end = (*end).max(*until_step);
+            is_some
+        };
+        let mut end = 0;
+        let is_some = |warmup: &mut BatchWarmup| ends_later(&mut end, &mut warmup.until_step);
+        scaled.batch_warmup.retain_mut(is_some);
+        let mut end = 0;
+        let is_some = |warmup: &mut SequenceWarmup| ends_later(&mut end, &mut warmup.until_step);
+        scaled.sequence_warmup.retain_mut(is_some);
+        scaled
+    }
+
+    /// Checks that rows may be conversations, which are never cut.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::CutsConversations`].
+    pub fn check_conversations(&self) -> Result<(), ConfigError> {
+        match self.sequence_warmup.is_empty() {
+            true => Ok(()),
+            false => Err(ConfigError::CutsConversations),
+        }
+    }
+
     /// Checks all settings, for a layout and a model with a context of `context` tokens.
     ///
     /// # Errors
@@ -336,6 +389,25 @@ impl TrainConfig {
         Ok(())
     }
 
+    /// Returns the settings that decide what a step on a given batch computes; others have their defaults.
+    pub fn of_a_step(&self) -> Self {
+        Self {
+            learning_rate: self.learning_rate,
+            optimizer: self.optimizer.clone(),
+            clip: self.clip,
+            qk_clip: self.qk_clip,
+            check_replay_every: self.check_replay_every,
+            cuda_graph: self.cuda_graph,
+            data_parallel: self.data_parallel.clone(),
+            ..Self::default()
+        }
+    }
+
+    /// Whether the logits of attention are limited after each step.
+    pub fn limits_logits(&self) -> bool {
+        self.qk_clip.is_some()
+    }
+
     /// The setting that measures the logits of attention, if there is one.
     pub(super) fn measures_logits(&self) -> Option<&'static str> {
         match self.qk_clip {
@@ -355,6 +427,16 @@ impl TrainConfig {
     pub fn batch_sizes(&self) -> impl Iterator<Item = usize> {
         let sizes: Vec<_> = BatchSizes::new(self).all().collect();
         sizes.into_iter()
+    }
+
+    /// Returns the parts of the run with smaller batches, at its start.
+    pub fn smaller_batches(&self) -> &[BatchWarmup] {
+        &self.batch_warmup
+    }
+
+    /// Returns the parts of the run with shorter rows, at its start.
+    pub fn shorter_rows(&self) -> &[SequenceWarmup] {
+        &self.sequence_warmup
     }
 
     /// The samples of the whole run.
@@ -392,3 +474,7 @@ impl TrainConfig {
         )
     }
 }
+
+#[cfg(test)]
+#[path = "config_tests.rs"]
+mod tests;

@@ -36,22 +36,20 @@ pub enum TrainError {
          or do not defer"
     )]
     Unfused,
-    /// Deferred readings with skipped spikes.
-    #[error(
-        "skip_spikes reads each step before it is taken, so readings cannot be deferred; remove one of the two"
-    )]
-    DeferredSpikes,
     /// Products on the CPU by a library whose results may depend on the addresses of its operands, in a deterministic run.
     #[error(
         "deterministic needs products of one order, which {0} does not promise; use gemm = gemm or mkl, or remove \
          deterministic"
     )]
     NoOrder(CpuGemm),
-    /// Deferred readings with checks of steps.
+    /// Deferred readings with a setting that reads each step.
     #[error(
-        "check_replay_every reads each step before it is taken, so readings cannot be deferred; remove one of the two"
+        "{setting} reads each step before it is taken, so readings cannot be deferred; remove one of the two"
     )]
-    DeferredReplay,
+    Deferred {
+        /// The setting.
+        setting: &'static str,
+    },
     /// A hook that cannot be added or removed.
     #[error(transparent)]
     Hook(#[from] HookError),

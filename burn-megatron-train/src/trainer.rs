@@ -63,12 +63,10 @@ pub struct TrainOutcome {
     /// The time that the checks have taken on this rank; `None` without
     /// [`check_replay_every`](TrainConfig::check_replay_every).
     pub replay_cost: Option<ReplayCost>,
-    /// The statistics of the micro-batches since the start or the checkpoint on this rank; `None` without
-    /// [`cuda_graph`](TrainConfig::cuda_graph).
+    /// The statistics of the micro-batches since the start or the checkpoint on this rank; `None` without CUDA graphs.
     pub cuda_graphs: Option<CudaGraphStats>,
     /// The padding of documents in the steps since the start or the checkpoint; none but with a split
-    /// [per document](burn_megatron::mesh::ContextSplit::ZigzagPerDocument) or
-    /// [hybrid](burn_megatron::mesh::ParallelConfig::hybrid_context_parallel) context parallelism.
+    /// [per document](burn_megatron::mesh::ContextSplit::ZigzagPerDocument) or hybrid context parallelism.
     pub padding: Padding,
     /// Whether the run was stopped before its last step.
     pub stopped: bool,
@@ -127,8 +125,8 @@ impl<M: LanguageModel> Trainer<M> {
     /// # Errors
     ///
     /// [`TrainError::Unfused`] for true with an optimizer that is not the fused AdamW, and
-    /// [`TrainError::DeferredSpikes`] with [`skip_spikes`](TrainConfig::skip_spikes), [`TrainError::DeferredReplay`] with
-    /// [`check_replay_every`](TrainConfig::check_replay_every), and the error of a hook of yours that reads each step.
+    /// [`TrainError::Deferred`] where spikes are skipped or steps are replayed, and the error of a hook of yours that reads
+    /// each step.
     pub fn defer_readings(&mut self, defers: bool) -> Result<(), TrainError> {
         if defers && !self.optimizer.is_fused() {
             return Err(TrainError::Unfused);

@@ -30,11 +30,11 @@ use burn_megatron::data_parallel::{
 use burn_megatron::mesh::{MeshError, ParallelConfig, samples_per_rank};
 use burn_megatron::model::LanguageModel;
 use burn_megatron::nn::{BuildError, ParallelModule};
-use burn_megatron::optim::{LossScale, OptimizerConfig, QkClipConfig};
+use burn_megatron::optim::LossScale;
 use burn_megatron::pipeline::{LayoutScheduleError, stages_of};
 use burn_megatron_data::Samples;
+use burn_megatron_train::TrainConfig;
 use burn_megatron_train::schedule::LrStyle;
-use burn_megatron_train::{BatchWarmup, SequenceWarmup, TrainConfig};
 
 mod compare;
 pub mod devices;
@@ -139,28 +139,14 @@ pub struct VerifyOptions {
     pub steps: usize,
     /// The largest relative difference that passes if only the order of sums differs.
     pub tolerance: f64,
-    /// The learning rate.
-    pub learning_rate: f64,
-    /// The optimizer.
-    pub optimizer: OptimizerConfig,
-    /// The maximum gradient norm; infinite for no clipping.
-    pub clip: f64,
-    /// Limits the logits of attention after each step.
-    pub qk_clip: Option<QkClipConfig>,
-    /// Computes every so many steps [twice](burn_megatron_train::TrainConfig::check_replay_every), but for those of the single rank.
-    pub check_replay_every: Option<usize>,
-    /// Runs the micro-batches of each layout, but not those of the single rank, as
-    /// [`cuda_graph`](burn_megatron_train::TrainConfig::cuda_graph) does: gradients are added to static buffers, and counted and
-    /// reduced as after a replay. The host runs what would be captured.
-    pub cuda_graph: bool,
-    /// Smaller batches in the first steps.
-    pub batch_warmup: Vec<BatchWarmup>,
-    /// Shorter rows in the first steps.
-    pub sequence_warmup: Vec<SequenceWarmup>,
-    /// The data-parallel settings of each layout, except those that the layout itself has, and the precision,
-    /// which is the [type](Subject::dtype) of the subject. The default bucket size is small, so that small models
-    /// have several buckets. The single rank only uses the type of the moments.
-    pub data_parallel: DataParallelConfig,
+    /// The settings of the trainer. The number of steps, the batch, the type that the model computes in, the schedule of the
+    /// learning rate and the loss scale follow from the subject and the layout; so do the data-parallel settings that a
+    /// layout has. The default bucket size is small, so that small models have several buckets.
+    ///
+    /// The single rank has only the type of the moments and the frozen parameters of the data-parallel settings. It computes
+    /// no step twice and has no CUDA graphs. With [`cuda_graph`](TrainConfig::cuda_graph) gradients are added to static
+    /// buffers, and counted and reduced as after a replay; the host runs what would be captured.
+    pub train: TrainConfig,
     /// Whether the single rank uses micro-batches of the size of the layout instead of all samples at once, as
     /// FP8 scales may depend on the micro-batch. A subject may need it anyway.
     pub same_micro_batches: bool,
@@ -173,15 +159,11 @@ impl Default for VerifyOptions {
         Self {
             steps: 5,
             tolerance: 1e-10,
-            learning_rate: 1e-3,
-            optimizer: OptimizerConfig::default(),
-            clip: 0.1,
-            qk_clip: None,
-            check_replay_every: None,
-            cuda_graph: false,
-            batch_warmup: vec![],
-            sequence_warmup: vec![],
-            data_parallel: DataParallelConfig::default(),
+            train: TrainConfig {
+                learning_rate: 1e-3,
+                clip: 0.1,
+                ..TrainConfig::default()
+            },
             same_micro_batches: false,
             progress: |_| (),
         }
@@ -206,9 +188,9 @@ impl VerifyOptions {
                 DType::F16 => Precision::F16,
                 _ => Precision::F32,
             },
-            bucket_size: self.data_parallel.bucket_size.or(bucket_size),
-            static_buffers: self.cuda_graph || self.data_parallel.static_buffers,
-            ..self.data_parallel.clone()
+            bucket_size: self.train.data_parallel.bucket_size.or(bucket_size),
+            static_buffers: self.train.cuda_graph || self.train.data_parallel.static_buffers,
+            ..self.train.data_parallel.clone()
         }
     }
 
@@ -221,35 +203,35 @@ impl VerifyOptions {
                 .micro_batch
                 .unwrap_or(samples / layout.parallel.data_size()),
             global_batch_size: samples,
-            learning_rate: self.learning_rate,
             min_learning_rate: 0.0,
             warmup_steps: 0,
             schedule: LrStyle::Constant,
-            optimizer: self.optimizer.clone(),
-            freeze: self.data_parallel.freeze.clone(),
+            freeze: self.train.data_parallel.freeze.clone(),
             data_parallel: self.data_parallel_for(layout, subject.dtype()),
             loss_scale: Some(LossScale::None),
             // A step that is skipped shows in the report.
             skip_limit: NonZeroU64::MAX,
-            clip: self.clip,
-            qk_clip: self.qk_clip,
-            check_replay_every: self.check_replay_every,
-            batch_warmup: self.batch_warmup.clone(),
-            sequence_warmup: self.sequence_warmup.clone(),
-            ..TrainConfig::default()
+            // The host runs what would be captured.
+            cuda_graph: false,
+            ..self.train.clone()
         }
     }
 
     /// The options for the single rank.
     fn single_rank(&self) -> Self {
-        Self {
+        let data_parallel = &self.train.data_parallel;
+        let train = TrainConfig {
             data_parallel: DataParallelConfig {
-                moments: self.data_parallel.moments,
-                freeze: self.data_parallel.freeze.clone(),
+                moments: data_parallel.moments,
+                freeze: data_parallel.freeze.clone(),
                 ..DataParallelConfig::default()
             },
             check_replay_every: None,
             cuda_graph: false,
+            ..self.train.clone()
+        };
+        Self {
+            train,
             ..self.clone()
         }
     }
@@ -257,8 +239,11 @@ impl VerifyOptions {
     /// The same options with steps proportional to the gradients.
     fn with_gradient_steps(&self) -> Self {
         Self {
-            learning_rate: 0.1,
-            optimizer: self.optimizer.clone().with_gradient_steps(),
+            train: TrainConfig {
+                learning_rate: 0.1,
+                optimizer: self.train.optimizer.clone().with_gradient_steps(),
+                ..self.train.clone()
+            },
             ..self.clone()
         }
     }

@@ -42,7 +42,7 @@ pub(super) fn observe<S: Subject>(
 ) -> Result<Observation, RankError> {
     let device = Device::flex();
     let mut model = subject.build(groups, &device)?;
-    freeze(&mut model.table, &options.data_parallel.freeze)?;
+    freeze(&mut model.table, &options.train.data_parallel.freeze)?;
     let weights = AssembledParameters::from_module(&model.module, &model.table, groups)?;
     let all = model.table.entries().iter().zip(weights.full);
     let (frozen, trained): (Vec<_>, Vec<_>) = all.partition(|(entry, _)| entry.frozen);
@@ -63,7 +63,7 @@ pub(super) fn observe<S: Subject>(
     let config = options.train_config(subject, layout);
     let ddp = subject.wrap(model, groups, &config.data_parallel)?;
     let mut trainer = Trainer::from_wrapped(ddp, &device, &config)?;
-    if options.cuda_graph {
+    if options.train.cuda_graph {
         trainer = trainer.with_graphs_on_host()?;
     }
     let data = subject.data(groups);
@@ -115,7 +115,10 @@ struct GradientObserver<'a> {
 
 impl Observer for GradientObserver<'_> {
     fn gradients(&mut self, gradients: &StepGradients<'_>) -> Result<(), ObserverError> {
-        let (step, limit) = (gradients.step, self.options.data_parallel.gradient_limit);
+        let (step, limit) = (
+            gradients.step,
+            self.options.train.data_parallel.gradient_limit,
+        );
         // A training run skips a step with a gradient beyond the limit; here that is an error.
         if let (Some(limit), Some(culprit)) = (limit, gradients.invalid().first()) {
             return Err(format!(

@@ -16,7 +16,7 @@ use crate::schedule::ScheduleArgs;
 use crate::settings::Settings;
 use crate::terminal::MAX_COLUMNS;
 use crate::verify::args::VerifyArgs;
-use clap::{CommandFactory, Parser, Subcommand, ValueEnum};
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use tracing_subscriber::fmt::format::FmtSpan;
 
 /// Large-model training for Burn: tensor, sequence, pipeline and data parallelism, checked against one
@@ -60,8 +60,12 @@ pub enum Command {
     /// experts, experts.svg to a run folder, and a checkpoint at the end and when the run is interrupted.
     ///
     /// Every setting of a recipe has a flag, such as `--train.clip 0.5`. `none` removes an optional setting. `-h` lists the flags
-    /// with a short name only.
+    /// with a short name only, `--help KEY` describes one setting.
     Pretrain(Box<PretrainArgs>),
+    /// Describe a setting of a recipe: its meaning, values, default and flag.
+    ///
+    /// `config train.clip`, `config clip` or `pretrain --help clip`; a part of a key lists all keys that have it.
+    Config(ConfigArgs),
     /// Tokenize text into token files: PREFIX.bin and PREFIX.idx in Megatron's format, and PREFIX.json, which
     /// describes them.
     ///
@@ -118,6 +122,13 @@ pub enum Command {
     /// Inspect, compare, reshard, verify and upcycle checkpoints.
     #[command(subcommand)]
     Checkpoint(CheckpointCommand),
+}
+
+/// Flags of `config`.
+#[derive(Args)]
+pub struct ConfigArgs {
+    /// A key of a recipe, or a part of one.
+    pub key: String,
 }
 
 /// Log level of standard error.

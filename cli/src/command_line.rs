@@ -11,17 +11,22 @@ use burn_megatron_models::hf::HfFamily;
 use burn_megatron_train::{ReplayError, TrainError, Verdict};
 use clap::FromArgMatches;
 
-use crate::cli::{Cli, Command, LogLevel};
+use crate::cli::{Cli, Command, ConfigArgs, LogLevel};
 use crate::error::Error;
 use crate::family::Families;
 use crate::recipe::{DEFAULT_RECIPE, Recipe};
+use crate::settings::Settings;
 use crate::{
     allocator, check_gpu, checkpoint, compare, conformance, convert, env, file_size_limit,
-    generate, help, launch, plan, preprocess, pretrain, retired, schedule, stdio, verify,
+    generate, help, launch, plan, preprocess, pretrain, schedule, stdio, verify,
 };
 
 /// The exit code of wrong usage, as with clap.
 const USAGE: u8 = 2;
+
+/// The message for the command `bench`.
+const BENCH: &str = "bench is another program: use burn-megatron-bench COMMAND, or in a checkout \
+                     cargo run --release -p burn-megatron-bench -- COMMAND";
 
 /// A command line with `pretrain`, `verify`, `generate`, `checkpoint`, `launch` and the other commands of
 /// `burn-megatron`, for the model families that are registered.
@@ -101,10 +106,14 @@ impl CommandLine {
         args: impl IntoIterator<Item = impl Into<OsString> + Clone>,
     ) -> ExitCode {
         let args: Vec<OsString> = args.into_iter().map(Into::into).collect();
+        if let Some(text) = self.help_of_key(&args) {
+            print!("{text}");
+            return ExitCode::SUCCESS;
+        }
         let matches = self.clap(&args).try_get_matches_from(&args);
-        let cli = match matches.and_then(|matches| Cli::from_arg_matches(&matches)) {
+        let mut cli = match matches.and_then(|matches| Cli::from_arg_matches(&matches)) {
             Ok(cli) => cli,
-            Err(error) => match retired::explain(&error) {
+            Err(error) => match self.explain(&args, &error) {
                 Some(renamed) => {
                     eprintln!("error: {renamed}");
                     return ExitCode::from(USAGE);
@@ -112,7 +121,40 @@ impl CommandLine {
                 None => error.exit(),
             },
         };
+        if let Command::Pretrain(args) = &mut cli.command {
+            args.follow_restart();
+        }
         run_program(cli.log_level, || self.command(&cli.command))
+    }
+
+    /// The message for the command `bench`, and for an unknown flag of `pretrain` that has the name of a setting.
+    fn explain(&self, args: &[OsString], error: &clap::Error) -> Option<String> {
+        if args.get(1).is_some_and(|command| command == "bench") {
+            return Some(BENCH.into());
+        }
+        let is_pretrain = args.iter().any(|arg| arg == "pretrain");
+        is_pretrain.then(|| Settings::of(&self.families).explain_flag(error))?
+    }
+
+    /// The text of `pretrain --help KEY`; `None` for other arguments.
+    fn help_of_key(&self, args: &[OsString]) -> Option<String> {
+        let at = args.iter().position(|arg| arg == "--help" || arg == "-h")?;
+        let key = args
+            .get(at + 1)?
+            .to_str()
+            .filter(|key| !key.starts_with('-'))?;
+        (args.get(1)? == "pretrain").then(|| Settings::of(&self.families).look_up(key))?
+    }
+
+    /// Prints the settings of a key.
+    fn config(&self, key: &str) -> Result<ExitCode, Error> {
+        let Some(text) = Settings::of(&self.families).look_up(key) else {
+            return Err(
+                format!("a recipe has no key {key}: expected a part of one, as in steps").into(),
+            );
+        };
+        print!("{text}");
+        Ok(ExitCode::SUCCESS)
     }
 
     /// The command of clap; where help is asked for, with the defaults of the recipe.
@@ -131,6 +173,7 @@ impl CommandLine {
     fn command(&self, command: &Command) -> Result<ExitCode, Error> {
         match command {
             Command::Pretrain(args) => pretrain::run(args, &self.families, &self.recipe),
+            Command::Config(ConfigArgs { key }) => self.config(key),
             Command::Preprocess(args) => preprocess::run(args),
             Command::Generate(args) => generate::run(args, &self.families),
             Command::Launch(args) => launch::run(args, &self.families, &self.recipe),

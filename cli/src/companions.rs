@@ -5,13 +5,14 @@ use std::path::{Path, PathBuf};
 
 use burn_megatron::checkpoint::{Checkpoint, TensorSource};
 use burn_megatron_data::tokenizer::{BYTES, Tokenizer};
-use burn_megatron_models::hf::peft::{base_model, is_peft_folder};
+use burn_megatron_models::hf::peft::{adapted_model, is_peft_folder};
 use burn_megatron_models::hf::{SpecialTokenIds, companion_files, is_hf_folder, stored_hf_files};
 use serde_json::Value;
 
 use crate::data;
 use crate::error::Error;
 use crate::family::open_checkpoint;
+use crate::lora;
 use crate::recipe::Recipe;
 
 /// The files of a tokenizer and of its chat template in a Hugging Face folder.
@@ -170,7 +171,7 @@ fn find<'a>(files: &'a [(String, Vec<u8>)], name: &str) -> Option<&'a Vec<u8>> {
 
 /// The model that a recipe loads.
 fn loaded(recipe: &Value) -> Option<&str> {
-    let base = recipe["lora"]["base_model"].as_str();
+    let base = recipe["lora"][lora::BASE].as_str();
     base.or(recipe["checkpoint"]["load"].as_str())
 }
 
@@ -181,7 +182,7 @@ fn origin_of(path: &Path, runs: usize) -> Result<Option<PathBuf>, Error> {
         return Ok(Some(path.into()));
     }
     let next = if is_peft_folder(path) {
-        base_model(path)?
+        adapted_model(path)?
     } else {
         let checkpoint = open_checkpoint(path)?;
         if !stored_hf_files(&checkpoint)?.is_empty() {

@@ -34,17 +34,12 @@ pub fn check(recipe: &Recipe) -> Result<(), Error> {
         )
         .into());
     }
-    for (name, given) in [
-        ("overlap_param_gather", config.overlap_param_gather),
-        ("reduce_in_16_bits", config.reduce_in_16_bits),
-    ] {
-        if given && config.shard_ranks(parallel.data_parallel_size()) == 1 {
-            return Err(format!(
-                "{name} applies to communication within a sharding group, and with hsdp = 1 each group has a single \
-                 rank; set hsdp to 2 or more, or remove {name}"
-            )
-            .into());
-        }
+    if let Some(name) = config.unused_sharding(parallel.data_parallel_size()) {
+        return Err(format!(
+            "{name} applies to communication within a sharding group, and with hsdp = 1 each group has a single rank; set \
+             hsdp to 2 or more, or remove {name}"
+        )
+        .into());
     }
     if recipe.train.check_replicas_every.is_some() {
         // Whether a pipeline has any depends on the model: see `RankEstimates`.

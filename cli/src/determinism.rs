@@ -6,8 +6,8 @@ use burn_megatron::comm::Engine;
 use burn_megatron::kernel_selection::EpilogueFusion;
 use burn_megatron::kernels::gemm::CpuGemm;
 
+use crate::banner::print;
 use crate::error::Error;
-use crate::header::print;
 use crate::numbers::count;
 use crate::recipe::Recipe;
 

@@ -5,8 +5,8 @@ use burn_megatron::device::{DeviceKind, UNCHECKED, is_unchecked};
 use burn_megatron::kernel_selection::KernelSelection;
 use burn_megatron::kernels::gemm::{engine_of, slow_reason};
 
+use crate::banner::print;
 use crate::error::Error;
-use crate::header::print;
 
 /// Prints the engine of products and a warning for each slow engine; nothing on a CPU.
 pub fn print_engines(kind: DeviceKind, device: &Device, kernels: &KernelSelection) {

@@ -51,6 +51,24 @@ pub fn builder(
     Ok(builder.with_lora(recipe.lora.as_ref())?)
 }
 
+/// Checks that the model has the parameters and layers that patterns of the recipe name, and what its sample needs: builds
+/// it in outline.
+///
+/// # Errors
+/// A pattern that matches nothing, with the nearest names.
+pub fn check_names(recipe: &Recipe, device: &Device) -> Result<(), Error> {
+    let (train, sample) = (&recipe.train, &recipe.sample);
+    let drafts = sample.speculative && sample.tokens > 0;
+    let has_patterns = !train.freeze.is_empty()
+        || !train.optimizer.groups().is_empty()
+        || !recipe.fp8.layers.is_empty();
+    if !drafts && !has_patterns {
+        return Ok(());
+    }
+    let builder = builder(recipe, &ParallelContext::single(), device)?;
+    recipe.model.check_names(builder, train, drafts)
+}
+
 impl RankEstimates {
     /// Estimates the run on every rank, without communication.
     pub fn new(recipe: &Recipe, plan: &ParallelPlan, device: &Device) -> Result<Self, Error> {

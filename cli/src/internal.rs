@@ -7,7 +7,7 @@ pub use crate::error::Error;
 pub use crate::family::{Families, Model};
 pub use crate::gemm_tuning::tune;
 pub use crate::kernel_cases::{Direction, Inputs, KernelBenchmark, Shape, heads, subjects, work};
-pub use crate::layers::RecipeLayers;
+pub use crate::recipe::merge::RecipeLayers;
 pub use crate::numbers::{at_least_one, count};
 pub use crate::plan::source::RecipeModel;
 pub use crate::preprocess::args::PreprocessArgs;

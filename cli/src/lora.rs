@@ -2,9 +2,21 @@
 
 use std::path::Path;
 
+use burn_megatron::nn::lora::LoraConfig;
+
 use crate::error::Error;
 use crate::family::base_of;
 use crate::recipe::Recipe;
+
+/// The key of the model that was adapted.
+pub const BASE: &str = "base_model";
+
+/// Returns the line of the header for adapters without a model.
+pub fn note_of_base(lora: &LoraConfig) -> Option<&'static str> {
+    lora.base_model.is_none().then_some(
+        "the frozen weights are random, from the seed: --load or lora.base_model starts from those of a model",
+    )
+}
 
 /// Checks the adapters of a recipe: their settings, that the model has each layer, and settings that they exclude.
 ///

@@ -7,7 +7,7 @@ use burn_megatron::data_parallel::host_memory::{HostMemory, MemoryLimit};
 use burn_megatron::data_parallel::{ZeroStage, format_bytes};
 use burn_megatron::device::DeviceKind;
 use burn_megatron::kernels::record::ShapeSettings;
-use burn_megatron::mesh::{ContextSplit, Mesh};
+use burn_megatron::mesh::Mesh;
 use burn_megatron::text_table::Table;
 use burn_megatron_plan::Recompute;
 use burn_megatron_plan::memory::{MemoryByKind, MemoryReport, MemoryRequest, RankProfiles};
@@ -43,17 +43,11 @@ pub fn plan_layout(
     let share = train.global_batch_size / plan.layout.data_size();
     let mut sequence_length = train.sequence_length.unwrap_or(recipe.model.context());
     let mut micro_batch_size = train.micro_batch_size;
-    let layout = &mut plan.layout;
-    if let Some(tokens) = layout.max_seqlen_per_dp_cp_rank.take() {
+    if let Some(tokens) = plan.layout.hybrid_tokens() {
         // A full micro-batch of documents on one rank; no document is longer than a row.
         sequence_length = sequence_length.min(tokens);
         micro_batch_size = tokens.div_ceil(sequence_length.max(1));
-        layout.hybrid_context_parallel = false;
-        layout.context_exchange = None;
-        layout.context_split = ContextSplit::default();
-        layout.context_narrow_gradients = false;
-        layout.data = Some(layout.data_parallel_size());
-        layout.context = 1;
+        plan.layout = plan.layout.with_whole_sequences();
     }
     let request = MemoryRequest {
         layout: &plan.layout,
@@ -110,7 +104,8 @@ struct Limit {
 impl PlannedMemory {
     /// Plans the memory of a run. A model with an operation that cannot be planned is no error.
     pub fn new(recipe: &Recipe) -> Self {
-        let shares = recipe.parallel.context > 1 && !recipe.parallel.hybrid_context_parallel;
+        let parallel = &recipe.parallel;
+        let shares = parallel.context > 1 && parallel.hybrid_tokens().is_none();
         let whole_sequences = shares.then(|| {
             let mut whole = recipe.clone();
             whole.parallel.context = 1;

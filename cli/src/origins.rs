@@ -9,6 +9,7 @@ use toml::{Table, Value};
 use crate::error::Error;
 use crate::recipe::Recipe;
 use crate::resume_check;
+use crate::settings::twice;
 
 /// Where a value is from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -145,6 +146,11 @@ impl Origins {
         })
     }
 
+    /// Whether a key has the value of a recipe file or of the run that is resumed.
+    pub fn is_of_user(&self, path: &str) -> bool {
+        matches!(self.of(path), Origin::File(_) | Origin::Resumed(_))
+    }
+
     /// Whether a key has the value of the default recipe or of the library.
     pub fn is_default(&self, path: &str) -> bool {
         *self.of(path) == Origin::Default
@@ -188,11 +194,6 @@ impl Origins {
 
 /// The column of comments.
 const COMMENTS: usize = 40;
-
-/// The error for a key that has two flags.
-pub fn twice(key: &str) -> Error {
-    format!("{key} is set by --set and by a flag: remove one of them").into()
-}
 
 /// The path of a header such as `[a.b]`, from the tables that it makes.
 fn header_path(parsed: &Table) -> String {

@@ -121,7 +121,7 @@ pub struct ParallelPlan {
 }
 
 #[cfg(test)]
-#[path = "recipe_extremes.rs"]
+#[path = "recipe_extremes_tests.rs"]
 mod extremes;
 
 #[cfg(test)]

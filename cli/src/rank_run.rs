@@ -21,6 +21,10 @@ use burn_megatron_generate::GenerateConfig;
 use burn_megatron_train::run_folder::{CHECKPOINTS, RunFolder};
 use burn_megatron_train::{SaveConfig, Saver, TrainOutcome};
 
+use crate::banner::{
+    layout, print, print_aside, print_lora, print_model, print_offload, print_run, print_sharing,
+    print_start,
+};
 use crate::determinism::{self, Pinned};
 use crate::engines::print_engines;
 use crate::epilogues::{self, EpilogueDecision};
@@ -29,19 +33,15 @@ use crate::estimate::{self, RankEstimates};
 use crate::family::{AnyTrainer, RankMemory};
 use crate::fp8;
 use crate::fp8::report::{self, OperandLine};
-use crate::header::{
-    layout, print, print_aside, print_lora, print_model, print_offload, print_run, print_sharing,
-    print_start,
-};
 use crate::interrupt::Interrupt;
 use crate::memory_limit::PlannedMemory;
+use crate::metrics_writer::Recorder;
 use crate::nodes::{self, LocalRank};
 use crate::parallel_plan::ParallelPlan;
 use crate::recipe::Recipe;
-use crate::record::Recorder;
+use crate::resume::{ResumePoint, StartDecision, StartResolver, TrainStart};
 use crate::save_hf::HfSaver;
 use crate::saving::SavingArgs;
-use crate::start::{ResumePoint, StartDecision, StartResolver, TrainStart};
 use crate::weights::InitialWeights;
 use crate::{consistency, data, gemm_algorithms, lora, resume_check, trace};
 

@@ -9,8 +9,8 @@ use toml::Table;
 use crate::data;
 use crate::error::Error;
 use crate::family::Families;
+use crate::numbers::count;
 use crate::recipe::{ModelBase, Recipe, RecipeOf};
-use crate::retired;
 use crate::settings::{ResumeRule, Settings, json_at as at};
 
 /// The table of the optimizer, whose `name` says which settings it has.
@@ -59,7 +59,7 @@ pub fn recipe_of(checkpoint: &Checkpoint, families: &Families) -> Result<Option<
     if config.get("train").is_none() {
         return Ok(None);
     }
-    retired::translate_config(&mut config);
+    translate(&mut config);
     if let Some(config) = config.as_object_mut() {
         config.remove(FINGERPRINT);
         config.remove(SPECIAL_TOKENS);
@@ -73,6 +73,16 @@ pub fn recipe_of(checkpoint: &Checkpoint, families: &Families) -> Result<Option<
         format!("{path}: invalid recipe: {error}")
     });
     Ok(Some(recipe?))
+}
+
+/// Renames the keys that an earlier version wrote.
+fn translate(config: &mut Value) {
+    let train = config.get_mut("train").and_then(Value::as_object_mut);
+    if let Some(train) = train
+        && let Some(value) = train.remove("count_zeros")
+    {
+        train.insert("log_num_zeros_in_grad".into(), value);
+    }
 }
 
 /// TOML has no null: a setting that is not set is left out.
@@ -101,11 +111,10 @@ pub fn check(
     name: &str,
 ) -> Result<(), Error> {
     let mut saved = saved.clone();
-    retired::translate_config(&mut saved);
+    translate(&mut saved);
     add_missing(&mut saved, now, &serde_json::to_value(Recipe::default())?);
     let saved = &saved;
     for key in allowed {
-        retired::check_key(key)?;
         if at(saved, key).is_none() && at(now, key).is_none() {
             return Err(format!(
                 "invalid --resume-allow-change {key}: expected a key of the recipe, as in train.steps"
@@ -121,11 +130,12 @@ pub fn check(
     let is_deterministic = at(now, "train.deterministic") == Some(&Value::Bool(true));
     let may = |key: &str| {
         let by_rule = match settings.resume_rule(key) {
-            ResumeRule::Fixed => false,
+            ResumeRule::Fixed | ResumeRule::Never => false,
             ResumeRule::MayDiffer => true,
             ResumeRule::OrderOfSums => !is_deterministic,
         };
-        by_rule || allowed.iter().any(|table| is_of(key, table))
+        let may_be_allowed = settings.resume_rule(key) != ResumeRule::Never;
+        by_rule || may_be_allowed && allowed.iter().any(|table| is_of(key, table))
     };
     let refused = different.into_iter().filter(|key| !may(key));
     let refused: Vec<_> = refused.filter(|key| key != SPECIAL_TOKENS).collect();
@@ -133,18 +143,43 @@ pub fn check(
         None | Some(Value::Null) => "not set".to_string(),
         Some(value) => value.to_string(),
     };
-    match &refused[..] {
-        [] => Ok(()),
-        [key] if key == FINGERPRINT => Err(other_data(saved, now, name)),
-        [first, ..] => Err(format!(
-            "{name} was saved by a run with {first} = {}, and this run has {}: use the same, or allow the change \
-             with --resume-allow-change {}",
-            text(at(saved, first)),
-            text(at(now, first)),
-            refused.join(","),
-        )
-        .into()),
+    let never = |key: &&String| settings.resume_rule(key) == ResumeRule::Never;
+    let (key, remedy) = match &refused[..] {
+        [] => return Ok(()),
+        [key] if key == FINGERPRINT => return Err(other_data(saved, now, name)),
+        [first, ..] => match refused.iter().find(never) {
+            Some(key) => (
+                key,
+                "the tensors have other sizes; use the same, or start a new run".into(),
+            ),
+            None => (
+                first,
+                format!(
+                    "use the same, or allow the change with --resume-allow-change {}",
+                    refused.join(",")
+                ),
+            ),
+        },
+    };
+    let (saved, now) = (text(at(saved, key)), text(at(now, key)));
+    Err(
+        format!("{name} was saved by a run with {key} = {saved}, and this run has {now}: {remedy}")
+            .into(),
+    )
+}
+
+/// Checks that a run has no fewer steps than its checkpoint `name`.
+pub fn check_steps(recipe: &Recipe, name: &str, done: u64) -> Result<(), Error> {
+    let steps = recipe.train.steps;
+    if done <= steps as u64 {
+        return Ok(());
     }
+    Err(format!(
+        "invalid train.steps = {steps}: {name} has completed {}; set train.steps (--steps) to {done} or more, or resume from \
+         an earlier checkpoint",
+        count(usize::try_from(done)?, "step"),
+    )
+    .into())
 }
 
 /// Returns the message if the run was saved with another library for products on the CPU.
@@ -346,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn a_retired_key_of_an_older_checkpoint_is_translated() {
+    fn an_old_key_of_an_earlier_checkpoint_is_translated() {
         let recipe = Recipe::default();
         let now = serde_json::to_value(&recipe).unwrap();
         let mut saved = now.clone();
@@ -355,12 +390,8 @@ mod tests {
         train.insert("count_zeros".into(), value);
         let rules = settings(&recipe);
         check(&rules, &saved, &now, &[], "step-7").unwrap();
-        let allowed = ["train.count_zeros".to_string()];
-        let error = check(&rules, &saved, &now, &allowed, "step-7").unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "train.count_zeros was renamed: use train.log_num_zeros_in_grad"
-        );
+        let text = "[train]\ncount_zeros = true";
+        assert!(crate::recipe::parsed(text).unwrap().train.count_zeros);
     }
 
     #[test]
@@ -376,6 +407,35 @@ mod tests {
         // Saved before there was a choice.
         assert!(other_gemm(&Value::Null, &recipe).is_some());
         assert_eq!(other_gemm(&Value::Null, &Recipe::default()), None);
+    }
+
+    #[test]
+    fn a_change_that_no_checkpoint_allows_is_not_suggested() {
+        let wider = |recipe: &mut Recipe| {
+            recipe.train.steps = 200;
+            recipe.model = Model::transformer(TransformerConfig {
+                hidden: 32,
+                ..TransformerConfig::default()
+            });
+        };
+        for allowed in [&[][..], &["model.hidden", "train.steps"]] {
+            let error = checked(wider, allowed).unwrap();
+            assert!(
+                error.contains("model.hidden = ") && error.contains("start a new run"),
+                "{error}"
+            );
+            assert!(!error.contains("--resume-allow-change"), "{error}");
+        }
+    }
+
+    #[test]
+    fn fewer_steps_than_the_checkpoint_are_refused() {
+        let mut recipe = Recipe::default();
+        recipe.train.steps = 20;
+        check_steps(&recipe, "step-20", 20).unwrap();
+        let error = check_steps(&recipe, "step-21", 21).unwrap_err();
+        let wanted = "invalid train.steps = 20: step-21 has completed 21 steps; set train.steps (--steps) to 21 or more";
+        assert!(error.to_string().starts_with(wanted), "{error}");
     }
 
     #[test]

@@ -13,7 +13,7 @@ use crate::recipe::Recipe;
 use crate::resume_check;
 
 /// The value of `--resume` for the newest checkpoint of the run's own folder.
-const AUTO: &str = "auto";
+pub const AUTO: &str = "auto";
 
 /// The start of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

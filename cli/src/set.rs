@@ -3,46 +3,52 @@
 use std::str::FromStr;
 
 use clap::Args;
-use toml::Table;
+use toml::{Table, Value};
 
 use crate::error::Error;
-use crate::retired;
-use crate::settings::{Settings, merge};
+use crate::origins::dotted;
+use crate::settings::{Given, SettingFlags, Settings, from_toml};
 
 /// The flag for any key of a recipe.
 #[derive(Args, Clone, Debug, Default)]
 pub struct SetArgs {
-    /// Set a key of the recipe, as in model.hidden=256, train.clip=0.5 or model.family=qwen3: any key, with a value in
-    /// TOML. May be repeated.
+    /// Set a key of the recipe, as in model.hidden=256, train.clip=0.5 or model.family=qwen3: any key, with a value as its
+    /// flag has it, or in TOML. May be repeated.
     #[arg(long = "set", value_name = "KEY=VALUE")]
-    set: Vec<Setting>,
+    set: Vec<KeyValue>,
 }
 
-/// A key and its value.
+/// A key and the text of its value.
 #[derive(Clone, Debug, PartialEq)]
-struct Setting(Table);
+struct KeyValue {
+    key: String,
+    text: String,
+}
 
-impl FromStr for Setting {
+impl FromStr for KeyValue {
     type Err = String;
 
-    fn from_str(text: &str) -> Result<Self, String> {
-        let invalid = |why: &str| {
-            format!("expected KEY=VALUE with a value in TOML, as in model.hidden=256{why}")
-        };
-        let (key, value) = text.split_once('=').ok_or_else(|| invalid(""))?;
-        let (key, value) = (key.trim(), value.trim());
-        let parse = |key: &str, value: &str| format!("{key} = {value}").parse::<Table>();
-        // The shell takes the quotes of a string away.
-        let quoted = toml::Value::from(value).to_string();
-        let value = match parse("x", value) {
-            Err(_) if is_word(value) => &quoted,
-            Ok(table) if table.len() > 1 => return Err(invalid("")),
-            _ => value,
-        };
-        let parsed = parse(key, value);
-        let parsed = parsed.map_err(|error| invalid(&format!(": {}", error.message())));
-        Ok(Self(parsed?))
+    fn from_str(argument: &str) -> Result<Self, String> {
+        let (key, text) = argument
+            .split_once('=')
+            .ok_or_else(|| invalid("no `=`".into()))?;
+        let (key, text) = (key.trim(), text.trim());
+        if let Err(error) = format!("{key} = 0").parse::<Table>() {
+            return Err(invalid(error.message().into()));
+        }
+        let key = key.into();
+        match text {
+            "" => Err(invalid("no value".into())),
+            text => Ok(Self {
+                key,
+                text: text.into(),
+            }),
+        }
     }
+}
+
+fn invalid(why: String) -> String {
+    format!("expected KEY=VALUE, as in model.hidden=256: {why}")
 }
 
 /// Whether a value can only be meant as a string.
@@ -65,32 +71,88 @@ impl SetArgs {
         }
     }
 
-    /// All keys, as the tables of a recipe.
+    /// Returns all keys with their values.
     ///
     /// # Errors
-    /// Retired keys with their successors, and keys that no recipe has.
-    pub fn table(&self, settings: &Settings) -> Result<Table, Error> {
-        let mut table = Table::new();
-        for Setting(setting) in &self.set {
-            retired::check_recipe(setting)?;
-            if setting.contains_key("base") {
-                return Err("invalid --set: base is a key of a recipe file".into());
+    /// Keys that no recipe has, and values that cannot be read.
+    pub fn given(&self, settings: &Settings) -> Result<SettingFlags, Error> {
+        let invalid = |error: String| -> Error { format!("invalid --set: {error}").into() };
+        let mut given = vec![];
+        for KeyValue { key, text } in &self.set {
+            let value = value(settings, key, text).map_err(invalid)?;
+            // Keys in quotes, too.
+            let mut keys: Table = format!("{key} = 0").parse()?;
+            let Given::Value(value) = value else {
+                given.push((key.clone(), value));
+                continue;
+            };
+            replace_innermost(&mut keys, value);
+            if keys.contains_key("base") {
+                return Err(invalid("base is a key of a recipe file".into()));
             }
-            settings
-                .check_keys(setting)
-                .map_err(|error| format!("invalid --set: {error}"))?;
-            merge(Some(settings.root()), &mut table, setting);
+            let checked = settings.check_keys(&keys);
+            checked.map_err(|error| invalid(error.to_string()))?;
+            flatten(settings, "", keys, &mut given);
         }
-        Ok(table)
+        Ok(SettingFlags::new(given))
+    }
+}
+
+/// Reads a value in TOML, or else as the flag of the key has it.
+fn value(settings: &Settings, key: &str, text: &str) -> Result<Given, String> {
+    let setting = settings.find(key);
+    if let Some(value) = from_toml(text) {
+        return Ok(Given::Value(value));
+    }
+    match setting.map(|setting| setting.parser().parse(text)) {
+        Some(Ok(given)) => Ok(given),
+        // The type of the key is an error later.
+        _ if is_word(text) => Ok(Given::Value(text.into())),
+        Some(Err(error)) => Err(format!("{key}={text}: {error}, or a value in TOML")),
+        None => Err(format!("{key}={text}: expected a value in TOML")),
+    }
+}
+
+/// Replaces the value of the only key of the innermost table.
+fn replace_innermost(table: &mut Table, value: Value) {
+    for (_, of) in table.iter_mut() {
+        match of {
+            Value::Table(inner) => return replace_innermost(inner, value),
+            of => {
+                *of = value;
+                return;
+            }
+        }
+    }
+}
+
+/// Adds the keys of a table, each with its path; the keys of a variant or of a table with any keys stay in their table.
+fn flatten(settings: &Settings, path: &str, table: Table, given: &mut Vec<(String, Given)>) {
+    for (key, value) in table {
+        let path = dotted(path, &key);
+        let is_table = |path: &str| settings.find(path).is_some_and(|it| it.has_keys());
+        match value {
+            Value::Table(inner) if !inner.is_empty() && is_table(&path) => {
+                flatten(settings, &path, inner, given);
+            }
+            value => given.push((path, Given::Value(value))),
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::family::Families;
+
+    fn given(arguments: &[&str]) -> Result<SettingFlags, Error> {
+        let set = arguments.iter().map(|text| text.parse());
+        let set = set.collect::<Result<_, _>>()?;
+        SetArgs { set }.given(&Settings::of(&Families::transformers()))
+    }
 
     #[test]
-    fn values_are_toml_and_words_are_strings() {
+    fn values_are_toml_or_those_of_the_flags() {
         for (text, wanted) in [
             ("model.hidden=256", "model.hidden = 256"),
             ("train.clip = 0.5", "train.clip = 0.5"),
@@ -102,19 +164,45 @@ mod tests {
                 "train.schedule.wsd.decay_steps = 3",
             ),
             ("sample.prompt='a = b'", "sample.prompt = 'a = b'"),
+            (
+                "memory.offload.activations=2GiB",
+                "memory.offload.activations = 2147483648",
+            ),
+            (
+                "lora.target_modules=a,b",
+                "lora.target_modules = ['a', 'b']",
+            ),
+            ("train.loss_scale=none", "train.loss_scale = 'none'"),
         ] {
-            assert_eq!(text.parse(), Ok(Setting(wanted.parse().unwrap())), "{text}");
+            let given = given(&[text]).unwrap();
+            assert_eq!(
+                given.table(&Table::new()),
+                wanted.parse().unwrap(),
+                "{text}"
+            );
         }
-        for text in [
-            "model.hidden",
-            "=3",
-            "model.hidden=",
-            "a=[1",
-            "a b=3",
-            "a=1\nb=2",
-        ] {
-            let error = text.parse::<Setting>().unwrap_err();
+        let given = given(&["train.ema=none", "parallel.virtual_stages=none"]).unwrap();
+        let unset: Vec<_> = given.unset().collect();
+        assert_eq!(unset, ["parallel.virtual_stages", "train.ema"]);
+    }
+
+    #[test]
+    fn what_is_no_key_and_value_is_refused() {
+        for text in ["model.hidden", "=3", "model.hidden=", "a b=3"] {
+            let error = text.parse::<KeyValue>().unwrap_err();
             assert!(error.starts_with("expected KEY=VALUE"), "{text}: {error}");
+        }
+        for (text, says) in [
+            ("train.steps=[1", "train.steps=[1: expected an integer"),
+            ("train.clip=1\nb=2", "expected a number"),
+            ("train.step=3", "did you mean train.steps?"),
+            ("base='none'", "base is a key of a recipe file"),
+        ] {
+            let error = given(&[text]).unwrap_err().to_string();
+            assert!(
+                error.starts_with("invalid --set: ") && error.contains(says),
+                "{error}"
+            );
         }
     }
 }

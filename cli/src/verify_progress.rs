@@ -1,31 +1,27 @@
 //! Progress of verifying the checkpoint that a run is about to resume from.
 
-use std::io::{self, IsTerminal};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use burn_megatron::checkpoint::Checkpoint;
-use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
+use indicatif::HumanBytes;
 
-/// Time between two lines without a terminal.
-const LINE_INTERVAL: Duration = Duration::from_secs(10);
+use crate::slow_progress::SlowProgress;
 
-/// Shows the progress on standard error: a bar on a terminal, elsewhere a line every ten seconds, so that small
-/// checkpoints print nothing.
+/// Shows the progress. Small checkpoints print nothing.
 pub struct VerifyProgress {
-    bar: Option<ProgressBar>,
+    progress: SlowProgress,
     /// The step of the checkpoint, and how many of its bytes were read.
     step: u64,
     read: u64,
-    shown: Instant,
 }
 
 impl Default for VerifyProgress {
     fn default() -> Self {
+        let template = "{bar:10.cyan/blue} ETA {eta}  {wide_msg}";
         Self {
-            bar: io::stderr().is_terminal().then(bar),
+            progress: SlowProgress::new(template, Duration::from_secs(10)),
             step: 0,
             read: 0,
-            shown: Instant::now(),
         }
     }
 }
@@ -36,33 +32,9 @@ impl VerifyProgress {
         let (step, total) = (checkpoint.metadata().step, checkpoint.totals().bytes);
         let before = if self.step == step { self.read } else { 0 };
         (self.step, self.read) = (step, before + bytes);
-        match &self.bar {
-            Some(bar) => {
-                bar.set_message(line(step, self.read, total));
-                bar.set_length(total);
-                bar.set_position(self.read);
-            }
-            None if self.shown.elapsed() >= LINE_INTERVAL => {
-                eprintln!("{}", line(step, self.read, total));
-                self.shown = Instant::now();
-            }
-            None => {}
-        }
+        self.progress
+            .show(self.read, total, line(step, self.read, total));
     }
-}
-
-impl Drop for VerifyProgress {
-    fn drop(&mut self) {
-        if let Some(bar) = &self.bar {
-            bar.finish_and_clear();
-        }
-    }
-}
-
-fn bar() -> ProgressBar {
-    let style = ProgressStyle::with_template("{bar:10.cyan/blue} ETA {eta}  {wide_msg}");
-    let style = style.expect("the template is a constant");
-    ProgressBar::new(0).with_style(style.progress_chars("━╸─"))
 }
 
 fn line(step: u64, read: u64, total: u64) -> String {

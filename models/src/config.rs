@@ -25,6 +25,7 @@ pub struct TransformerConfig {
     /// The maximum sequence length.
     pub context: usize,
     /// The width of the residual stream.
+    #[schemars(extend("resume" = "never"))]
     pub hidden: usize,
     /// The number of blocks.
     pub layers: usize,

@@ -6,7 +6,7 @@ use burn_megatron::kernel_selection::{
 };
 use burn_megatron::kernels::attention::Heads;
 use burn_megatron::kernels::rope::RopeConfig;
-use burn_megatron::mesh::{ContextExchange, ParallelConfig};
+use burn_megatron::mesh::{ContextExchange, LayoutError, ParallelConfig};
 use burn_megatron::model::{
     ConfigDifference, ModelConfig, RoundingSizes, StageBuilder, check_without_experts,
     compare_settings,
@@ -52,14 +52,14 @@ impl ModelConfig for TransformerConfig {
         &self,
         layout: &ParallelConfig,
     ) -> Result<Option<ContextExchange>, BuildError> {
-        if layout.context == 1 && !layout.hybrid_context_parallel {
+        if !layout.shares_sequences() {
             return Ok(None);
         }
         let refused = |path: &str, message| BuildError::Config {
             path: path.into(),
             message,
         };
-        if layout.hybrid_context_parallel {
+        if layout.hybrid_tokens().is_some() {
             let unfused = self.unfused_attention();
             let (what, part) = match (&self.mla, &self.moe, &unfused) {
                 (Some(_), ..) => ("latent attention", "mla"),
@@ -70,11 +70,13 @@ impl ModelConfig for TransformerConfig {
                     return Ok(Some(exchange));
                 }
             };
-            let message = format!(
-                "hybrid_context_parallel with {what}: expected fused attention of heads with keys and values of their own, and no \
-                 experts"
-            );
-            return Err(refused(&format!("blocks.0.{part}"), message));
+            let error = LayoutError::HybridContext {
+                setting: what.into(),
+                expected:
+                    "fused attention of heads with keys and values of their own, and no experts"
+                        .into(),
+            };
+            return Err(refused(&format!("blocks.0.{part}"), error.to_string()));
         }
         if self.mla.is_some() {
             let exchange = MultiLatentAttentionConfig::context_exchange(layout);

@@ -16,12 +16,16 @@ pub struct MlaConfig {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub q_rank: Option<usize>,
     /// Features of the latent of keys and values (`kv_lora_rank`).
+    #[schemars(extend("resume" = "never"))]
     pub kv_rank: usize,
     /// Features of a query or key without a position (`qk_nope_head_dim`).
+    #[schemars(extend("resume" = "never"))]
     pub nope_width: usize,
     /// Features of a query or key with a position (`qk_rope_head_dim`), an even number.
+    #[schemars(extend("resume" = "never"))]
     pub rope_width: usize,
     /// Features of a value (`v_head_dim`).
+    #[schemars(extend("resume" = "never"))]
     pub value_width: usize,
     /// The epsilon of the norms of latents.
     #[serde(default = "norm_epsilon")]

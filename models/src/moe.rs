@@ -18,6 +18,7 @@ use crate::config::refused;
 #[serde(default, deny_unknown_fields)]
 pub struct MoeConfig {
     /// The number of experts.
+    #[schemars(extend("resume" = "never"))]
     pub experts: usize,
     /// The number of experts that each token chooses.
     pub experts_per_token: usize,
@@ -111,6 +112,31 @@ impl MoeConfig {
             }],
             ..Self::default()
         }
+    }
+
+    /// Sets that one of `every` blocks has experts, after the `dense` blocks at the start.
+    pub(crate) fn in_blocks(self, every: usize, dense: usize) -> Self {
+        Self {
+            every,
+            first_dense: dense,
+            ..self
+        }
+    }
+
+    /// Checks that some of `layers` blocks have experts.
+    ///
+    /// # Errors
+    ///
+    /// [`BuildError::Config`].
+    pub(crate) fn check_blocks(&self, layers: usize) -> Result<(), BuildError> {
+        if self.first_dense < layers {
+            return Ok(());
+        }
+        Err(refused(format!(
+            "first_dense = {} leaves none of the {layers} blocks: expected at most {}",
+            self.first_dense,
+            layers.saturating_sub(1)
+        )))
     }
 
     /// Whether block `number` of the model has experts.

@@ -94,10 +94,13 @@ fn it_is_the_same_in_every_layout() {
     ];
     let layouts = layouts.map(|layout| layout.parse().unwrap());
     let options = VerifyOptions {
-        batch_warmup: vec![BatchWarmup {
-            until_step: 3,
-            global_batch_size: 4,
-        }],
+        train: TrainConfig {
+            batch_warmup: vec![BatchWarmup {
+                until_step: 3,
+                global_batch_size: 4,
+            }],
+            ..VerifyOptions::default().train
+        },
         // A micro-batch of the whole batch is larger than the first batches.
         same_micro_batches: true,
         ..VerifyOptions::default()

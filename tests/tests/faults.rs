@@ -1,6 +1,7 @@
 //! `verify` finds injected faults of a model, in the expected columns.
 
 use burn_megatron::nn::fp8::Fp8Recipe;
+use burn_megatron_train::TrainConfig;
 use burn_megatron_verify::faults::decoder::{Fault, FaultySubject};
 use burn_megatron_verify::{Comparison, VerifyOptions, VerifyReport, verify};
 
@@ -353,7 +354,10 @@ fn an_epilogue_that_replaces_the_gradient_of_a_bias() {
 #[test]
 fn static_buffers_that_are_not_cleared() {
     let options = VerifyOptions {
-        cuda_graph: true,
+        train: TrainConfig {
+            cuda_graph: true,
+            ..VerifyOptions::default().train
+        },
         ..VerifyOptions::default()
     };
     let subject = FaultySubject {

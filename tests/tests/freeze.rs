@@ -13,6 +13,7 @@ use burn_megatron_tests::TransformerSubject;
 use burn_megatron_tests::{
     small_gemma, small_gpt, small_gpt_oss, small_llama, small_olmoe, without_dropout,
 };
+use burn_megatron_train::TrainConfig;
 use burn_megatron_verify::{Layout, VerifyOptions, verify};
 
 /// The gradient of each trained parameter, by path.
@@ -175,9 +176,12 @@ fn frozen_parameters_of_every_kind_are_frozen_in_every_layout() {
 
 fn assert_passes(subject: &TransformerSubject, patterns: &[&str], layouts: &[Layout]) {
     let options = VerifyOptions {
-        data_parallel: DataParallelConfig {
-            freeze: patterns.iter().map(ToString::to_string).collect(),
-            ..DataParallelConfig::default()
+        train: TrainConfig {
+            data_parallel: DataParallelConfig {
+                freeze: patterns.iter().map(ToString::to_string).collect(),
+                ..DataParallelConfig::default()
+            },
+            ..VerifyOptions::default().train
         },
         ..VerifyOptions::default()
     };

@@ -9,6 +9,7 @@ use burn_megatron::nn::lora::LoraConfig;
 use burn_megatron::pipeline::split::LayerSplit;
 use burn_megatron_models::{MoeConfig, TransformerConfig};
 use burn_megatron_tests::tampered::Tampered;
+use burn_megatron_train::TrainConfig;
 use burn_megatron_verify::{Layout, ModelSubject, Subject, VerifyOptions, VerifyReport, verify};
 
 fn model() -> TransformerConfig {
@@ -48,7 +49,10 @@ fn run(subject: &impl Subject, layouts: &[&str]) -> VerifyReport {
     let layouts: Vec<Layout> = layouts.iter().map(|text| text.parse().unwrap()).collect();
     let options = VerifyOptions {
         steps: 3,
-        learning_rate: 0.01,
+        train: TrainConfig {
+            learning_rate: 0.01,
+            ..VerifyOptions::default().train
+        },
         ..VerifyOptions::default()
     };
     verify(subject, &layouts, &options).unwrap()
@@ -92,7 +96,10 @@ fn stages_without_adapters() {
     });
     let options = VerifyOptions {
         steps: 3,
-        learning_rate: 0.01,
+        train: TrainConfig {
+            learning_rate: 0.01,
+            ..VerifyOptions::default().train
+        },
         ..VerifyOptions::default()
     };
     let subject = subject(model(), lora(&["all-linear"]));

@@ -4,15 +4,19 @@ use burn_megatron::comm::ParallelContext;
 use burn_megatron::data_parallel::DataParallelConfig;
 use burn_megatron_models::TransformerConfig;
 use burn_megatron_tests::tampered::Tampered;
+use burn_megatron_train::TrainConfig;
 use burn_megatron_verify::faults::corrupted::{CorruptedComm, Corruption};
 use burn_megatron_verify::{ModelSubject, Subject, VerifyOptions, VerifyReport, verify};
 
 fn report(subject: &impl Subject) -> VerifyReport {
     let options = VerifyOptions {
-        data_parallel: DataParallelConfig {
-            hierarchical_reduce: true,
-            bucket_size: Some(300),
-            ..DataParallelConfig::default()
+        train: TrainConfig {
+            data_parallel: DataParallelConfig {
+                hierarchical_reduce: true,
+                bucket_size: Some(300),
+                ..DataParallelConfig::default()
+            },
+            ..VerifyOptions::default().train
         },
         ..VerifyOptions::default()
     };

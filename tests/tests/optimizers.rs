@@ -9,6 +9,7 @@ use burn_megatron::optim::{
 use burn_megatron_tests::TransformerSubject;
 use burn_megatron_tests::tolerance::{CLOSE, assert_near};
 use burn_megatron_tests::{small_gpt, small_gpt_oss, small_llama, small_olmoe, without_dropout};
+use burn_megatron_train::TrainConfig;
 use burn_megatron_verify::{Layout, VerifyOptions, verify};
 
 use super::resume::run::{Case, Folder, assert_same};
@@ -54,7 +55,10 @@ fn muon() -> OptimizerConfig {
 fn assert_pass(subject: &TransformerSubject, layouts: &[Layout], optimizer: OptimizerConfig) {
     let name = optimizer.name();
     let options = VerifyOptions {
-        optimizer,
+        train: TrainConfig {
+            optimizer,
+            ..VerifyOptions::default().train
+        },
         ..VerifyOptions::default()
     };
     let report = verify(subject, layouts, &options).unwrap();
@@ -175,9 +179,12 @@ fn the_state_of_experts_is_passed_on() {
 fn frozen_parameters_are_not_trained_in_any_layout() {
     let freeze = ["embedding.**", "blocks.0.**"].map(String::from).to_vec();
     let options = VerifyOptions {
-        data_parallel: DataParallelConfig {
-            freeze: freeze.clone(),
-            ..DataParallelConfig::default()
+        train: TrainConfig {
+            data_parallel: DataParallelConfig {
+                freeze: freeze.clone(),
+                ..DataParallelConfig::default()
+            },
+            ..VerifyOptions::default().train
         },
         ..VerifyOptions::default()
     };

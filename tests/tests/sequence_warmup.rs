@@ -107,10 +107,13 @@ fn it_is_the_same_in_every_layout() {
     ];
     let layouts = layouts.map(|layout| layout.parse().unwrap());
     let options = VerifyOptions {
-        sequence_warmup: vec![SequenceWarmup {
-            until_step: 3,
-            length: 4,
-        }],
+        train: TrainConfig {
+            sequence_warmup: vec![SequenceWarmup {
+                until_step: 3,
+                length: 4,
+            }],
+            ..VerifyOptions::default().train
+        },
         ..VerifyOptions::default()
     };
     for packed in [false, true] {

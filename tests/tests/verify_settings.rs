@@ -109,7 +109,7 @@ fn sharing(change: impl FnOnce(&mut DataParallelConfig)) -> VerifyOptions {
         steps: 2,
         ..VerifyOptions::default()
     };
-    change(&mut options.data_parallel);
+    change(&mut options.train.data_parallel);
     options
 }
 

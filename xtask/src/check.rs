@@ -9,6 +9,7 @@ use crate::mpi;
 use crate::order::{self, CRATES};
 use crate::process::{cargo, run as run_command};
 use crate::report::Report;
+use crate::settings;
 use crate::test::PARQUET_FEATURES;
 use crate::words;
 
@@ -21,6 +22,8 @@ pub enum Check {
     Words,
     /// Crates, and the modules of the core crate, import only what is below them.
     Order,
+    /// No more product files than before mention a setting of xtask/setting-names.tsv.
+    Settings,
     /// clippy reports nothing, on any target.
     Lint,
     /// rustdoc reports nothing: every link in the documentation resolves.
@@ -52,6 +55,9 @@ pub fn run(check: Check, root: &Path, report: &mut Report) {
     }
     if wanted(Check::Order) {
         report.step("order", || order::run(root));
+    }
+    if wanted(Check::Settings) {
+        report.step("settings", || settings::run(root));
     }
     if wanted(Check::Lint) {
         // The builds without them are those of the CUDA checks.

@@ -30,6 +30,7 @@ mod plan_all;
 mod process;
 mod recipe;
 mod report;
+mod settings;
 #[cfg(unix)]
 mod soak;
 mod temp;
@@ -89,7 +90,7 @@ enum Command {
         #[arg(long)]
         all: bool,
     },
-    /// Check the source: format, retired words, lint, documentation, the CUDA build, the small build, the packages.
+    /// Check the source: format, retired words, order, names of settings, lint, documentation, the CUDA build, the small build, the packages.
     Check {
         /// The check to run.
         #[arg(value_enum, default_value = "all")]
@@ -254,6 +255,7 @@ fn ci(root: &Path, report: &mut Report) {
     check::run(Check::Format, root, report);
     check::run(Check::Words, root, report);
     check::run(Check::Order, root, report);
+    check::run(Check::Settings, root, report);
     report.step("mpi", || {
         mpi::find_or_install().map_or_else(Outcome::Skipped, |()| Outcome::Passed)
     });

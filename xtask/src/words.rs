@@ -62,16 +62,26 @@ struct RetiredWord {
 
 impl RetiredWord {
     fn is_in(&self, line: &str) -> bool {
-        let is_word = |c: char| c.is_alphanumeric() || c == '_';
-        if !self.old.chars().all(is_word) {
-            return line.contains(&self.old);
+        if self.old.chars().all(is_of_word) {
+            has_word(line, &self.old)
+        } else {
+            line.contains(&self.old)
         }
-        line.match_indices(&self.old).any(|(start, old)| {
-            let before = line[..start].chars().next_back();
-            let after = line[start + old.len()..].chars().next();
-            !before.is_some_and(is_word) && !after.is_some_and(is_word)
-        })
     }
+}
+
+/// Whether a name may have this character.
+fn is_of_word(c: char) -> bool {
+    c.is_alphanumeric() || c == '_'
+}
+
+/// Whether a text has this name as a whole word.
+pub fn has_word(text: &str, name: &str) -> bool {
+    text.match_indices(name).any(|(start, name)| {
+        let before = text[..start].chars().next_back();
+        let after = text[start + name.len()..].chars().next();
+        !before.is_some_and(is_of_word) && !after.is_some_and(is_of_word)
+    })
 }
 
 /// Reads the list. Empty lines and lines that begin with `#` are skipped.

@@ -144,8 +144,9 @@ fn recipes(args: &StepBenchArgs, precision: Precision) -> Result<Vec<(String, Re
     let models = match &args.recipe {
         Some(path) => {
             let families = Families::transformers();
-            let layers = RecipeLayers::new(&families, DEFAULT_RECIPE, &args.set);
-            let recipe = layers.with_file(Some(path)).read()?.recipe;
+            let base = (&families, DEFAULT_RECIPE);
+            let layers = RecipeLayers::new(base, Some(path), &args.set);
+            let recipe = layers.read()?.recipe;
             let ranks = recipe.plan()?.mesh.world_size();
             if ranks != 1 {
                 let path = path.display();

@@ -1,6 +1,7 @@
 //! The parallel layout of a run.
 
 mod builders;
+mod sizes;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -35,7 +36,7 @@ pub struct ParallelConfig {
     #[schemars(extend("flag" = "dp", "value" = "N|auto"))]
     pub data: Option<usize>,
     /// Whether activations between the blocks are split along the sequence, over the tensor axis.
-    #[schemars(extend("flag" = "sp"))]
+    #[schemars(extend("flag" = "sp", "needs" = "tensor > 1"))]
     pub sequence_parallel: bool,
     /// The overlap of the exchanges of sequence parallelism with the products next to them, in chunks; `None` for whole
     /// collectives.
@@ -245,7 +246,7 @@ pub enum LayoutError {
         /// The setting.
         setting: String,
         /// The values that would fit.
-        expected: &'static str,
+        expected: String,
     },
     /// Nodes without ranks.
     #[error("invalid ranks_per_node = 0: expected at least 1, or none for one node")]
@@ -375,6 +376,7 @@ impl ParallelConfig {
         ];
         let refused = refused.into_iter().find(|(is_set, ..)| *is_set);
         refused.map_or(Ok(()), |(_, setting, expected)| {
+            let expected = expected.into();
             Err(LayoutError::HybridContext { setting, expected })
         })
     }
@@ -450,46 +452,30 @@ impl ParallelConfig {
         }
     }
 
-    /// Whether the experts lie on other ranks than the layers beside them, which a model without experts has no use
-    /// for.
-    pub fn splits_experts(&self) -> bool {
-        self.expert > 1 || self.expert_tensor_size() != self.tensor
+    /// Returns the most tokens of a rank in a micro-batch, where the ranks of context x data share documents by their
+    /// length.
+    pub fn hybrid_tokens(&self) -> Option<usize> {
+        self.max_seqlen_per_dp_cp_rank
+            .filter(|_| self.hybrid_context_parallel)
     }
 
-    /// The number of replicas of the model; 1 if it is left to the world.
-    pub fn data_size(&self) -> usize {
-        self.data.unwrap_or(1)
+    /// Whether a sequence may be shared by several ranks of context x data.
+    pub fn shares_sequences(&self) -> bool {
+        self.context > 1 || self.hybrid_context_parallel
     }
 
-    /// The ranks of one stage with different tokens, over which the dense parameters are summed and sharded:
-    /// `context * data`.
-    pub fn data_parallel_size(&self) -> usize {
-        self.data_size().saturating_mul(self.context)
-    }
-
-    /// The required number of ranks: `tensor x context x pipeline x data`.
-    ///
-    /// `None` if `data` is `None`, or if the product overflows a `usize`.
-    pub fn world_size(&self) -> Option<usize> {
-        self.replica_size()?.checked_mul(self.data?)
-    }
-
-    /// The ranks of one replica of the model; `None` on overflow.
-    pub(super) fn replica_size(&self) -> Option<usize> {
-        self.tensor
-            .checked_mul(self.context)?
-            .checked_mul(self.pipeline)
-    }
-
-    /// The ranks of one replica of the experts; `None` on overflow.
-    pub(super) fn expert_replica_size(&self) -> Option<usize> {
-        self.expert_tensor_size()
-            .checked_mul(self.expert)?
-            .checked_mul(self.pipeline)
-    }
-
-    /// The size of the expert-tensor axis, which defaults to that of `tensor`.
-    pub fn expert_tensor_size(&self) -> usize {
-        self.expert_tensor.unwrap_or(self.tensor)
+    /// Returns the layout in which each rank of context x data has whole sequences.
+    pub fn with_whole_sequences(self) -> Self {
+        Self {
+            data: Some(self.data_parallel_size()),
+            context: 1,
+            context_split: ContextSplit::default(),
+            context_exchange: None,
+            context_inner: None,
+            context_narrow_gradients: false,
+            hybrid_context_parallel: false,
+            max_seqlen_per_dp_cp_rank: None,
+            ..self
+        }
     }
 }

@@ -74,7 +74,7 @@ impl Group {
             (own, Some(Box::new([half(), half()])))
         };
         Self {
-            bins: packed(own, size, size * config.max_seqlen_per_dp_cp_rank),
+            bins: packed(own, size, config.capacity(size)),
             ranks,
             halves,
         }

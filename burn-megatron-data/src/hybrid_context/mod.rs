@@ -133,6 +133,11 @@ impl SampleFlops {
 }
 
 impl HybridContextConfig {
+    /// Returns the most tokens of a micro-batch on a group of `ranks` ranks.
+    pub(crate) fn capacity(&self, ranks: usize) -> usize {
+        ranks * self.max_seqlen_per_dp_cp_rank
+    }
+
     /// Checks what does not depend on the samples.
     ///
     /// # Errors

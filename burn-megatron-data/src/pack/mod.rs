@@ -38,7 +38,7 @@ pub(super) struct PackedSegment {
 
 impl PackedSamples {
     /// Packs at least `samples` rows, over as many epochs as that takes; one epoch if `None`.
-    /// `reset_attention`, `drop_last` and `extra_token` have no effect, as rows never cross the end of a
+    /// Resetting attention, `drop_last` and `extra_token` have no effect, as rows never cross the end of a
     /// document.
     ///
     /// # Errors

@@ -1,8 +1,6 @@
 //! The search space: sizes of the axes, and the settings of each.
 
-use burn_megatron::mesh::{
-    ParallelConfig, ScheduleKind, TpCommOverlap, ZeroStage, stages::LayerSplit,
-};
+use burn_megatron::mesh::{ParallelConfig, ScheduleKind, ZeroStage, stages::LayerSplit};
 
 use super::super::Recompute;
 
@@ -13,14 +11,8 @@ pub struct FixedSettings {
     pub tensor: Option<usize>,
     /// Sequence parallelism.
     pub sequence_parallel: Option<bool>,
-    /// Overlap of the exchanges of sequence parallelism, in layouts that have it; none if it is not given.
-    pub tp_comm_overlap: Option<TpCommOverlap>,
-    /// Chunks of the tokens of each rank.
-    pub tp_comm_overlap_num_splits: Option<usize>,
-    /// Overlap of the exchanges of experts, in layouts that have them; none if it is not given.
-    pub overlap_moe_expert_parallel_comm: Option<bool>,
-    /// Ranks of a node; see [`ParallelConfig::ranks_per_node`].
-    pub ranks_per_node: Option<usize>,
+    /// The settings that are not searched: the ranks of a node, and the overlap of exchanges in layouts that have them.
+    pub given: ParallelConfig,
     /// Ranks of the context axis.
     pub context: Option<usize>,
     /// Ranks of the pipeline.
@@ -115,11 +107,11 @@ impl FixedSettings {
     fn with_given(&self, layout: &ParallelConfig, split: bool) -> ParallelConfig {
         ParallelConfig {
             sequence_parallel: split,
-            ranks_per_node: self.ranks_per_node,
+            ranks_per_node: self.given.ranks_per_node,
             overlap_moe_expert_parallel_comm: layout.expert > 1
-                && self.overlap_moe_expert_parallel_comm == Some(true),
-            tp_comm_overlap: self.tp_comm_overlap.filter(|_| split),
-            tp_comm_overlap_num_splits: self.tp_comm_overlap_num_splits.filter(|_| split),
+                && self.given.overlap_moe_expert_parallel_comm,
+            tp_comm_overlap: self.given.tp_comm_overlap.filter(|_| split),
+            tp_comm_overlap_num_splits: self.given.tp_comm_overlap_num_splits.filter(|_| split),
             ..layout.clone()
         }
     }

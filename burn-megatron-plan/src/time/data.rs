@@ -5,7 +5,7 @@ use super::super::model_profile::GridElements;
 use super::super::{AxisBytes, GroupLinks};
 use super::{DeviceRates, LayerSeconds};
 use burn_megatron::collective::ExchangeKind;
-use burn_megatron::data_parallel::DataParallelConfig;
+use burn_megatron::data_parallel::{DataParallelConfig, ParameterGather};
 use burn_megatron::mesh::{Axis, Grid, ZeroStage};
 
 /// Bytes that the optimizer reads and writes per element: the gradient, master and moments in f32 read, the latter three and
@@ -62,11 +62,12 @@ impl DataExchange {
         let stage = sharing.zero_stage;
         let gradient = if sharing.reduce_in_16_bits { 2.0 } else { 4.0 };
         let (mut reduced, mut gathered) = (0.0, 0.0);
-        let gathers = match stage {
-            ZeroStage::Replicated => 0,
-            ZeroStage::Optimizer | ZeroStage::Gradients => 1,
-            ZeroStage::Parameters if sharing.keep_gathered => micro_batches,
-            ZeroStage::Parameters => 2 * micro_batches,
+        let gather = sharing.gathers();
+        let gathers = match gather {
+            ParameterGather::Never => 0,
+            ParameterGather::AfterStep | ParameterGather::DuringForward => 1,
+            ParameterGather::BeforeForward => micro_batches,
+            ParameterGather::BeforeUse => 2 * micro_batches,
         };
         let reductions = match stage {
             ZeroStage::Replicated | ZeroStage::Optimizer => 1,
@@ -111,15 +112,13 @@ impl DataExchange {
         let over = |window: f64, exchange: f64| (exchange - window).max(0.0);
         sum.waited = match stage {
             ZeroStage::Parameters => {
-                let in_backward = reduced + if sharing.keep_gathered { 0.0 } else { gathered };
+                let is_kept = gather == ParameterGather::BeforeForward;
+                let in_backward = reduced + if is_kept { 0.0 } else { gathered };
                 micro_batches as f64 * (over(forward, gathered) + over(backward, in_backward))
             }
             _ => {
-                let window = if sharing.overlap_param_gather {
-                    forward
-                } else {
-                    0.0
-                };
+                let is_hidden = gather == ParameterGather::DuringForward;
+                let window = if is_hidden { forward } else { 0.0 };
                 over(backward, reduced) * reductions as f64
                     + if gathers > 0 {
                         over(window, gathered)

@@ -9,6 +9,9 @@ use super::{BatchPlan, StepHook};
 use crate::config::{ConfigError, TrainConfig};
 use burn_megatron::model::LanguageModel;
 
+/// The name of the hook.
+pub(super) const NAME: &str = "batch_warmup";
+
 /// The global batch of the first steps of a run (batch size warm-up, as in GPT-3, arXiv:2005.14165).
 ///
 /// Micro-batches keep their size: a step has fewer of them. Samples are read in the same order.
@@ -33,7 +36,7 @@ impl BatchWarmupHook {
 
 impl<M: LanguageModel> StepHook<M> for BatchWarmupHook {
     fn name(&self) -> &str {
-        "batch_warmup"
+        NAME
     }
 
     fn batches(&self, plan: &mut BatchPlan) {

@@ -9,6 +9,9 @@ use burn_megatron::data_parallel::DistributedDataParallel;
 use burn_megatron::model::LanguageModel;
 use burn_megatron::optim::{EmaConfig, ParallelOptimizer};
 
+/// The name of the hook.
+pub(super) const NAME: &str = "ema";
+
 /// The hook of [`ema`](TrainConfig::ema). The optimizer keeps the average, as it is sharded and saved like the state of the
 /// optimizer.
 pub(crate) struct AverageWeights {
@@ -33,7 +36,7 @@ impl AverageWeights {
 
 impl<M: LanguageModel> StepHook<M> for AverageWeights {
     fn name(&self) -> &str {
-        "ema"
+        NAME
     }
 
     fn after_update(

@@ -6,6 +6,9 @@ use crate::expert_metrics::{ExpertMetrics, LayerLoad};
 use burn_megatron::model::LanguageModel;
 use burn_megatron::nn::moe::{ReportedLayer, reduced_reports};
 
+/// The name of the hook.
+pub(super) const NAME: &str = "expert_load";
+
 /// The name of the reports in the statistics of a step.
 pub(super) const REPORTS: &str = "routers";
 
@@ -40,7 +43,7 @@ impl ExpertLoad {
 
 impl<M: LanguageModel> StepHook<M> for ExpertLoad {
     fn name(&self) -> &str {
-        "expert_load"
+        NAME
     }
 
     fn statistics(

@@ -5,6 +5,9 @@ use crate::TrainError;
 use burn_megatron::data_parallel::DistributedDataParallel;
 use burn_megatron::model::LanguageModel;
 
+/// The name of the hook.
+pub(super) const NAME: &str = "fp8_scales";
+
 const COUNTS: &str = "fp8";
 
 /// The hook of a model with FP8 layers.
@@ -18,7 +21,7 @@ impl Fp8Scales {
 
 impl<M: LanguageModel> StepHook<M> for Fp8Scales {
     fn name(&self) -> &str {
-        "fp8_scales"
+        NAME
     }
 
     /// Before the weights change: weights that are gathered in FP8 use the scales of the next step.

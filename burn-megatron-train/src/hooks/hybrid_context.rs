@@ -7,14 +7,17 @@ use super::{BatchPlan, StepHook};
 use crate::TrainError;
 use crate::config::{ConfigError, TrainConfig};
 use burn_megatron::comm::ParallelContext;
-use burn_megatron::mesh::{Grid, ParallelConfig};
+use burn_megatron::mesh::{Grid, LayoutError, ParallelConfig};
 use burn_megatron::model::LanguageModel;
 use burn_megatron::nn::moe::ReportedLayer;
 use burn_megatron::nn::tp_comm_overlap::sequence_multiple;
 use burn_megatron_data::hybrid_context::{HybridContextConfig, SampleFlops};
 use burn_megatron_data::{Batch, DataError, IGNORE};
 
-/// The hook of [`hybrid_context_parallel`](ParallelConfig::hybrid_context_parallel).
+/// The name of the hook.
+pub(super) const NAME: &str = "hybrid_context";
+
+/// The hook of hybrid context parallelism.
 pub(super) struct HybridContextHook(Arc<HybridContext>);
 
 impl HybridContextHook {
@@ -28,17 +31,18 @@ impl HybridContextHook {
         routers: &[ReportedLayer],
     ) -> Result<Option<Self>, TrainError> {
         let layout = groups.config();
-        if !layout.hybrid_context_parallel {
+        if layout.hybrid_tokens().is_none() {
             return Ok(None);
         }
         let rank = groups.group(Grid::Dense, Grid::Dense.data_axes())?.rank();
         let config = config_of(layout, flops_of(model, length));
         let hybrid = config.map(|config| Self(Arc::new(HybridContext { config, rank })));
         if hybrid.is_some() && !routers.is_empty() {
-            return Err(TrainError::from(ConfigError::WithHybridContext {
+            let error = LayoutError::HybridContext {
                 setting: "experts".into(),
                 expected: "a model without them, as their losses and capacities count the tokens of a micro-batch".into(),
-            }));
+            };
+            return Err(ConfigError::from(error).into());
         }
         Ok(hybrid)
     }
@@ -46,7 +50,7 @@ impl HybridContextHook {
 
 impl<M: LanguageModel> StepHook<M> for HybridContextHook {
     fn name(&self) -> &str {
-        "hybrid_context"
+        NAME
     }
 
     fn batches(&self, plan: &mut BatchPlan) {
@@ -104,14 +108,14 @@ pub(crate) fn check(
         ),
     ];
     if let Some((_, setting, expected)) = refused.into_iter().find(|(is_set, ..)| *is_set) {
-        return Err(ConfigError::WithHybridContext { setting, expected });
+        return Err(LayoutError::HybridContext { setting, expected }.into());
     }
     Ok(hybrid.check_length("a row", length)?)
 }
 
 fn config_of(layout: &ParallelConfig, flops: SampleFlops) -> Option<HybridContextConfig> {
-    let tokens = layout.max_seqlen_per_dp_cp_rank?;
-    layout.hybrid_context_parallel.then(|| HybridContextConfig {
+    let tokens = layout.hybrid_tokens()?;
+    Some(HybridContextConfig {
         ranks: layout.data_parallel_size(),
         max_seqlen_per_dp_cp_rank: tokens,
         multiple: if layout.sequence_parallel {

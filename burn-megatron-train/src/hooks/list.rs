@@ -4,22 +4,20 @@ use std::any::Any;
 
 use burn_megatron_kernels::adamw::outcome::statistics_dtype;
 
-use super::batch_warmup::BatchWarmupHook;
+use super::attention_logits::AttentionLogitLimit;
 use super::cuda_graphs::CudaGraphs;
 use super::ema::AverageWeights;
 use super::expert_load::ExpertLoad;
 use super::fp8_scales::Fp8Scales;
 use super::hybrid_context::HybridContextHook;
-use super::qk_clip::AttentionLogitLimit;
 use super::replay::Replay;
 use super::replica_check::ReplicaCheck;
 use super::router_bias::RouterBias;
-use super::sequence_warmup::SequenceWarmupHook;
 use super::spikes::SkipSpikes;
 use super::zero_count::ZeroCount;
 use super::{
-    AddedStatistics, BatchPlan, ORDER, OWN, StepContext, StepDecision, StepHook, StepInput,
-    StepReport, StepRun, StepUpdate,
+    AddedStatistics, BatchPlan, BatchWarmupHook, ORDER, OWN, SequenceWarmupHook, StepContext,
+    StepDecision, StepHook, StepInput, StepReport, StepRun, StepUpdate,
 };
 use crate::metrics::SkipReason;
 use crate::{TrainConfig, TrainError, TrainOutcome, Trainer};

@@ -45,6 +45,7 @@ use burn_megatron::data_parallel::Gradients;
 use burn_megatron::model::LanguageModel;
 use burn_megatron::optim::TooManySkips;
 
+pub(crate) mod attention_logits;
 pub(crate) mod batch_warmup;
 mod context;
 pub(crate) mod cuda_graphs;
@@ -53,7 +54,6 @@ mod expert_load;
 mod fp8_scales;
 pub(crate) mod hybrid_context;
 mod list;
-pub(crate) mod qk_clip;
 pub(crate) mod replay;
 mod replica_check;
 mod router_bias;
@@ -63,9 +63,15 @@ mod values;
 mod zero_count;
 
 pub use crate::micro_batches::{BatchPlan, SplitStep};
+pub(crate) use batch_warmup::BatchSizes;
+pub use batch_warmup::BatchWarmup;
+use batch_warmup::BatchWarmupHook;
 pub use context::StepContext;
 pub(crate) use list::Hooks;
 pub use list::{HookError, RemainingHooks};
+pub use sequence_warmup::SequenceWarmup;
+use sequence_warmup::SequenceWarmupHook;
+pub(crate) use sequence_warmup::row_length;
 pub use values::{AddedStatistics, StepDecision, StepInput, StepReport, StepRun, StepUpdate};
 
 /// The name in [`ORDER`] that stands for the hooks of the user.
@@ -74,23 +80,23 @@ const OWN: &str = "your own hooks";
 /// The order of the hooks. Hooks that the user adds are called in the order in which they were added, at the place
 /// `your own hooks`. A hook of the user with the name of a technique takes the place of the technique.
 pub const ORDER: [&str; 14] = [
-    "batch_warmup",
-    "sequence_warmup",
-    "hybrid_context",
+    batch_warmup::NAME,
+    sequence_warmup::NAME,
+    hybrid_context::NAME,
     // Decides before `replay`, which computes a spike again.
-    "spikes",
+    spikes::NAME,
     // Wraps the runs of the hooks below, and compares the weights after their updates.
-    "replay",
-    "fp8_scales",
-    "expert_load",
-    "router_bias",
-    "zero_count",
-    "qk_clip",
-    "replica_check",
-    "ema",
+    replay::NAME,
+    fp8_scales::NAME,
+    expert_load::NAME,
+    router_bias::NAME,
+    zero_count::NAME,
+    attention_logits::NAME,
+    replica_check::NAME,
+    ema::NAME,
     OWN,
     // Runs the micro-batches itself, so it is the last one.
-    "cuda_graphs",
+    cuda_graphs::NAME,
 ];
 
 /// A technique that changes a training step.

@@ -4,6 +4,9 @@ use super::{StepContext, StepHook, StepUpdate};
 use crate::{TrainConfig, TrainError};
 use burn_megatron::model::LanguageModel;
 
+/// The name of the hook.
+pub(super) const NAME: &str = "replica_check";
+
 /// The hook of [`check_replicas_every`](TrainConfig::check_replicas_every).
 pub(super) struct ReplicaCheck {
     every: usize,
@@ -18,7 +21,7 @@ impl ReplicaCheck {
 
 impl<M: LanguageModel> StepHook<M> for ReplicaCheck {
     fn name(&self) -> &str {
-        "replica_check"
+        NAME
     }
 
     fn after_update(

@@ -7,6 +7,9 @@ use burn_megatron::data_parallel::Gradients;
 use burn_megatron::model::LanguageModel;
 use burn_megatron::nn::moe::ReportedLayer;
 
+/// The name of the hook.
+pub(super) const NAME: &str = "router_bias";
+
 /// The hook of a model with experts.
 pub(super) struct RouterBias {
     /// The layers with routers of all stages.
@@ -23,7 +26,7 @@ impl RouterBias {
 
 impl<M: LanguageModel> StepHook<M> for RouterBias {
     fn name(&self) -> &str {
-        "router_bias"
+        NAME
     }
 
     fn statistics(

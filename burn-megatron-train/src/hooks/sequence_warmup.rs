@@ -7,6 +7,9 @@ use super::{BatchPlan, StepHook};
 use crate::config::{ConfigError, TrainConfig};
 use burn_megatron::model::LanguageModel;
 
+/// The name of the hook.
+pub(super) const NAME: &str = "sequence_warmup";
+
 /// The length of the rows of the first steps (sequence length warm-up: Li et al. 2021, arXiv:2108.06084).
 ///
 /// A sample of `sequence_length` tokens is cut into rows of `length`, so that each token is read once, in the same
@@ -32,7 +35,7 @@ impl SequenceWarmupHook {
 
 impl<M: LanguageModel> StepHook<M> for SequenceWarmupHook {
     fn name(&self) -> &str {
-        "sequence_warmup"
+        NAME
     }
 
     fn batches(&self, plan: &mut BatchPlan) {

@@ -7,6 +7,9 @@ use burn_megatron::checkpoint::state::RunState;
 use burn_megatron::model::LanguageModel;
 use burn_megatron::optim::{SpikeConfig, SpikeWindow, all_finite};
 
+/// The name of the hook.
+pub(super) const NAME: &str = "spikes";
+
 /// The hook of [`skip_spikes`](TrainConfig::skip_spikes).
 pub(super) struct SkipSpikes {
     config: SpikeConfig,
@@ -24,7 +27,7 @@ impl SkipSpikes {
 
 impl<M: LanguageModel> StepHook<M> for SkipSpikes {
     fn name(&self) -> &str {
-        "spikes"
+        NAME
     }
 
     /// A step that would be taken is a spike if it is one on any rank. It is then in the window of the next steps.
@@ -63,6 +66,8 @@ impl<M: LanguageModel> StepHook<M> for SkipSpikes {
     }
 
     fn deferral_error(&self) -> Option<TrainError> {
-        Some(TrainError::DeferredSpikes)
+        Some(TrainError::Deferred {
+            setting: "skip_spikes",
+        })
     }
 }

@@ -8,6 +8,9 @@ use burn_megatron::data_parallel::Gradients;
 use burn_megatron::model::LanguageModel;
 use burn_megatron::optim::count_zeros;
 
+/// The name of the hook.
+pub(super) const NAME: &str = "zero_count";
+
 /// The hook of [`count_zeros`](TrainConfig::count_zeros).
 pub(super) struct ZeroCount {
     /// The counts of the steps that are launched and not reported yet.
@@ -23,7 +26,7 @@ impl ZeroCount {
 
 impl<M: LanguageModel> StepHook<M> for ZeroCount {
     fn name(&self) -> &str {
-        "zero_count"
+        NAME
     }
 
     fn before_update(

@@ -5,8 +5,7 @@ use std::sync::Arc;
 
 use super::read_ahead::{ContextPart, SampleRows};
 use crate::TrainConfig;
-use crate::hooks::batch_warmup::{BatchSizes, BatchWarmup};
-use crate::hooks::sequence_warmup::{SequenceWarmup, row_length};
+use crate::hooks::{BatchSizes, BatchWarmup, SequenceWarmup, row_length};
 use burn_megatron::data_parallel::DistributedDataParallel;
 use burn_megatron::model::LanguageModel;
 use burn_megatron_data::{Batch, DataError, Padding, Samples};

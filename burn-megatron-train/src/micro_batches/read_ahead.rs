@@ -4,8 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::BatchPlan;
-use crate::hooks::batch_warmup::BatchSizes;
-use crate::hooks::sequence_warmup::{SequenceWarmup, row_length};
+use crate::hooks::{BatchSizes, SequenceWarmup, row_length};
 use burn_megatron::comm::ParallelContext;
 use burn_megatron::mesh::{ContextSplit, ContextSplitError};
 use burn_megatron::nn::tp_comm_overlap::sequence_multiple;

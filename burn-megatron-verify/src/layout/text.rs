@@ -62,7 +62,7 @@ impl fmt::Display for Layout {
         if parallel.context_split != ContextSplit::Zigzag {
             write!(f, "-{}", named(parallel.context_split, &SPLITS))?;
         }
-        if let Some(tokens) = parallel.max_seqlen_per_dp_cp_rank {
+        if let Some(tokens) = parallel.hybrid_tokens() {
             write!(f, "-hybrid{tokens}")?;
         }
         if parallel.expert > 1 {

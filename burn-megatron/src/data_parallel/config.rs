@@ -39,7 +39,7 @@ pub struct DataParallelConfig {
     pub overlap_grad_reduce: bool,
     /// Whether the gather of stepped parameters overlaps with the next forward, which waits for each bucket
     /// where it first uses it.
-    #[schemars(extend("resume" = "may_differ", "needs" = "zero_stage > 0"))]
+    #[schemars(extend("resume" = "may_differ", "needs" = "zero_stage = 1 or zero_stage = 2"))]
     pub overlap_param_gather: bool,
     /// Whether the weights of FP8 layers are kept in FP8, instead of the dtype of the model. Weights with a
     /// per-tensor scale are gathered as FP8 codes; those with block scales in the dtype of the model, one
@@ -47,11 +47,11 @@ pub struct DataParallelConfig {
     #[schemars(extend("resume" = "may_differ", "follows" = "fp8.recipe set"))]
     pub fp8_param_gather: bool,
     /// Whether gradients are communicated in the model's 16-bit dtype; they are still summed in f32.
-    #[schemars(extend("needs" = "zero_stage > 0"))]
+    #[schemars(extend("needs" = "zero_stage > 0", "follows" = "precision = bf16 or precision = f16"))]
     pub reduce_in_16_bits: bool,
     /// Whether parameters stay unsharded between forward and backward: more memory, one collective less
     /// (FSDP: `reshard_after_forward = false`).
-    #[schemars(extend("resume" = "may_differ", "needs" = "zero_stage > 0"))]
+    #[schemars(extend("resume" = "may_differ", "needs" = "zero_stage = 3"))]
     pub keep_gathered: bool,
     /// The dtype of the optimizer's moments.
     pub moments: Moments,
@@ -136,7 +136,42 @@ impl OffloadConfig {
     }
 }
 
+/// When sharded parameters are gathered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ParameterGather {
+    /// Never: every rank has all of them.
+    Never,
+    /// After the step.
+    AfterStep,
+    /// During the next forward, which waits for each bucket where it first uses it.
+    DuringForward,
+    /// One unit before it is used, again in the backward.
+    BeforeUse,
+    /// One unit before it is used in the forward, and kept for the backward.
+    BeforeForward,
+}
+
 impl DataParallelConfig {
+    /// Returns when sharded parameters are gathered.
+    pub fn gathers(&self) -> ParameterGather {
+        match self.zero_stage {
+            ZeroStage::Replicated => ParameterGather::Never,
+            ZeroStage::Parameters if self.keep_gathered => ParameterGather::BeforeForward,
+            ZeroStage::Parameters => ParameterGather::BeforeUse,
+            _ if self.overlap_param_gather => ParameterGather::DuringForward,
+            _ => ParameterGather::AfterStep,
+        }
+    }
+
+    /// Returns a setting of the communication within a sharding group, if each group has a single rank.
+    pub fn unused_sharding(&self, ranks: usize) -> Option<&'static str> {
+        match (self.shard_ranks(ranks), self.gathers()) {
+            (1, ParameterGather::DuringForward) => Some("overlap_param_gather"),
+            (1, _) => self.reduce_in_16_bits.then_some("reduce_in_16_bits"),
+            _ => None,
+        }
+    }
+
     /// These settings with the [`zero_stage`](ParallelConfig::zero_stage) and the
     /// [`hsdp`](ParallelConfig::hsdp) of the layout, where they have none themselves.
     ///

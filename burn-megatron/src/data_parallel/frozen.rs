@@ -58,7 +58,11 @@ fn parse(pattern: &str) -> Result<Glob, DataParallelError> {
 
 /// [`freeze`], where each pattern must match a parameter of some stage, and some parameter must be left. Collective: call
 /// on all ranks of the pipeline.
-pub(super) fn freeze_in_all_stages(
+///
+/// # Errors
+///
+/// [`DataParallelError::FreezePattern`], [`DataParallelError::FreezeUnmatched`] or [`DataParallelError::AllFrozen`].
+pub fn freeze_in_all_stages(
     table: &mut ParameterTable,
     patterns: &[String],
     groups: &ParallelContext,

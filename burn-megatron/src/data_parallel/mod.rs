@@ -69,10 +69,10 @@ mod stores;
 mod tests;
 
 pub use bucket_step::{AfterStep, BucketShard, BucketStep, StepFn, SteppedBucket};
-pub use config::{DataParallelConfig, OffloadConfig};
+pub use config::{DataParallelConfig, OffloadConfig, ParameterGather};
 pub use ddp::DistributedDataParallel;
 pub use error::{DataParallelConfigError, DataParallelError, MemoryError, OffloadError};
-pub use frozen::freeze;
+pub use frozen::{freeze, freeze_in_all_stages};
 pub use gradient_buckets::MicroBatchUses;
 pub use gradient_check::InvalidGradient;
 pub use gradients::{Gradients, ReductionRecord};

@@ -7,6 +7,7 @@ use burn_megatron_kernels::flat;
 use burn_megatron_kernels::gradient::{ComputeGradients, FlatGradients};
 use parking_lot::{Mutex, MutexGuard};
 
+use super::config::ParameterGather;
 use super::freed_memory::FreedMemory;
 use super::frozen::FrozenParameters;
 use super::gradient_buckets::GradientBuckets;
@@ -72,7 +73,7 @@ impl ParamAndGradBuffers {
     pub fn finish_gathers(&self) {
         let mut parameters = self.parameters();
         parameters.quantize();
-        if !self.plan.config.overlap_param_gather {
+        if self.plan.config.gathers() != ParameterGather::DuringForward {
             parameters.wait();
         }
     }

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::{LanguageModel, StageBuilder};
 use crate::comm::ParallelContext;
 use crate::kernel_selection::{KernelChoiceError, KernelChoices, KernelSelection};
-use crate::mesh::{ContextExchange, ParallelConfig};
+use crate::mesh::{ContextExchange, LayoutError, ParallelConfig};
 use crate::nn::{BuildError, ModelBuilder, ParallelModule};
 use crate::pipeline::split::StageLayout;
 use crate::pipeline::{stages_of, stages_on_rank};
@@ -210,14 +210,17 @@ pub fn check_context<C: ModelConfig>(
     config: &C,
     layout: &ParallelConfig,
 ) -> Result<(), BuildError> {
-    let shares = layout.context > 1 || layout.hybrid_context_parallel;
-    if !shares || config.context_exchange(layout)?.is_some() {
+    if !layout.shares_sequences() || config.context_exchange(layout)?.is_some() {
         return Ok(());
     }
-    if layout.hybrid_context_parallel {
+    if layout.hybrid_tokens().is_some() {
+        let error = LayoutError::HybridContext {
+            setting: "a model that has no context-parallel layers".into(),
+            expected: "one with them".into(),
+        };
         return Err(BuildError::Config {
             path: "model".into(),
-            message: "hybrid_context_parallel with a model that has no context-parallel layers: expected one with them".into(),
+            message: error.to_string(),
         });
     }
     Err(without_axis("context", layout.context))

@@ -19,21 +19,9 @@ pub enum OptimizerError {
     /// An invalid parameter group.
     #[error(transparent)]
     Group(#[from] GroupError),
-    /// QK-Clip of a layer with normalized queries and keys.
-    #[error(
-        "qk_clip cannot limit the logits of {path}: its queries and keys are normalized after their projections, so the \
-         scale of the weights does not change them; remove qk_clip"
-    )]
-    ClippedNorm {
-        /// The path of the layer.
-        path: String,
-    },
-    /// QK-Clip without weights that it could scale.
-    #[error(
-        "qk_clip has no weights to scale: no projection of queries and keys of this model is trained; remove qk_clip, \
-         or train one"
-    )]
-    NothingToClip,
+    /// QK-Clip that cannot limit the logits of a model.
+    #[error(transparent)]
+    QkClip(#[from] QkClipError),
     /// Logits of a model without attention.
     #[error(
         "{setting} needs the logits of attention, and this model has no attention layer of this library; remove {setting}"

@@ -8,11 +8,11 @@ mod element_wise;
 mod error;
 mod group_segments;
 pub mod groups;
+mod logit_clip;
 mod loss_scale;
 mod muon;
 mod norm;
 mod parallel;
-mod qk_clip;
 mod rule_states;
 mod rules;
 mod setting;
@@ -29,13 +29,13 @@ pub use config::OptimizerConfig;
 pub use element_wise::ElementWise;
 pub use error::OptimizerError;
 pub use groups::{GlobError, GroupError, GroupOptimizer, Multipliers, ParameterGroup};
+pub use logit_clip::{QkClip, QkClipConfig, QkClipError};
 pub use loss_scale::{
     LossScale, LossScaleConfig, LossScaleError, LossScaler, LossScalerState, ScaleChange,
 };
 pub use muon::{MuonConfig, MuonScale, ParallelMuon, orthogonalize};
 pub use norm::{all_finite, count_zeros, global_norm};
 pub use parallel::ParallelOptimizer;
-pub use qk_clip::{QkClip, QkClipConfig};
 pub use rule_states::{ResumableOptimizer, StateTensors};
 pub use rules::{
     AdagradConfig, AdamConfig, AdamWConfig, AdanConfig, LionConfig, RmsPropConfig, SgdConfig,

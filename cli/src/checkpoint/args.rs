@@ -3,6 +3,8 @@
 use std::path::PathBuf;
 
 use burn_megatron::nn::moe::ScoreFunction;
+use burn_megatron_models::MoeConfig;
+use burn_megatron_models::upcycle::UpcycleConfig;
 use clap::{Args, Subcommand, ValueEnum};
 
 use crate::byte_size::ByteSize;
@@ -111,6 +113,24 @@ pub struct UpcycleArgs {
     /// The seed of the router's weights.
     #[arg(long, default_value = "0")]
     pub seed: u64,
+}
+
+impl UpcycleArgs {
+    /// Returns the configuration of upcycling.
+    pub fn config(&self) -> UpcycleConfig {
+        UpcycleConfig {
+            moe: MoeConfig {
+                experts: self.experts,
+                experts_per_token: self.experts_per_token,
+                score: self.score.into(),
+                every: self.every,
+                first_dense: self.first_dense,
+                ..MoeConfig::default()
+            },
+            granularity: self.granularity,
+            seed: self.seed,
+        }
+    }
 }
 
 /// Score functions; see [`ScoreFunction`].

@@ -12,8 +12,8 @@ use serde_json::json;
 
 use super::args::InspectArgs;
 use super::bytes_of;
+use crate::banner::describe_aside;
 use crate::error::Error;
-use crate::header::describe_aside;
 use crate::numbers::count;
 use crate::terminal;
 

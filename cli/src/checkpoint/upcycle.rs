@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use burn_megatron::checkpoint::{Checkpoint, check_output};
 use burn_megatron_models::hf::{HfConfig, HfFamily, ModelFamily};
-use burn_megatron_models::upcycle::{UpcycleConfig, Upcycled, save};
+use burn_megatron_models::upcycle::{Upcycled, save};
 use burn_megatron_models::{MoeConfig, TransformerConfig};
 use indicatif::HumanBytes;
 use toml::{Table, Value};
@@ -28,15 +28,7 @@ pub fn run(args: &UpcycleArgs, families: &Families) -> Result<ExitCode, Error> {
         let family = dense.family();
         return Err(format!("{name}: a model of the family {family:?} cannot have experts").into());
     };
-    let config = UpcycleConfig {
-        experts: args.experts,
-        granularity: args.granularity,
-        experts_per_token: args.experts_per_token,
-        score: args.score.into(),
-        every: args.every,
-        first_dense: args.first_dense,
-        seed: args.seed,
-    };
+    let config = args.config();
     let upcycled = Upcycled::new(&from, dense, &config)
         .map_err(|error| format!("cannot upcycle {name}: {error}"))?;
     check_output(&args.to, &[from.path()])?;

@@ -9,9 +9,8 @@ mod text;
 
 use std::sync::Arc;
 
-use burn_megatron_data::gpt::IndexCache;
 use burn_megatron_data::tokenizer::{BYTES, TokenFileInfo, Tokenizer};
-use burn_megatron_data::{Dataset, Sampling, TextData, TokenFile, TokenFilesConfig, TokenizedText};
+use burn_megatron_data::{Dataset, Sampling, TextData, TokenFilesConfig, TokenizedText};
 use burn_megatron_generate::GenerateConfig;
 
 use crate::error::Error;
@@ -32,25 +31,20 @@ pub fn open(recipe: &Recipe) -> Result<Arc<dyn Dataset>, Error> {
         (Some(tokenizer), false) if recipe.data.chat.is_some() => chat(recipe, tokenizer, seq)?,
         (_, true) => Arc::new(token_files(recipe, tokenizer.as_ref())?.open()?),
         (Some(tokenizer), false) if !tokenizer.is_bytes() => {
-            if recipe.data.reset_attention {
-                return Err(
-                    "data.reset_attention of a text applies to bytes, and data.tokenizer makes tokens of it; convert it with \
-                     `burn-megatron preprocess`, and set data.files"
-                        .into(),
-                );
-            }
+            recipe.data.check_tokens()?;
             let (path, documents) = text::read(&recipe.data)?;
-            let special_tokens = recipe.data.special_tokens.unwrap_or(true);
-            let text = TokenizedText::from_documents(&path, &documents, tokenizer, special_tokens);
+            let special = recipe.data.adds_special_tokens();
+            let text = TokenizedText::from_documents(&path, &documents, tokenizer, special);
             Arc::new(text?)
         }
-        (_, false) if recipe.data.special_tokens == Some(true) => {
-            return Err("data.special_tokens = true has no effect on bytes; remove it".into());
-        }
         (_, false) => {
+            recipe.data.check_bytes()?;
             let (path, documents) = text::read(&recipe.data)?;
-            let text = TextData::from_documents(&path, documents)?;
-            Arc::new(text.with_reset_attention(recipe.data.reset_attention))
+            Arc::new(
+                recipe
+                    .data
+                    .with_documents(TextData::from_documents(&path, documents)?),
+            )
         }
     };
     check_vocabulary(recipe.model.vocabulary(), &*data, tokenizer.as_ref())?;
@@ -124,7 +118,7 @@ pub fn special_tokens(recipe: &Recipe) -> Result<Option<bool>, Error> {
     Ok(match data.files.first() {
         Some(files) => TokenFileInfo::read(files.prefix())?.and_then(|info| info.special_tokens),
         None if data.chat.is_some() || is_bytes => None,
-        None => Some(data.special_tokens.unwrap_or(true)),
+        None => Some(data.adds_special_tokens()),
     })
 }
 
@@ -162,12 +156,7 @@ pub fn sample(
 
 /// The conversations of the recipe in rows of `seq` tokens.
 fn chat(recipe: &Recipe, tokenizer: &Tokenizer, seq: usize) -> Result<Arc<dyn Dataset>, Error> {
-    if !recipe.train.sequence_warmup.is_empty() {
-        return Err(
-            "train.sequence_warmup cuts rows, and with them the conversations of [data.chat]: remove it"
-                .into(),
-        );
-    }
+    recipe.train.check_conversations()?;
     let chat = recipe.data.chat.as_ref();
     let chat = chat.ok_or("the recipe has no [data.chat]")?;
     chat.open(tokenizer, seq)
@@ -205,15 +194,7 @@ pub fn sample_tokenizer(recipe: &Recipe) -> Result<Option<Tokenizer>, Error> {
 /// The configuration of the token files of the recipe.
 fn token_files(recipe: &Recipe, tokenizer: Option<&Tokenizer>) -> Result<TokenFilesConfig, Error> {
     let data = &recipe.data;
-    let files = data.files.iter().map(|files| TokenFile {
-        prefix: files.prefix().to_path_buf(),
-        weight: files.weight(),
-    });
-    let mut config = TokenFilesConfig::new(files.collect());
-    if let Some(split) = &data.split {
-        config.split = split.parse()?;
-    }
-    config.cache = data.cache.as_deref().map(IndexCache::new);
+    let mut config = data.token_files()?;
     let beside = TokenFileInfo::read(data.files[0].prefix())?.unwrap_or_default();
     if beside.vocabulary.is_none() {
         // Every token that is read is checked against it.
@@ -227,9 +208,6 @@ fn token_files(recipe: &Recipe, tokenizer: Option<&Tokenizer>) -> Result<TokenFi
     if let Some(eod) = data.eod {
         config.eod = Some(i32::try_from(eod)?);
     }
-    config.packing = data.packing;
-    config.reset_attention = data.reset_attention;
-    config.eod_mask_loss = data.eod_mask_loss;
     Ok(config)
 }
 

@@ -2,8 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use burn_megatron_data::gpt::Split;
+use burn_megatron_data::gpt::{IndexCache, Split};
 use burn_megatron_data::indexed::{bin_path, idx_path};
+use burn_megatron_data::{TextData, TokenFile, TokenFilesConfig};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -228,6 +229,67 @@ impl DataConfig {
             .into()),
             _ => Ok(()),
         }
+    }
+
+    /// Checks that a tokenizer can make tokens of a text.
+    ///
+    /// # Errors
+    /// The setting that only bytes have.
+    pub fn check_tokens(&self) -> Result<(), Error> {
+        match self.reset_attention {
+            true => Err(
+                "data.reset_attention of a text applies to bytes, and data.tokenizer makes tokens of it; convert it with \
+                 `burn-megatron preprocess`, and set data.files"
+                    .into(),
+            ),
+            false => Ok(()),
+        }
+    }
+
+    /// Checks that the bytes of a text can be its tokens.
+    ///
+    /// # Errors
+    /// The setting that has no effect on bytes.
+    pub fn check_bytes(&self) -> Result<(), Error> {
+        match self.special_tokens {
+            Some(true) => Err("data.special_tokens = true has no effect on bytes; remove it".into()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether each document of a text gets the special tokens of its tokenizer.
+    pub fn adds_special_tokens(&self) -> bool {
+        self.special_tokens.unwrap_or(true)
+    }
+
+    /// Whether rows have documents that do not attend to each other.
+    pub fn has_documents(&self) -> bool {
+        self.packing || self.reset_attention
+    }
+
+    /// Sets whether the documents of a text attend to each other.
+    pub fn with_documents(&self, text: TextData) -> TextData {
+        text.with_reset_attention(self.reset_attention)
+    }
+
+    /// Returns the configuration of the token files, without what their tokenizer says.
+    ///
+    /// # Errors
+    /// Invalid shares.
+    pub fn token_files(&self) -> Result<TokenFilesConfig, Error> {
+        let files = self.files.iter().map(|files| TokenFile {
+            prefix: files.prefix().to_path_buf(),
+            weight: files.weight(),
+        });
+        let mut config = TokenFilesConfig::new(files.collect());
+        if let Some(split) = &self.split {
+            config.split = split.parse()?;
+        }
+        config.cache = self.cache.as_deref().map(IndexCache::new);
+        config.packing = self.packing;
+        config.reset_attention = self.reset_attention;
+        config.eod_mask_loss = self.eod_mask_loss;
+        Ok(config)
     }
 
     /// A name for the data, of the file or folder that is given first.

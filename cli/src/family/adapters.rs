@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use burn_megatron::checkpoint::{Checkpoint, TensorSource};
 use burn_megatron::nn::lora::LoraConfig;
 use burn_megatron_models::hf::is_hf_folder;
-use burn_megatron_models::hf::peft::{MergedAdapters, WithAdapters, base_model, is_peft_folder};
+use burn_megatron_models::hf::peft::{MergedAdapters, WithAdapters, adapted_model, is_peft_folder};
 use serde_json::Value;
 
 use super::{Families, Model, open_checkpoint};
@@ -56,7 +56,7 @@ impl Families {
     }
 
     pub(super) fn of_peft(&self, path: &Path) -> Result<SavedAdapters, Error> {
-        let base = base_model(path)?;
+        let base = adapted_model(path)?;
         let (model, base) = self.base(path, base.as_deref())?;
         let Some(exchange) = model.hf() else {
             let (path, family) = (path.display(), model.family());
@@ -77,7 +77,7 @@ impl Families {
         lora: LoraConfig,
     ) -> Result<SavedAdapters, Error> {
         let model = self.model_of(&checkpoint)?;
-        let (_, base) = self.base(checkpoint.path(), lora.base_model.as_deref())?;
+        let (_, base) = self.base(checkpoint.path(), lora.base())?;
         Ok(SavedAdapters {
             model,
             lora,
@@ -148,11 +148,11 @@ pub fn lora_of(checkpoint: &Checkpoint) -> Result<Option<LoraConfig>, Error> {
 /// If a file cannot be read.
 pub fn base_of(path: &Path) -> Result<PathBuf, Error> {
     let base = if is_peft_folder(path) {
-        base_model(path)?
+        adapted_model(path)?
     } else if is_hf_folder(path) {
         None
     } else {
-        lora_of(&open_checkpoint(path)?)?.and_then(|lora| lora.base_model)
+        lora_of(&open_checkpoint(path)?)?.and_then(|lora| Some(lora.base()?.to_path_buf()))
     };
     Ok(base.unwrap_or_else(|| path.to_path_buf()))
 }

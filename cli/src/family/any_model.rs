@@ -6,13 +6,19 @@ use std::sync::Arc;
 
 use burn::tensor::{DType, Device};
 use burn_megatron::checkpoint::TensorSource;
-use burn_megatron::data_parallel::{DataParallelConfig, Precision, ShardingEstimate};
+use burn_megatron::data_parallel::{
+    DataParallelConfig, Precision, ShardingEstimate, freeze_in_all_stages,
+};
 use burn_megatron::kernel_selection::{KernelChoiceError, KernelChoices, KernelSelection};
 use burn_megatron::mesh::{ContextExchange, ParallelConfig};
-use burn_megatron::model::{ConfigDifference, LanguageModel, ModelConfig, check_context};
+use burn_megatron::model::{
+    ConfigDifference, GenerationCache, LanguageModel, ModelConfig, check_context,
+};
 use burn_megatron::nn::lora::{LoraConfig, LoraLayers};
-use burn_megatron::nn::{BuildError, ModelBuilder, ParameterTable};
+use burn_megatron::nn::{BuildError, ModelBuilder, ParallelModule, ParameterTable};
+use burn_megatron::optim::groups::{unmatched, unmatched_error};
 use burn_megatron::pipeline::split::StageLayout;
+use burn_megatron_generate::GenerateError;
 use burn_megatron_models::hf::peft::adapted_layers;
 use burn_megatron_plan::memory::{MemoryReport, MemoryRequest, RankProfiles, plan_memory_with};
 use burn_megatron_train::{TrainConfig, Trainer};
@@ -91,6 +97,17 @@ pub trait AnyModel: Debug + Send + Sync + erased_serde::Serialize {
     /// Checks that the model has what the builder's settings of recomputation name.
     fn check_recompute(&self, builder: ModelBuilder) -> Result<(), BuildError>;
 
+    /// Checks that the model has what the patterns of a training run name, and what drafts of generated text need.
+    ///
+    /// # Errors
+    /// A pattern that matches nothing, and drafts by a model that has none.
+    fn check_names(
+        &self,
+        builder: ModelBuilder,
+        train: &TrainConfig,
+        drafts: bool,
+    ) -> Result<(), Error>;
+
     /// Plans the memory of every pipeline rank, with the `profiles` of earlier plans.
     fn plan_memory(
         &self,
@@ -132,6 +149,18 @@ pub struct FamilyModel<C> {
     pub config: C,
     #[serde(skip)]
     pub hf: Option<Arc<dyn HfExchange>>,
+}
+
+impl<C: ModelConfig> FamilyModel<C> {
+    /// The whole model in outline.
+    fn whole(&self, builder: ModelBuilder) -> Result<ParallelModule<C::Model>, BuildError> {
+        let whole = StageLayout {
+            embedding: true,
+            layers: 0..self.config.layers(),
+            loss: true,
+        };
+        self.config.init_stages(builder.outline(), &[(0, whole)])
+    }
 }
 
 /// The configuration of a model, if it has this type.
@@ -251,13 +280,29 @@ impl<C: ModelConfig> AnyModel for FamilyModel<C> {
     }
 
     fn check_recompute(&self, builder: ModelBuilder) -> Result<(), BuildError> {
-        let whole = StageLayout {
-            embedding: true,
-            layers: 0..self.config.layers(),
-            loss: true,
-        };
-        let model = self.config.init_stages(builder.outline(), &[(0, whole)])?;
-        Ok(model.recompute.check_whole_model()?)
+        Ok(self.whole(builder)?.recompute.check_whole_model()?)
+    }
+
+    fn check_names(
+        &self,
+        builder: ModelBuilder,
+        train: &TrainConfig,
+        drafts: bool,
+    ) -> Result<(), Error> {
+        let groups = builder.groups().clone();
+        let mut model = self.whole(builder)?;
+        model.fp8.check_layers(&groups)?;
+        freeze_in_all_stages(&mut model.table, &train.freeze, &groups)?;
+        let optimizer = train.optimizer.groups();
+        let paths = || model.table.entries().iter().map(|entry| &entry.path[..]);
+        if let Some(first) = unmatched(optimizer, paths())?.first() {
+            return Err(unmatched_error(&optimizer[*first], paths()).into());
+        }
+        let cache = <C::Model as LanguageModel>::Cache::new(&model.module);
+        match drafts && !cache.can_draft(&model.module) {
+            true => Err(format!("[sample] {}", GenerateError::NoDrafts).into()),
+            false => Ok(()),
+        }
     }
 
     fn plan_memory(

@@ -20,7 +20,7 @@ use serde_json::Value;
 use toml::Table;
 
 use crate::error::Error;
-use crate::layers::table_of;
+use crate::recipe::merge::table_of;
 use crate::settings::{Setting, merge};
 
 pub use adapters::{Adapters, base_of, lora_of};

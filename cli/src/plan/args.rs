@@ -96,13 +96,16 @@ impl PlanArgs {
     }
 }
 
-/// Reads `--fix`.
+/// A setting of `--fix`, whose number depends on the method that another one sets.
+const NUM_SPLITS: &str = "tp_comm_overlap_num_splits";
+
+/// Reads `--fix` over the settings that are `given`.
 ///
 /// # Errors
 ///
 /// An unknown setting, or a value of another type.
-pub fn fixed(settings: &[String]) -> Result<FixedSettings, Error> {
-    let mut fixed = FixedSettings::default();
+pub fn fixed(settings: &[String], given: FixedSettings) -> Result<FixedSettings, Error> {
+    let mut fixed = given;
     for setting in settings {
         let (name, value) = setting.split_once('=').ok_or_else(|| {
             format!("invalid --fix {setting}: expected SETTING=VALUE, as in tensor=8")
@@ -114,7 +117,7 @@ pub fn fixed(settings: &[String]) -> Result<FixedSettings, Error> {
         };
         match name {
             "tensor" => fixed.tensor = Some(number()?),
-            "ranks_per_node" => fixed.ranks_per_node = Some(number()?),
+            "ranks_per_node" => fixed.given.ranks_per_node = Some(number()?),
             "context" => fixed.context = Some(number()?),
             "pipeline" => fixed.pipeline = Some(number()?),
             "virtual_stages" => fixed.virtual_stages = Some(number()?),
@@ -123,15 +126,22 @@ pub fn fixed(settings: &[String]) -> Result<FixedSettings, Error> {
             "data" => fixed.data = Some(number()?),
             "hsdp" => fixed.hsdp = Some(number()?),
             "micro_batch" => fixed.micro_batch = Some(number()?),
-            "tp_comm_overlap" => fixed.tp_comm_overlap = Some(value.parse()?),
-            "tp_comm_overlap_num_splits" => fixed.tp_comm_overlap_num_splits = Some(number()?),
+            "tp_comm_overlap" => {
+                fixed.given.tp_comm_overlap = Some(value.parse()?);
+                // The number of the recipe is one for its own method.
+                let is_splits = |setting: &String| setting.starts_with(NUM_SPLITS);
+                if !settings.iter().any(is_splits) {
+                    fixed.given.tp_comm_overlap_num_splits = None;
+                }
+            }
+            NUM_SPLITS => fixed.given.tp_comm_overlap_num_splits = Some(number()?),
             "sequence_parallel" => {
                 let value = value.parse().map_err(|_| refused("true or false"))?;
                 fixed.sequence_parallel = Some(value);
             }
             "overlap_moe_expert_parallel_comm" => {
                 let value = value.parse().map_err(|_| refused("true or false"))?;
-                fixed.overlap_moe_expert_parallel_comm = Some(value);
+                fixed.given.overlap_moe_expert_parallel_comm = value;
             }
             "schedule" => {
                 let kind: ScheduleKind = value.parse()?;
@@ -198,7 +208,10 @@ mod tests {
 
     #[test]
     fn a_wrong_setting_is_named() {
-        let of = |text: &str| fixed(&[text.to_string()]).map_err(|error| error.to_string());
+        let of = |text: &str| {
+            let fixed = fixed(&[text.to_string()], FixedSettings::default());
+            fixed.map_err(|error| error.to_string())
+        };
         assert_eq!(of("tensor=8").unwrap().tensor, Some(8));
         assert_eq!(
             of("recompute=full").unwrap().recompute,

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use burn_megatron::atomic_file::replace_file;
 use burn_megatron::data_parallel::Precision;
+use burn_megatron::mesh::LayoutError;
 use burn_megatron::regular_file;
 use burn_megatron_plan::hardware::{Hardware, measure};
 use burn_megatron_plan::memory::{MemoryByKind, RankProfiles};
@@ -17,10 +18,10 @@ use indicatif::HumanBytes;
 
 use crate::error::Error;
 use crate::family::{Families, Model};
-use crate::layers::RecipeLayers;
 use crate::memory_limit;
 use crate::numbers::count;
 use crate::recipe::Recipe;
+use crate::recipe::merge::RecipeLayers;
 use crate::terminal;
 
 use args::PlanArgs;
@@ -44,12 +45,13 @@ pub fn run(args: &PlanArgs, families: &Families, default_recipe: &str) -> Result
         return write_measured(path, args.ranks);
     }
     let model = RecipeModel::new(recipe(args, families, default_recipe)?)?;
-    if model.recipe().parallel.hybrid_context_parallel {
-        return Err(
-            "plan does not know hybrid_context_parallel, whose micro-batches depend on the lengths of documents: remove it and \
-             max_seqlen_per_dp_cp_rank"
+    if model.recipe().parallel.hybrid_tokens().is_some() {
+        let error = LayoutError::HybridContext {
+            setting: "plan".into(),
+            expected: "no such layout, as its micro-batches depend on the lengths of documents"
                 .into(),
-        );
+        };
+        return Err(error.into());
     }
     let (devices, hardware) = hardware(args, &model)?;
     if args.own_layout {
@@ -164,8 +166,10 @@ fn print_title(args: &PlanArgs, model: &RecipeModel, (devices, hardware): (usize
 fn recipe(args: &PlanArgs, families: &Families, default_recipe: &str) -> Result<Recipe, Error> {
     let mut recipe = match (&args.recipe, &args.model) {
         (Some(path), _) => {
-            let layers = RecipeLayers::new(families, default_recipe, &args.set);
-            layers.with_file(Some(path)).read()?.recipe
+            let base = (families, default_recipe);
+            RecipeLayers::new(base, Some(path), &args.set)
+                .read()?
+                .recipe
         }
         (None, Some(path)) => {
             args.set.need("--recipe")?;
@@ -248,23 +252,7 @@ fn planned(
     hardware: &Hardware,
 ) -> Result<SearchReport, Error> {
     let given = model.search_config(devices, hardware);
-    let fixed = args::fixed(&args.fix)?;
-    let overlap =
-        [&fixed, &given.fixed].map(|of| (of.tp_comm_overlap, of.tp_comm_overlap_num_splits));
-    let (method, splits) = match overlap {
-        [own @ (Some(_), _), _] => own,
-        [(None, splits), (method, of_recipe)] => (method, splits.or(of_recipe)),
-    };
-    let fixed = FixedSettings {
-        offload: fixed.offload.or(given.fixed.offload),
-        ranks_per_node: fixed.ranks_per_node.or(given.fixed.ranks_per_node),
-        overlap_moe_expert_parallel_comm: fixed
-            .overlap_moe_expert_parallel_comm
-            .or(given.fixed.overlap_moe_expert_parallel_comm),
-        tp_comm_overlap: method,
-        tp_comm_overlap_num_splits: splits,
-        ..fixed
-    };
+    let fixed = args::fixed(&args.fix, given.fixed.clone())?;
     check_host(&fixed, hardware)?;
     let config = SearchConfig {
         memory_limit: args.memory_limit(hardware),

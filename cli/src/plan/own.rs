@@ -73,10 +73,6 @@ fn settings(recipe: &Recipe) -> Result<FixedSettings, Error> {
     Ok(FixedSettings {
         tensor: Some(layout.tensor),
         sequence_parallel: Some(layout.sequence_parallel),
-        tp_comm_overlap: layout.tp_comm_overlap,
-        tp_comm_overlap_num_splits: layout.tp_comm_overlap_num_splits,
-        ranks_per_node: layout.ranks_per_node,
-        overlap_moe_expert_parallel_comm: Some(layout.overlap_moe_expert_parallel_comm),
         context: Some(layout.context),
         pipeline: Some(layout.pipeline),
         schedule,
@@ -92,6 +88,7 @@ fn settings(recipe: &Recipe) -> Result<FixedSettings, Error> {
                 // Without sharding there is no group.
                 u8::from(layout.zero_stage) > 0
             }),
+        given: layout.clone(),
         micro_batch: Some(recipe.train.micro_batch_size),
         recompute: Some(recompute(recipe)),
         offload: Some(recipe.memory.offload.optimizer),

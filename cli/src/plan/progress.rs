@@ -1,61 +1,27 @@
 //! Progress of a search on standard error.
 
-use std::io::{self, IsTerminal};
-use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use burn_megatron_plan::search::SearchProgress;
-use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::numbers::grouped;
+use crate::slow_progress::SlowProgress;
 
-/// Time before the first line, and between two lines without a terminal.
-const LINE_INTERVAL: Duration = Duration::from_secs(5);
-
-/// Shows the progress of a search: a bar on a terminal, elsewhere a line every five seconds. A short search prints nothing.
-pub struct PlanProgress {
-    bar: Option<ProgressBar>,
-    shown: Mutex<Instant>,
-}
+/// Shows the progress of a search.
+pub struct PlanProgress(SlowProgress);
 
 impl Default for PlanProgress {
     fn default() -> Self {
-        Self {
-            bar: io::stderr().is_terminal().then(bar),
-            shown: Mutex::new(Instant::now()),
-        }
+        let template = "{bar:10.cyan/blue}  {wide_msg}";
+        Self(SlowProgress::new(template, Duration::from_secs(5)))
     }
 }
 
 impl PlanProgress {
     /// Shows a state.
     pub fn show(&self, at: SearchProgress) {
-        if let Some(bar) = &self.bar {
-            bar.set_message(line(at));
-            bar.set_length(at.all as u64);
-            bar.set_position(at.compared as u64);
-            return;
-        }
-        let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
-        if shown.elapsed() >= LINE_INTERVAL {
-            eprintln!("{}", line(at));
-            *shown = Instant::now();
-        }
+        self.0.show(at.compared as u64, at.all as u64, line(at));
     }
-}
-
-impl Drop for PlanProgress {
-    fn drop(&mut self) {
-        if let Some(bar) = &self.bar {
-            bar.finish_and_clear();
-        }
-    }
-}
-
-fn bar() -> ProgressBar {
-    let style = ProgressStyle::with_template("{bar:10.cyan/blue}  {wide_msg}");
-    let style = style.expect("the template is a constant");
-    ProgressBar::new(0).with_style(style.progress_chars("━╸─"))
 }
 
 fn line(at: SearchProgress) -> String {

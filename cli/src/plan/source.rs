@@ -95,12 +95,7 @@ impl RecipeModel {
             sharing: self.recipe.data_parallel.clone(),
             fixed: FixedSettings {
                 offload: self.given_offload(),
-                ranks_per_node: self.recipe.parallel.ranks_per_node,
-                overlap_moe_expert_parallel_comm: Some(
-                    self.recipe.parallel.overlap_moe_expert_parallel_comm,
-                ),
-                tp_comm_overlap: self.recipe.parallel.tp_comm_overlap,
-                tp_comm_overlap_num_splits: self.recipe.parallel.tp_comm_overlap_num_splits,
+                given: self.recipe.parallel.clone(),
                 ..FixedSettings::default()
             },
             top: usize::MAX,

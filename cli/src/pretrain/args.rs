@@ -8,6 +8,7 @@ use clap::Args;
 
 use crate::byte_size::ByteSize;
 use crate::ranks::RankArgs;
+use crate::resume_mode::AUTO;
 use crate::saving::SavingArgs;
 use crate::set::SetArgs;
 use crate::settings::SettingFlags;
@@ -123,4 +124,27 @@ pub struct PretrainArgs {
         help_heading = "Testing"
     )]
     pub inject: Vec<Fault>,
+    /// Go on with the run in the run folder, with this resolved recipe in place of the flags of settings: `launch
+    /// --max-restarts` gives both in addition to the flags of the first attempt.
+    #[arg(long, value_names = ["FILE.toml", "RUN_DIR"], num_args = 2, hide = true)]
+    pub restart: Option<Vec<PathBuf>>,
+}
+
+impl PretrainArgs {
+    /// Replaces what only the first attempt of a run does, if this is a later one.
+    pub fn follow_restart(&mut self) {
+        let parts = self.restart.take().and_then(|parts| parts.try_into().ok());
+        let Some::<[PathBuf; 2]>([recipe, folder]) = parts else {
+            return;
+        };
+        self.recipe = Some(recipe);
+        self.set = SetArgs::default();
+        self.settings = SettingFlags::default();
+        (self.data, self.micro_batches, self.runs_dir) = (None, None, None);
+        self.kernels.clear();
+        self.inject.clear();
+        self.run_dir = Some(folder);
+        self.saving.resume = Some(AUTO.into());
+        (self.saving.no_save, self.saving.discard_later) = (false, false);
+    }
 }

@@ -17,11 +17,11 @@ use burn_megatron_train::run_folder::RunFolder;
 use burn_megatron_train::{ReplayError, TrainOutcome};
 
 use super::args::PretrainArgs;
+use crate::banner;
 use crate::data::LossUnit;
 use crate::error::Error;
 use crate::family::RankMemory;
 use crate::fp8::report;
-use crate::header;
 use crate::interrupt;
 use crate::memory_limit::PlannedMemory;
 use crate::numbers::{count, grouped};
@@ -45,7 +45,7 @@ pub fn finish(
     trace::write(folder, result.ranks, is_pipeline, &result.events)?;
     let records = read_metrics(&folder.metrics())?;
     let model = format!("{}: {}", recipe.model.family(), recipe.model.describe());
-    let mut title = format!("{model}; {}", header::layout(recipe));
+    let mut title = format!("{model}; {}", banner::layout(recipe));
     if let Some(name) = recipe.data.name() {
         title += &format!("; {name}");
     }
@@ -60,21 +60,21 @@ pub fn finish(
     report::write(folder, &result.fp8)?;
     print_memory(&result.memory);
     planned_memory.write_svg(&folder.memory_svg())?;
-    header::print("planned", planned_memory.to_string());
+    banner::print("planned", planned_memory.to_string());
     if let Some(cost) = &outcome.replay_cost {
-        header::print("check", cost.to_string());
+        banner::print("check", cost.to_string());
     }
     if let Some(graphs) = &outcome.cuda_graphs {
-        header::print("graphs", graphs.to_string());
+        banner::print("graphs", graphs.to_string());
     }
     if let Some(engine) = &result.engine {
-        header::print("engine", engine);
+        banner::print("engine", engine);
     }
     println!();
     let held_out = outcome.held_out;
     let parallel = &recipe.parallel;
     let per_document = parallel.context_split == ContextSplit::ZigzagPerDocument;
-    if parallel.context > 1 && per_document || parallel.hybrid_context_parallel {
+    if parallel.context > 1 && per_document || parallel.hybrid_tokens().is_some() {
         let Padding { added, all } = outcome.padding;
         let share = 100.0 * added as f64 / all.max(1) as f64;
         println!(

@@ -16,20 +16,20 @@ use burn::tensor::DType;
 use burn_megatron::comm::testing::fault_injection::FaultPlan as Faults;
 use burn_megatron::device::{DeviceKind, check_results};
 
+use crate::banner::print_run;
 use crate::data;
 use crate::engines::require_fast;
 use crate::error::Error;
-use crate::estimate::RankEstimates;
+use crate::estimate::{self, RankEstimates};
 use crate::family::Families;
 use crate::fp8;
-use crate::header::print_run;
 use crate::interrupt::{self, Interrupt};
-use crate::layers::LayeredRecipe;
 use crate::nodes::LocalRank;
 use crate::rank_run::{RankRun, print_training};
 use crate::ranks::{self, seconds};
 use crate::recipe::Recipe;
-use crate::start::{StartDecision, StartResolver};
+use crate::recipe::merge::LayeredRecipe;
+use crate::resume::{StartDecision, StartResolver};
 use crate::weights::InitialWeights;
 use crate::{cpus, determinism, gemm_algorithms, lora, memory, save_hf};
 use args::PretrainArgs;
@@ -55,8 +55,14 @@ fn run_until(
     default_recipe: &str,
     interrupt: impl FnOnce(Duration) -> Result<Interrupt, ctrlc::Error>,
 ) -> Result<ExitCode, Error> {
-    let LayeredRecipe { recipe, origins } = Recipe::resolve(args, families, default_recipe)?;
+    let LayeredRecipe {
+        recipe,
+        origins,
+        dropped,
+    } = Recipe::resolve(args, families, default_recipe)?;
+    let note_dropped = || dropped.iter().for_each(|note| eprintln!("note: {note}"));
     if args.print_recipe {
+        note_dropped();
         // Before it is checked, as this shows what is wrong.
         let text = toml::to_string(&recipe.complete())?;
         print!("{}", origins.annotate(&text)?);
@@ -113,6 +119,7 @@ fn run_until(
         .check_kernels(&recipe.kernels, device, computing)?;
     recipe.kernels.check_epilogues(device, computing)?;
     memory::check_model(&recipe, device)?;
+    estimate::check_names(&recipe, device)?;
     let estimates = RankEstimates::new(&recipe, &plan, device)?;
     if args.require_fast_kernels {
         require_fast(args.device, device, &estimates.first().kernels)?;
@@ -134,6 +141,7 @@ fn run_until(
     }
     let has_first = own_rank.is_none_or(|rank| rank == 0);
     if has_first {
+        note_dropped();
         gemm_algorithms::check(&recipe, device)?;
     }
     if args.dry_run {

@@ -17,11 +17,12 @@ use super::args::PretrainArgs;
 use crate::data::settings::DataConfig;
 use crate::error::Error;
 use crate::family::{Families, base_of};
-use crate::layers::{LayeredRecipe, RecipeLayers, table_of};
 use crate::origins::Origin;
 use crate::recipe::Recipe;
+use crate::recipe::merge::{LayeredRecipe, RecipeLayers, table_of};
 use crate::resume_mode::ResumeMode;
 use crate::saving::CheckpointConfig;
+use crate::settings::Given;
 use crate::{data, lora};
 
 impl Recipe {
@@ -42,12 +43,16 @@ impl Recipe {
             .as_ref()
             .filter(|_| mode.is_own(args.run_dir.as_deref()));
         let edit = |recipe: &mut Table| apply_to_tables(args, recipe);
-        let layers = RecipeLayers::new(families, default_recipe, &args.set)
-            .with_file(args.recipe.as_deref())
-            .resuming(mode.path().zip(first.as_ref()))
-            .saving_like(own.map(|first| &first.checkpoint))
-            .with_edit(&edit)
-            .with_flags(&args.settings);
+        let layers = RecipeLayers {
+            families,
+            default_recipe,
+            file: args.recipe.as_deref(),
+            set: &args.set,
+            resumed: mode.path().zip(first.as_ref()),
+            saving: own.map(|first| &first.checkpoint),
+            edit: Some(&edit),
+            flags: Some(&args.settings),
+        };
         let mut layered = layers.read()?;
         check_saving(&layered.recipe, own)?;
         let before = layered.recipe.clone();
@@ -91,10 +96,11 @@ fn check_saving(recipe: &Recipe, own: Option<&Recipe>) -> Result<(), Error> {
 /// Applies the flags that change several keys, over which the flags of single keys are laid.
 fn apply_to_tables(args: &PretrainArgs, recipe: &mut Table) -> Result<(), Error> {
     if args.saving.no_save {
-        for key in ["every", "keep_last", "keep_every", "asynchronous"] {
-            let key = format!("checkpoint.{key}");
-            if args.settings.has(&key) {
-                return Err(format!("--no-save conflicts with {key}: remove one of them").into());
+        for (key, given) in args.settings.given() {
+            let is_location = key == "checkpoint.load";
+            let is_same = key == "checkpoint.save" && *given == Given::Value(false.into());
+            if key.starts_with("checkpoint.") && !is_location && !is_same {
+                return Err(format!("--no-save conflicts with --{key}: remove one of them").into());
             }
         }
         change(recipe, "checkpoint", CheckpointConfig::discard)?;
@@ -134,8 +140,26 @@ fn apply_to_recipe(args: &PretrainArgs, recipe: &mut Recipe) -> Result<(), Error
         );
         recipe.train.micro_batch_size = micro_batch_size(batch, ranks, micro_batches)?;
     }
+    check_choices(&args.kernels)?;
     for choices in &args.kernels {
         recipe.kernels.set(choices)?;
+    }
+    Ok(())
+}
+
+/// Checks that `--kernels` makes each choice once.
+fn check_choices(choices: &[String]) -> Result<(), Error> {
+    let mut names = vec![];
+    for choice in choices.iter().flat_map(|choices| choices.split(',')) {
+        // A choice without a name is one for all operations.
+        let name = choice.split_once('=').map_or("", |(name, _)| name.trim());
+        if names.contains(&name) {
+            return Err(match name {
+                "" => "--kernels chooses for all operations twice: remove one choice".into(),
+                name => format!("--kernels chooses {name} twice: remove one choice").into(),
+            });
+        }
+        names.push(name);
     }
     Ok(())
 }
@@ -167,7 +191,9 @@ pub fn replica(parallel: &ParallelConfig) -> usize {
 
 /// Fills in what follows from the data and the weights, where it was not given.
 fn fill_in(layered: &mut LayeredRecipe) -> Result<(), Error> {
-    let LayeredRecipe { recipe, origins } = layered;
+    let LayeredRecipe {
+        recipe, origins, ..
+    } = layered;
     let data = &mut recipe.data;
     if data.tokenizer.is_none()
         && data.files.is_empty()

@@ -4,11 +4,12 @@ use clap::{Arg, ArgAction, ArgMatches, Args, Command, Error, FromArgMatches};
 use toml::{Table, Value};
 
 use super::schema::Setting;
-use super::value::{Given, bytes};
-use super::{Settings, get, set};
+use super::value::Given;
+use super::{Settings, get, merge, set};
 use crate::origins::is_within;
 
-/// The flags that set keys of a recipe: `--parallel.tensor 2`, with `none` for no value.
+/// The values that a command line gives to keys of a recipe, each table before its keys: `--parallel.tensor 2`, with `none`
+/// for no value.
 #[derive(Clone, Debug, Default)]
 pub struct SettingFlags {
     given: Vec<(String, Given)>,
@@ -35,34 +36,9 @@ impl Settings {
     }
 }
 
-impl Settings {
-    /// Returns the message for an unknown flag that has the name of a setting, such as `--tp-comm-overlap`.
-    pub fn explain_flag(&self, flag: &str) -> Option<String> {
-        let name = flag.strip_prefix("--")?.replace('-', "_");
-        let is_of_name = |setting: &&Setting| {
-            let path = setting.path.replace('.', "_");
-            let rest = path.strip_suffix(&name);
-            rest.is_some_and(|rest| rest.is_empty() || rest.ends_with('_'))
-        };
-        let mut found = self
-            .all()
-            .filter(|setting| arg(setting).is_some())
-            .filter(is_of_name);
-        match (found.next(), found.next()) {
-            (Some(setting), None) => {
-                let path = &setting.path;
-                Some(format!(
-                    "unexpected argument {flag}: pretrain sets {path} with --{path}"
-                ))
-            }
-            _ => None,
-        }
-    }
-}
-
-/// The flag of a setting; `None` for a mere table, also if its keys are not known, and for the key that only a file has.
+/// The flag of a setting, if it has one.
 fn arg(setting: &Setting) -> Option<Arg> {
-    if !setting.is_value() || ["base", "model"].contains(&&setting.path[..]) {
+    if !setting.has_flag() {
         return None;
     }
     let path = setting.path.clone();
@@ -71,8 +47,7 @@ fn arg(setting: &Setting) -> Option<Arg> {
         Some((table, _)) => format!("Settings of [{table}]"),
         None => "Settings".into(),
     };
-    let forms = setting.forms.clone();
-    let is_size = setting.value_name.as_deref() == Some("BYTES");
+    let forms = &setting.forms;
     let arg = Arg::new(path.clone())
         .long(path)
         .help(setting.help.clone())
@@ -88,10 +63,10 @@ fn arg(setting: &Setting) -> Option<Arg> {
         Some(value) => arg.num_args(0..=1).default_missing_value(value),
         None => arg.allow_negative_numbers(true),
     };
+    let parser = setting.parser();
     Some(arg.value_parser(move |text: &str| match text {
         AUTO if may_be_auto => Ok(Given::Value(AUTO.into())),
-        text if is_size => forms.parse(text).or_else(|_| bytes(text)),
-        text => forms.parse(text),
+        text => parser.parse(text),
     }))
 }
 
@@ -114,7 +89,7 @@ impl FromArgMatches for SettingFlags {
                 given.extend(values.map(|value| (id.to_string(), value.clone())));
             }
         }
-        Ok(Self { given })
+        Ok(Self::new(given))
     }
 
     fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), Error> {
@@ -146,6 +121,17 @@ impl FromArgMatches for NcclFlags {
 }
 
 impl SettingFlags {
+    /// The values of these keys.
+    pub fn new(mut given: Vec<(String, Given)>) -> Self {
+        given.sort_by(|(a, _), (b, _)| a.cmp(b));
+        Self { given }
+    }
+
+    /// Returns the keys with their values.
+    pub fn given(&self) -> &[(String, Given)] {
+        &self.given
+    }
+
     /// Returns the values as the tables of a recipe. The name of a variant that the recipe `before` has already keeps the
     /// settings of this variant.
     pub fn table(&self, before: &Table) -> Table {
@@ -162,14 +148,18 @@ impl SettingFlags {
             if value.as_str().is_some_and(is_same) {
                 continue;
             }
-            let list = get(&table, path).and_then(Value::as_array);
-            match (list, value) {
-                (Some(list), Value::Array(more)) => {
-                    let list = list.iter().chain(more).cloned().collect();
-                    set(&mut table, path, Value::Array(list));
+            let value = match (get(&table, path), value) {
+                (Some(Value::Array(list)), Value::Array(more)) => {
+                    Value::Array(list.iter().chain(more).cloned().collect())
                 }
-                _ => set(&mut table, path, value.clone()),
-            }
+                (Some(Value::Table(first)), Value::Table(more)) => {
+                    let mut both = first.clone();
+                    merge(None, &mut both, more);
+                    both.into()
+                }
+                (_, value) => value.clone(),
+            };
+            set(&mut table, path, value);
         }
         table
     }

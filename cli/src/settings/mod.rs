@@ -7,15 +7,17 @@
 //! | name | meaning |
 //! |---|---|
 //! | `flag` | a short alias: `"tp"` for `--parallel.tensor` |
-//! | `resume` | whether a resumed run may change the setting: `"may_differ"`, `"order_of_sums"` (only if the run is not deterministic); by default it may not |
-//! | `needs` | the condition under which the setting has a meaning, such as `"pipeline > 1"` |
+//! | `resume` | whether a resumed run may change the setting: `"may_differ"`, `"order_of_sums"` (only if the run is not deterministic); by default it may if the user allows it, `"never"`: it may not |
+//! | `needs` | the condition under which the setting has a meaning, such as `"pipeline > 1"` or `"data > 1 or context > 1"` |
 //! | `follows` | a setting whose change on the command line drops this one, or the condition that keeps it |
 //! | `value` | the name of the value in the help; the value of `"BYTES"` is a size, such as `2GiB` |
 //!
 //! A flag that breaks the condition of `needs` or `follows` drops the setting that the recipe has.
 
 mod condition;
+mod conflict;
 mod flags;
+mod hint;
 mod merge;
 #[cfg(test)]
 mod reference;
@@ -33,9 +35,12 @@ use crate::error::Error;
 use crate::family::{FAMILY, Families, Model};
 use crate::recipe::RecipeOf;
 
+pub use condition::DroppedSetting;
+pub use conflict::twice;
 pub use flags::{NcclFlags, SettingFlags};
 pub use merge::{get, merge, remove, set};
 pub use schema::{ResumeRule, Setting, schema_of};
+pub use value::{Given, from_toml};
 
 /// The settings of a recipe, as a tree. `[model]` has the keys of the families.
 #[derive(Clone, Debug)]

@@ -2,8 +2,6 @@
 
 use std::fmt::Write;
 
-use serde_json::Value as Json;
-
 use super::Settings;
 use super::schema::{ResumeRule, Setting};
 
@@ -21,10 +19,11 @@ small recipe that sets more: `pretrain --print-recipe` shows each value and wher
 `N` is a whole number, `NUMBER` any number, `BOOL` is `true` or `false`, and `BYTES` is a size such as `2GiB`. `TABLE` is a
 table of the keys below it. Its flag alone, as in `--train.ema`, turns it on with the defaults of its keys. A flag
 removes an optional setting by the value `none`, and takes a list with commas: `a,b`, or `{x=1},{x=2}` for tables. `--set`
-takes values in TOML. The pages of the book describe the keys of tables in a list.
+takes the same values, or values in TOML. The pages of the book describe the keys of tables in a list.
 
 A run that is resumed must have the same settings, except those that *may change when a run is resumed*.
-`--resume-allow-change KEY` allows another change, as of `train.steps` to train longer.
+`--resume-allow-change KEY` allows another change, as of `train.steps` to train longer. A setting that *cannot change*
+decides which tensors a checkpoint has. `burn-megatron config KEY` prints the facts of one setting.
 ";
 
 impl Settings {
@@ -50,11 +49,10 @@ impl Settings {
     fn entry(&self, setting: &Setting) -> String {
         let mut entry = format!("- `{}`: ", setting.path);
         let _ = write!(entry, "`{}`", setting.value_text());
-        let none = setting.forms.can_be_unset.then_some(&Json::Null);
-        if setting.default_varies {
-            entry.push_str(", default by variant");
-        } else if let Some(default) = setting.default.as_ref().or(none) {
-            let _ = write!(entry, ", default `{}`", default_text(default));
+        match setting.default_text() {
+            Some(text) if setting.default_varies => entry += &format!(", default {text}"),
+            Some(text) => entry += &format!(", default `{text}`"),
+            None => {}
         }
         if let Some(alias) = &setting.alias {
             let _ = write!(entry, ", short flag `--{alias}`");
@@ -75,6 +73,7 @@ impl Settings {
         }
         entry.push_str(match self.resume_rule(&setting.path) {
             ResumeRule::Fixed => "",
+            ResumeRule::Never => " *Cannot change when a run is resumed.*",
             ResumeRule::MayDiffer => " *May change when a run is resumed.*",
             ResumeRule::OrderOfSums => {
                 " *May change when a run is resumed that is not deterministic.*"
@@ -82,14 +81,6 @@ impl Settings {
         });
         entry.push('\n');
         entry
-    }
-}
-
-/// The text of a default.
-fn default_text(default: &Json) -> String {
-    match default {
-        Json::Null => "none".into(),
-        other => other.to_string(),
     }
 }
 

@@ -6,15 +6,17 @@ use serde_json::Value as Json;
 use toml::{Table, Value};
 
 use super::condition::Condition;
-use super::value::Forms;
+use super::value::{Forms, ValueParser};
 use super::{Schema, json_at};
 use crate::origins::dotted;
 
 /// Whether a resumed run may have another value of a setting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ResumeRule {
-    /// It may not.
+    /// It may not, unless the user allows it.
     Fixed,
+    /// It may not: the setting decides which tensors a checkpoint has.
+    Never,
     /// It may.
     MayDiffer,
     /// It may, except in a deterministic run: the setting changes the order of sums.
@@ -74,6 +76,11 @@ impl Setting {
         self.keys.iter_mut().find(|key| key.name() == name)
     }
 
+    /// Whether the setting is or may be a table with known keys.
+    pub fn has_keys(&self) -> bool {
+        !self.keys.is_empty()
+    }
+
     /// The last part of the key.
     pub fn name(&self) -> &str {
         self.path.rsplit('.').next().unwrap_or_default()
@@ -87,6 +94,30 @@ impl Setting {
     /// Whether the key has a value of its own, next to or instead of the keys of its table.
     pub fn is_value(&self) -> bool {
         self.keys.is_empty() || !self.forms.is_table_only()
+    }
+
+    /// Whether the setting has a flag: not a mere table, also if its keys are not known, nor a key that only a file has.
+    pub fn has_flag(&self) -> bool {
+        self.is_value() && !["base", "model"].contains(&&self.path[..])
+    }
+
+    /// The text of the default, if there is one.
+    pub fn default_text(&self) -> Option<String> {
+        let none = self.forms.can_be_unset.then_some(&Json::Null);
+        let default = self.default.as_ref().or(none)?;
+        Some(match default {
+            _ if self.default_varies => "by variant".into(),
+            Json::Null => "none".into(),
+            other => other.to_string(),
+        })
+    }
+
+    /// Returns the parser of the values on the command line.
+    pub fn parser(&self) -> ValueParser {
+        ValueParser {
+            forms: self.forms.clone(),
+            is_size: self.value_name.as_deref() == Some("BYTES"),
+        }
     }
 
     /// All settings of the table, each before the keys of its own table.
@@ -181,6 +212,8 @@ impl Setting {
         self.alias = self.alias.take().or_else(|| owned("flag"));
         self.value_name = self.value_name.take().or_else(|| owned("value"));
         self.resume = self.resume.or(match text("resume") {
+            Some("fixed") => Some(ResumeRule::Fixed),
+            Some("never") => Some(ResumeRule::Never),
             Some("may_differ") => Some(ResumeRule::MayDiffer),
             Some("order_of_sums") => Some(ResumeRule::OrderOfSums),
             _ => None,

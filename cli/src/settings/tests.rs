@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use toml::Table;
 
+use super::condition::Condition;
 use super::*;
 use crate::family::Families;
 
@@ -39,14 +40,12 @@ fn conditions_name_settings() {
     let settings = settings();
     let conditions = settings.all().flat_map(|setting| {
         let path = &setting.path;
-        setting.conditions.iter().map(move |it| (path, it))
+        let keys = setting.conditions.iter().flat_map(Condition::keys);
+        keys.map(move |key| (path, key))
     });
     let mut count = 0;
-    for (path, condition) in conditions {
-        assert!(
-            settings.find(&condition.key).is_some(),
-            "{path}: {condition}"
-        );
+    for (path, key) in conditions {
+        assert!(settings.find(key).is_some(), "{path}: {key}");
         count += 1;
     }
     assert!(count > 20, "{count}");
@@ -227,7 +226,8 @@ fn a_flag_drops_the_settings_that_it_deprives_of_their_meaning() {
         let (before, flags) = (table(recipe), table(flags));
         let mut after = before.clone();
         merge(Some(settings.root()), &mut after, &flags);
-        settings.drop_dependants(&before, &mut after, |path| get(&flags, path).is_some());
+        let given = |path: &str| get(&flags, path).is_some();
+        settings.drop_dependants(&before, &mut after, (&given, &given));
         assert_eq!(after, table(left), "{recipe}: {flags}");
     }
 }
@@ -259,11 +259,11 @@ fn the_innermost_rule_for_resuming_applies() {
         ("data.chat.files", ResumeRule::MayDiffer),
         ("data.packing", ResumeRule::Fixed),
         ("model.family", ResumeRule::MayDiffer),
-        ("model.hidden", ResumeRule::Fixed),
+        ("model.hidden", ResumeRule::Never),
         ("train.micro_batch_size", ResumeRule::OrderOfSums),
         ("train.optimizer.beta2", ResumeRule::Fixed),
         ("lora.base_model", ResumeRule::MayDiffer),
-        ("lora.rank", ResumeRule::Fixed),
+        ("lora.rank", ResumeRule::Never),
         ("data_fingerprint", ResumeRule::Fixed),
     ] {
         assert_eq!(settings.resume_rule(key), rule, "{key}");
@@ -320,8 +320,12 @@ fn a_new_field_has_a_flag_a_help_text_a_check_and_a_line_on_the_page() {
     );
     let mut recipe = table("spice = { heat = 0, measured = true }");
     let before = table("spice = { heat = 2, measured = true }");
-    let dropped = settings.drop_dependants(&before, &mut recipe, |key| key == "spice.heat");
-    assert_eq!(dropped, ["spice.measured"]);
+    let given = |key: &str| key == "spice.heat";
+    let dropped = settings.drop_dependants(&before, &mut recipe, (&given, &given));
+    assert_eq!(
+        dropped.iter().map(|of| &of.note[..]).collect::<Vec<_>>(),
+        ["spice.measured of the recipe is dropped: it requires spice.heat > 0"]
+    );
 }
 
 #[test]
@@ -345,4 +349,78 @@ fn names_come_from_every_form_of_an_enum() {
     let root = Setting::of_schema("", &schema);
     let forms = &root.key("x").unwrap().forms;
     assert_eq!(forms.describe(), "a|1|b|none");
+}
+
+#[test]
+fn a_key_is_found_by_a_part_of_its_name() {
+    let settings = settings();
+    let found = |text: &str| settings.look_up(text).unwrap();
+    for text in ["train.clip", "clip", "--train.clip"] {
+        let clip = found(text);
+        assert!(
+            clip.starts_with("train.clip = NUMBER\n  meaning  The maximum"),
+            "{clip}"
+        );
+        assert!(clip.contains("  flag     --train.clip\n"), "{clip}");
+    }
+    assert!(found("tp").contains("  flag     --parallel.tensor, --tp\n"));
+    assert!(found("virtual-stages").contains("  requires parallel.pipeline > 1\n"));
+    assert_eq!(
+        found("keep_"),
+        "checkpoint.keep_every\ncheckpoint.keep_last\ndata_parallel.keep_gathered\n"
+    );
+    assert_eq!(settings.look_up("no_such_key"), None);
+}
+
+#[test]
+fn an_unknown_flag_names_the_settings_that_it_may_mean() {
+    let settings = settings();
+    let explained = |flag: &str| {
+        let command = settings.add_flags(Command::new("test").no_binary_name(true));
+        let error = command.try_get_matches_from([flag, "1"]).unwrap_err();
+        let text = settings.explain_flag(&error);
+        text.map(|text| text.replace(&format!("unexpected argument {flag}: pretrain sets "), ""))
+    };
+    for (flag, wanted) in [
+        (
+            "--tp-comm-overlap",
+            Some("parallel.tp_comm_overlap with --parallel.tp_comm_overlap"),
+        ),
+        (
+            "--recompute-granularity",
+            Some("memory.recompute.granularity with --memory.recompute.granularity"),
+        ),
+        (
+            "--batch-size",
+            Some(
+                "train.micro_batch_size with --micro-batch-size, or train.global_batch_size with --global-batch-size",
+            ),
+        ),
+        (
+            "--context",
+            Some("model.context with --model.context, or parallel.context with --cp"),
+        ),
+        (
+            "--bf16",
+            Some("data_parallel.precision with --precision bf16"),
+        ),
+        (
+            "--split",
+            Some("parallel.split with --parallel.split, or data.split with --data.split"),
+        ),
+        ("--no-such-flag", None),
+    ] {
+        let found = explained(flag);
+        let (mut found, mut wanted): (Vec<_>, Vec<_>) = (
+            found
+                .as_deref()
+                .unwrap_or_default()
+                .split(", or ")
+                .collect(),
+            wanted.unwrap_or_default().split(", or ").collect(),
+        );
+        found.sort_unstable();
+        wanted.sort_unstable();
+        assert_eq!(found, wanted, "{flag}");
+    }
 }

@@ -52,7 +52,8 @@ impl Name {
         }
     }
 
-    fn is(&self, text: &str) -> bool {
+    /// Whether it is this name, or another one for the same value.
+    pub fn is(&self, text: &str) -> bool {
         self.text() == text || self.aliases.iter().any(|alias| alias == text)
     }
 }
@@ -205,10 +206,7 @@ impl Forms {
     }
 
     fn value(&self, text: &str) -> Option<Value> {
-        let from_toml = || {
-            let table = format!("x = {text}").parse::<Table>().ok()?;
-            table.get("x").cloned().filter(|_| table.len() == 1)
-        };
+        let from_toml = || from_toml(text);
         let brackets = text.chars().next().unwrap_or_default();
         match brackets {
             '[' if self.list.is_some() => return from_toml(),
@@ -281,8 +279,36 @@ impl Forms {
     }
 }
 
+/// Reads a value in TOML.
+pub fn from_toml(text: &str) -> Option<Value> {
+    let table = format!("x = {text}").parse::<Table>().ok()?;
+    table.get("x").cloned().filter(|_| table.len() == 1)
+}
+
+/// Reads the text of a value on the command line.
+#[derive(Clone, Debug)]
+pub struct ValueParser {
+    /// The kinds of values.
+    pub forms: Forms,
+    /// Whether the value may be a size, such as 2GiB.
+    pub is_size: bool,
+}
+
+impl ValueParser {
+    /// Parses the value of a flag.
+    ///
+    /// # Errors
+    /// The values that are expected.
+    pub fn parse(&self, text: &str) -> Result<Given, String> {
+        match self.forms.parse(text) {
+            Err(_) if self.is_size => bytes(text),
+            parsed => parsed,
+        }
+    }
+}
+
 /// Parses a number of bytes, such as 2GiB.
-pub fn bytes(text: &str) -> Result<Given, String> {
+fn bytes(text: &str) -> Result<Given, String> {
     let ByteSize(bytes) = text.parse()?;
     let bytes = i64::try_from(bytes).map_err(|error| error.to_string())?;
     Ok(Given::Value(bytes.into()))

@@ -190,13 +190,6 @@ fn wrong_usage_has_its_own_code() {
     assert!(nothing.err.contains("<COMMAND>"), "{}", nothing.err);
     ended(&["--ranks", "0", "--", "pretrain"]).code(2);
     ended(&["--ranks", "2", "--engine", "threads", "--", "pretrain"]).code(2);
-    for flag in ["--nodes", "--node-rank", "--master-addr", "--hosts"] {
-        let removed = ended(&["--ranks", "2", flag, "2", "--", "pretrain"]);
-        removed.code(2);
-        let start = format!("error: {flag} was removed: launch starts ranks on one machine;");
-        assert!(removed.err.starts_with(&start), "{}", removed.err);
-        assert!(removed.err.contains("\n  srun "), "{}", removed.err);
-    }
     let nested = launch_with(
         |command| {
             command.env("RANK", "3");

@@ -56,13 +56,12 @@ pub(super) fn read(
     if kind != ExpertKeys::Qwen3 {
         return Ok(moe);
     }
-    let (every, first_dense) = blocks(keys, layers)?;
-    Ok(MoeConfig {
+    let (every, dense) = blocks(keys, layers)?;
+    let moe = MoeConfig {
         expert_width: Some(keys.needed("moe_intermediate_size", ConfigKeys::size)?),
-        every,
-        first_dense,
         ..moe
-    })
+    };
+    Ok(moe.in_blocks(every, dense))
 }
 
 /// Returns [`MoeConfig::normalized`] for weights that are divided by their sum or not, or `None` if this is the default.
@@ -70,7 +69,7 @@ pub(super) fn normalized(experts_per_token: usize, is_normalised: bool) -> Optio
     (is_normalised != (experts_per_token > 1)).then_some(is_normalised)
 }
 
-/// Which blocks have experts, as [`every`](MoeConfig::every) and [`first_dense`](MoeConfig::first_dense).
+/// Returns which blocks have experts, as [`MoeConfig::in_blocks`] takes them.
 fn blocks(keys: &mut ConfigKeys, layers: usize) -> Result<(usize, usize), HfConfigError> {
     let step = keys.needed("decoder_sparse_step", ConfigKeys::size)?;
     let dense = keys.take("mlp_only_layers").unwrap_or_else(|| json!([]));

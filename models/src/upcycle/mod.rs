@@ -38,19 +38,12 @@ pub use source::Upcycled;
 /// The configuration by which a dense model gets experts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct UpcycleConfig {
-    /// The number of experts, `E`: a multiple of the granularity.
-    pub experts: usize,
+    /// The experts, of which the number `E` is a multiple of the granularity, and each token chooses `k`: at least 2, except
+    /// with [`PreSoftmax`](ScoreFunction::PreSoftmax), as the weight of a single expert is not normalised. Their width follows
+    /// from the granularity.
+    pub moe: MoeConfig,
     /// The number of slices that an MLP is cut into, `G`; 1 for experts that are whole copies.
     pub granularity: usize,
-    /// The number of experts that each token chooses, `k`. At least 2, except with
-    /// [`PreSoftmax`](ScoreFunction::PreSoftmax), as the weight of a single expert is not normalised.
-    pub experts_per_token: usize,
-    /// The function from scores to weights.
-    pub score: ScoreFunction,
-    /// Every so many blocks get experts, from the first that may.
-    pub every: usize,
-    /// The number of blocks at the start that stay dense.
-    pub first_dense: usize,
     /// The seed of the router's weights.
     pub seed: u64,
 }
@@ -91,7 +84,7 @@ impl UpcycleConfig {
     ///
     /// [`BuildError`] for a model that has experts already, and for sizes that do not fit each other.
     pub fn model(&self, dense: &TransformerConfig) -> Result<TransformerConfig, BuildError> {
-        let (experts, granularity) = (self.experts, self.granularity);
+        let (experts, granularity) = (self.moe.experts, self.granularity);
         if let Some(moe) = &dense.moe {
             return Err(refused(format!(
                 "it has {} experts already: expected a dense model",
@@ -117,7 +110,7 @@ impl UpcycleConfig {
                 "{experts} experts are not a multiple of granularity = {granularity}: expected {fits}"
             )));
         }
-        if self.experts_per_token == 1 && self.score != ScoreFunction::PreSoftmax {
+        if self.moe.experts_per_token == 1 && self.is_normalised() {
             return Err(refused(
                 "the weight of 1 expert per token is its score, which is not normalised: expected the score \
                  pre-softmax, or at least 2 experts per token"
@@ -125,27 +118,15 @@ impl UpcycleConfig {
             ));
         }
         let moe = MoeConfig {
-            experts,
-            experts_per_token: self.experts_per_token,
             expert_width: Some(width / granularity),
-            every: self.every,
-            first_dense: self.first_dense,
-            score: self.score,
-            ..MoeConfig::default()
+            ..self.moe.clone()
         };
         let model = TransformerConfig {
             moe: Some(moe.clone()),
             ..dense.clone()
         };
         model.check_layout(&ParallelConfig::new())?;
-        if self.first_dense >= dense.layers {
-            return Err(refused(format!(
-                "first_dense = {} leaves none of the {} blocks: expected at most {}",
-                self.first_dense,
-                dense.layers,
-                dense.layers - 1
-            )));
-        }
+        moe.check_blocks(dense.layers)?;
         let all = (0..model.layers).all(|number| moe.is_in(number));
         Ok(TransformerConfig {
             // Of a Mixtral, whose MLPs are all experts, it is that of an expert.
@@ -157,9 +138,9 @@ impl UpcycleConfig {
     /// Returns the difference between the outputs of experts before their first step and the outputs of the MLP; `None`
     /// if they are equal, up to rounding.
     pub fn difference(&self) -> Option<OutputDifference> {
-        let (granularity, k) = (self.granularity as f64, self.experts_per_token as f64);
+        let (granularity, k) = (self.granularity as f64, self.moe.experts_per_token as f64);
         let copies = k / granularity;
-        let per_score = (!self.is_normalised()).then(|| self.experts as f64 / k);
+        let per_score = (!self.is_normalised()).then(|| self.moe.experts as f64 / k);
         let slices = [copies.floor(), copies.ceil()].map(|chosen| chosen / copies);
         let equal = slices == [1.0; 2] && per_score.is_none();
         (!equal).then_some(OutputDifference { slices, per_score })
@@ -167,7 +148,7 @@ impl UpcycleConfig {
 
     /// Whether the weights of a token's experts sum to 1.
     fn is_normalised(&self) -> bool {
-        self.score != ScoreFunction::PreSoftmax
+        self.moe.score != ScoreFunction::PreSoftmax
     }
 
     fn factors(&self, activation: Activation) -> Factors {
@@ -175,7 +156,7 @@ impl UpcycleConfig {
         let weights = if self.is_normalised() {
             1.0
         } else {
-            self.experts_per_token as f64 / self.experts as f64
+            self.moe.experts_per_token as f64 / self.moe.experts as f64
         };
         let whole = self.granularity as f64 / weights;
         let power_of_two = |factor: f64| factor.log2().round().exp2();

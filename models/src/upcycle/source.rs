@@ -83,7 +83,7 @@ impl<'a> Upcycled<'a> {
 
     /// Rows of a router, of which the first `E / G` columns of random weights stand `G` times in a row each.
     fn router(&self, stream: u64, slice: &TensorSlice, dtype: ElementType) -> Vec<u8> {
-        let (experts, granularity) = (self.config.experts, self.config.granularity);
+        let (experts, granularity) = (self.config.moe.experts, self.config.granularity);
         let (stream, mut row) = (Stream::new(stream, 0), vec![0.0; experts / granularity]);
         let mut values = Vec::with_capacity(slice.len());
         for feature in slice.range(0) {

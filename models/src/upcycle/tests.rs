@@ -110,14 +110,30 @@ fn dense(activation: Activation, bias: bool) -> TransformerConfig {
 
 fn upcycle(experts: usize, granularity: usize, experts_per_token: usize) -> UpcycleConfig {
     UpcycleConfig {
-        experts,
+        moe: MoeConfig {
+            experts,
+            experts_per_token,
+            ..MoeConfig::default()
+        },
         granularity,
-        experts_per_token,
-        score: ScoreFunction::Softmax,
-        every: 1,
-        first_dense: 0,
         seed: 5,
     }
+}
+
+fn with_score(score: ScoreFunction, config: UpcycleConfig) -> UpcycleConfig {
+    let moe = MoeConfig {
+        score,
+        ..config.moe
+    };
+    UpcycleConfig { moe, ..config }
+}
+
+fn after_dense(first_dense: usize, config: UpcycleConfig) -> UpcycleConfig {
+    let moe = MoeConfig {
+        first_dense,
+        ..config.moe
+    };
+    UpcycleConfig { moe, ..config }
 }
 
 /// The largest difference, relative to the largest logit.
@@ -156,10 +172,7 @@ fn normalised_weights_of_whole_copies_change_nothing() {
         assert_same(&gated, &upcycle(experts, granularity, k));
     }
     for score in [ScoreFunction::Sigmoid, ScoreFunction::SqrtSoftplus] {
-        let config = UpcycleConfig {
-            score,
-            ..upcycle(8, 2, 4)
-        };
+        let config = with_score(score, upcycle(8, 2, 4));
         assert_same(&gated, &config);
     }
 }
@@ -199,10 +212,7 @@ fn tied_embeddings() {
 #[test]
 fn some_blocks_stay_dense() {
     let model = dense(Activation::SwiGlu, false);
-    let config = UpcycleConfig {
-        first_dense: 1,
-        ..upcycle(4, 2, 2)
-    };
+    let config = after_dense(1, upcycle(4, 2, 2));
     assert_same(&model, &config);
     let upcycled = config.model(&model).unwrap();
     let widths = |model: &TransformerConfig| {
@@ -226,10 +236,7 @@ fn without_router(activation: Activation) -> TransformerConfig {
 #[test]
 fn weights_that_are_not_normalised_are_scaled_for_equal_scores() {
     for (experts, granularity, k) in [(4, 1, 1), (4, 1, 2), (8, 2, 4)] {
-        let config = UpcycleConfig {
-            score: ScoreFunction::PreSoftmax,
-            ..upcycle(experts, granularity, k)
-        };
+        let config = with_score(ScoreFunction::PreSoftmax, upcycle(experts, granularity, k));
         let model = without_router(Activation::SwiGlu);
         let memory = Memory::new(&model);
         let upcycled = Upcycled::new(&memory, &model, &config).unwrap();
@@ -351,14 +358,8 @@ fn sizes_that_do_not_fit_are_refused() {
         let error = config.model(model).unwrap_err();
         error.to_string()
     };
-    let pre = |config| UpcycleConfig {
-        score: ScoreFunction::PreSoftmax,
-        ..config
-    };
-    let last = UpcycleConfig {
-        first_dense: 2,
-        ..upcycle(4, 2, 2)
-    };
+    let pre = |config| with_score(ScoreFunction::PreSoftmax, config);
+    let last = after_dense(2, upcycle(4, 2, 2));
     for (config, said) in [
         (
             upcycle(10, 5, 5),

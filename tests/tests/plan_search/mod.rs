@@ -285,7 +285,7 @@ fn pairs_take_memory_and_save_time() {
                 pipeline: Some(pipeline),
                 schedule: Some(ScheduleKind::OneFOneB).filter(|_| pipeline > 1),
                 expert: Some(8),
-                overlap_moe_expert_parallel_comm: Some(overlap),
+                given: ParallelConfig::new().with_overlap_moe_expert_parallel_comm(overlap),
                 zero_stage: Some(ZeroStage::Optimizer),
                 micro_batch: Some(1),
                 recompute: Some(Recompute::None),
@@ -322,7 +322,7 @@ fn pairs_take_memory_and_save_time() {
                 schedule,
                 recompute: Some(recompute),
                 expert: Some(8),
-                overlap_moe_expert_parallel_comm: Some(true),
+                given: ParallelConfig::new().with_overlap_moe_expert_parallel_comm(true),
                 ..FixedSettings::default()
             },
             ..config(&h100, 16, 4096, batch)

@@ -240,8 +240,11 @@ fn report(
 
 fn options(optimizer: OptimizerConfig) -> VerifyOptions {
     VerifyOptions {
-        optimizer,
-        qk_clip: Some(CLIP),
+        train: TrainConfig {
+            optimizer,
+            qk_clip: Some(CLIP),
+            ..VerifyOptions::default().train
+        },
         ..VerifyOptions::default()
     }
 }

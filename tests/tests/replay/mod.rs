@@ -442,5 +442,5 @@ fn readings_are_not_deferred_with_checks() {
     )
     .unwrap();
     let refused = trainer.defer_readings(true).unwrap_err();
-    assert!(matches!(refused, TrainError::DeferredReplay), "{refused}");
+    assert!(matches!(refused, TrainError::Deferred { .. }), "{refused}");
 }

@@ -15,6 +15,8 @@ pub struct CountedFile {
     pub tests: usize,
     /// All lines.
     pub all: usize,
+    /// The text without the items of tests.
+    pub untested: String,
     /// Names of the modules that are declared with `#[cfg(test)]` and have their own files.
     test_modules: Vec<String>,
 }
@@ -38,10 +40,14 @@ impl CountedFile {
                 at += 1;
             }
         }
+        let tests: BTreeSet<usize> = tests.difference(&code).copied().collect();
+        let lines = (1..).zip(text.lines());
+        let untested = lines.filter(|(number, _)| !tests.contains(number));
         Self {
             code: code.len(),
-            tests: tests.difference(&code).count(),
+            tests: tests.len(),
             all: text.lines().count(),
+            untested: untested.fold(String::new(), |text, (_, line)| text + line + "\n"),
             test_modules,
             path,
         }

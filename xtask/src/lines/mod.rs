@@ -89,25 +89,38 @@ fn read(root: &Path) -> Result<Vec<CountedFile>, String> {
     files.collect()
 }
 
-/// The files of modules that are declared with `#[cfg(test)]`, without the ending.
-fn test_modules(files: &[CountedFile]) -> BTreeSet<String> {
-    files.iter().flat_map(CountedFile::test_modules).collect()
+/// Returns the texts of all product files, without the items of tests.
+///
+/// # Errors
+/// A file that cannot be read.
+pub fn product_texts(root: &Path) -> Result<Vec<String>, String> {
+    let files = read(root)?;
+    let purposes = purposes(&files);
+    let files = files.into_iter().zip(purposes);
+    let product = files.filter(|(_, purpose)| *purpose == Purpose::Product);
+    Ok(product.map(|(file, _)| file.untested).collect())
 }
 
-fn table(files: &[CountedFile]) -> String {
-    let modules = test_modules(files);
+/// Returns the purpose of each file.
+fn purposes(files: &[CountedFile]) -> Vec<Purpose> {
+    // The files of modules that are declared with `#[cfg(test)]`, without the ending.
+    let modules: BTreeSet<_> = files.iter().flat_map(CountedFile::test_modules).collect();
     let is_test = |file: &CountedFile| {
         let stem = file.path.trim_end_matches(".rs");
         let mut parents = stem.match_indices('/').map(|(end, _)| &stem[..end]);
         modules.contains(stem) || parents.any(|parent| modules.contains(parent))
     };
+    let purpose = |file: &CountedFile| match Purpose::of(&file.path) {
+        Purpose::Product if is_test(file) => Purpose::Tests,
+        purpose => purpose,
+    };
+    files.iter().map(purpose).collect()
+}
+
+fn table(files: &[CountedFile]) -> String {
     let mut lines = [0; Purpose::ALL.len()];
     let mut product = vec![];
-    for file in files {
-        let purpose = match Purpose::of(&file.path) {
-            Purpose::Product if is_test(file) => Purpose::Tests,
-            purpose => purpose,
-        };
+    for (file, purpose) in files.iter().zip(purposes(files)) {
         lines[purpose as usize] += file.code;
         lines[Purpose::Tests as usize] += file.tests;
         if purpose == Purpose::Product {

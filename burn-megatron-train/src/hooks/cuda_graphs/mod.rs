@@ -29,6 +29,9 @@ use burn_megatron::nn::schedule_nodes::new_anchor;
 use burn_megatron::pipeline::engine::{ActionEvent, ShapeKey, StageOutput};
 use burn_megatron::pipeline::schedule::{Action, ActionKind};
 
+/// The name of the hook.
+pub(super) const NAME: &str = "cuda_graphs";
+
 mod check;
 
 pub(crate) use check::{ModelParts, check, check_device, check_model};
@@ -93,7 +96,7 @@ struct CapturedMicroBatch {
 
 impl<M: LanguageModel> StepHook<M> for CudaGraphs {
     fn name(&self) -> &str {
-        "cuda_graphs"
+        NAME
     }
 
     fn check(&self, context: &StepContext<'_, M>) -> Result<(), TrainError> {

@@ -31,6 +31,9 @@ use bad_loss::BadLoss;
 pub use cost::{MeanTime, ReplayCost};
 use state::StateFingerprints;
 
+/// The name of the hook.
+pub(super) const NAME: &str = "replay";
+
 /// A check of a step found a wrong result. The same on all ranks.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("step {step}: {verdict}: {message}")]
@@ -79,7 +82,7 @@ impl<M: LanguageModel> Trainer<M> {
 
 impl<M: LanguageModel> StepHook<M> for Replay {
     fn name(&self) -> &str {
-        "replay"
+        NAME
     }
 
     /// Runs a step, and checks it where a check is due.
@@ -154,7 +157,9 @@ impl<M: LanguageModel> StepHook<M> for Replay {
     }
 
     fn deferral_error(&self) -> Option<TrainError> {
-        self.checks().then_some(TrainError::DeferredReplay)
+        self.checks().then_some(TrainError::Deferred {
+            setting: "check_replay_every",
+        })
     }
 }
 

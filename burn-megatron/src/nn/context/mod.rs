@@ -42,12 +42,12 @@ pub use shard::TokenPlaces;
 pub(super) use unfused::QueryRows;
 
 use super::{BuildError, ModelBuilder};
-use crate::mesh::ContextExchange;
+use crate::mesh::{ContextExchange, LayoutError};
 
 impl ContextAttention {
     /// The exchanges of a layer with these heads on a tensor rank and sequences of up to `tokens` tokens, one for each
-    /// number of ranks that share a batch: none without context parallelism, several if it is
-    /// [hybrid](crate::mesh::ParallelConfig::hybrid_context_parallel). `fused` is whether attention is.
+    /// number of ranks that share a batch: none without context parallelism, several if it is hybrid. `fused` is whether
+    /// attention is.
     ///
     /// Collective over the context axis at the first call, over all ranks of the stage if it is hybrid: call on all ranks, in
     /// the same order.
@@ -64,7 +64,7 @@ impl ContextAttention {
     ) -> Result<Vec<Self>, BuildError> {
         let groups = builder.groups();
         let (layout, ranks) = (groups.config(), groups.context().size());
-        if layout.hybrid_context_parallel {
+        if layout.hybrid_tokens().is_some() {
             return Self::hybrid(builder, fused);
         }
         if ranks == 1 {
@@ -85,10 +85,13 @@ impl ContextAttention {
     /// Builds the attention for the groups of all powers of two; without a choice, by a ring.
     fn hybrid(builder: &ModelBuilder, fused: bool) -> Result<Vec<Self>, BuildError> {
         if !fused {
-            return Err(builder.error(
-                "hybrid_context_parallel needs fused attention, and this one holds its scores in memory (it has dropout, a \
-                 soft cap or wide heads, or the kernel is turned off)",
-            ));
+            let setting = "attention that holds its scores in memory (it has dropout, a soft cap or wide heads, or the kernel \
+                           is turned off)";
+            let error = LayoutError::HybridContext {
+                setting: setting.into(),
+                expected: "fused attention".into(),
+            };
+            return Err(builder.error(error.to_string()));
         }
         let layout = builder.groups().config();
         let exchange = match layout.context_exchange {

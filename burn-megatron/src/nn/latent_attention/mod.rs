@@ -34,7 +34,7 @@ use super::{
 };
 use crate::collective::Comm;
 use crate::kernel_selection::Operation;
-use crate::mesh::{Axis, ContextExchange, ParallelConfig, split_evenly};
+use crate::mesh::{Axis, ContextExchange, LayoutError, ParallelConfig, split_evenly};
 
 /// Configuration of a [`MultiLatentAttention`].
 #[derive(Config, Debug)]
@@ -157,10 +157,12 @@ impl MultiLatentAttentionConfig {
     /// exchange of context parallelism that is not the all-gather.
     pub fn init(&self, builder: &ModelBuilder) -> Result<MultiLatentAttention, BuildError> {
         self.check(builder)?;
-        if builder.groups().config().hybrid_context_parallel {
-            return Err(builder.error(
-                "hybrid_context_parallel with latent attention: expected attention of heads with keys and values of their own",
-            ));
+        if builder.groups().config().hybrid_tokens().is_some() {
+            let error = LayoutError::HybridContext {
+                setting: "latent attention".into(),
+                expected: "attention of heads with keys and values of their own".into(),
+            };
+            return Err(builder.error(error.to_string()));
         }
         if let Some(lora) = builder.lora_config()
             && lora.targets().contains(&LoraTarget::Q)

@@ -1,7 +1,7 @@
 //! Which layers have adapters, as settings.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -79,6 +79,7 @@ const ALL_LINEAR: &str = "all-linear";
 #[serde(default, deny_unknown_fields)]
 pub struct LoraConfig {
     /// `r` of `peft`: at least 1.
+    #[schemars(extend("resume" = "never"))]
     pub rank: usize,
     /// `lora_alpha` of `peft`.
     pub alpha: f64,
@@ -115,6 +116,11 @@ impl Default for LoraConfig {
 }
 
 impl LoraConfig {
+    /// Returns the folder of the model that was adapted.
+    pub fn base(&self) -> Option<&Path> {
+        self.base_model.as_deref()
+    }
+
     /// `s`.
     pub fn scale(&self) -> f64 {
         let rank = self.rank as f64;

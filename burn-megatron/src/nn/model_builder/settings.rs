@@ -101,7 +101,7 @@ impl ModelBuilder {
         Ok(groups)
     }
 
-    /// The groups of [hybrid context parallelism](crate::mesh::ParallelConfig::hybrid_context_parallel), by increasing size.
+    /// The groups of hybrid context parallelism, by increasing size.
     /// They are made once for the model.
     ///
     /// Collective over all ranks of the stage: call on all of them, in the same order.

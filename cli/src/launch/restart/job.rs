@@ -2,13 +2,14 @@
 
 use std::ffi::OsString;
 use std::fs;
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Write};
 use std::path::PathBuf;
 
 use burn_megatron::checkpoint::CheckpointFolder;
 use burn_megatron_train::metrics::{MetricsRecord, read_metrics};
 use burn_megatron_train::run_folder::RunFolder;
 use clap::FromArgMatches;
+use tempfile::NamedTempFile;
 
 use crate::cli::{Cli, Command};
 use crate::error::Error;
@@ -20,18 +21,11 @@ use crate::pretrain::resolve::replica;
 use crate::recipe::Recipe;
 use crate::resume_mode::ResumeMode;
 
-/// Flags with a value that say where the first attempt begins; `--inject` is removed as well.
-const OF_FIRST_ATTEMPT: [&str; 5] = [
-    "--resume",
-    "--load",
-    "--checkpoint.load",
-    "--run-dir",
-    "--runs-dir",
-];
-
 /// A run of `pretrain`.
 pub struct PretrainJob {
     folder: PathBuf,
+    /// The resolved recipe, for later attempts.
+    recipe: NamedTempFile,
     /// The checkpoints that `--resume-skip` skips.
     skip: Vec<u64>,
     /// Whether the run starts with adapters, which only their own checkpoint has.
@@ -104,8 +98,16 @@ impl PretrainJob {
             return Err(LaunchError::NoRestart(text.into()));
         }
         let resumes = args.saving.resume.is_some();
+        let mut file = tempfile::Builder::new()
+            .prefix("recipe-")
+            .suffix(".toml")
+            .tempfile()
+            .map_err(Error::from)?;
+        let text = toml::to_string(&recipe.complete()).map_err(Error::from)?;
+        file.write_all(text.as_bytes()).map_err(Error::from)?;
         Ok(Self {
             folder: folder.to_owned(),
+            recipe: file,
             loads_adapters: recipe.lora.is_some() && recipe.checkpoint.load.is_some() && !resumes,
             skip: args.saving.resume_skip.clone(),
         })
@@ -116,17 +118,14 @@ impl PretrainJob {
         &self.folder
     }
 
-    /// The words of a restart: the words `given`, with the flags to resume.
+    /// The words of a restart: the words `given`, with the recipe and the run folder that go on.
     pub fn restart_command(&self, given: &[OsString]) -> Vec<OsString> {
-        let mut words = given.to_vec();
-        remove(&mut words, &["--inject"]);
-        if self.is_begun() {
-            remove(&mut words, &OF_FIRST_ATTEMPT);
-            words.retain(|word| word != "--discard-later");
-            words.extend(["--resume", "auto", "--run-dir"].map(OsString::from));
-            words.push(self.folder.clone().into_os_string());
-        }
-        words
+        let restart = [
+            "--restart".into(),
+            self.recipe.path().into(),
+            self.folder.clone().into(),
+        ];
+        given.iter().cloned().chain(restart).collect()
     }
 
     /// Whether the run folder has the recipe of the run, which can be resumed then.
@@ -210,20 +209,6 @@ fn follow_ranks(
     Ok(())
 }
 
-/// Removes flags with their values, as `--flag value` or `--flag=value`.
-fn remove(words: &mut Vec<OsString>, flags: &[&str]) {
-    let mut is_value = false;
-    words.retain(|word| {
-        if std::mem::take(&mut is_value) {
-            return false;
-        }
-        let word = word.to_string_lossy();
-        is_value = flags.iter().any(|flag| *flag == word);
-        let name = word.split_once('=').map(|(name, _)| name);
-        !is_value && !name.is_some_and(|name| flags.contains(&name))
-    });
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -236,36 +221,36 @@ mod tests {
         job.map(Option::unwrap).map_err(|error| error.to_string())
     }
 
-    fn words(text: &str) -> Vec<OsString> {
-        text.split_whitespace().map(OsString::from).collect()
-    }
-
-    fn text(words: &[OsString]) -> String {
-        let words: Vec<_> = words.iter().map(|word| word.to_string_lossy()).collect();
-        words.join(" ")
-    }
-
     #[test]
-    fn a_restart_resumes_in_the_run_folder() {
+    fn a_restart_resumes_in_the_run_folder_with_the_same_recipe() {
         let folder = tempfile::tempdir().unwrap();
         let run = folder.path().join("run");
-        let given = format!(
-            "pretrain --inject kill@rank=1,call=3 --load=x --dp 2 --pp 1 --micro-batches=4 --run-dir {} --steps 9",
+        let flags = format!(
+            "--inject kill@rank=1,call=3 --dp 2 --pp 1 --micro-batches=4 --run-dir {} --steps 9 --kernels norm=unfused \
+             --set train.clip=0.5 --timeout 7",
             run.display()
         );
-        let parsed = given.replace(" --load=x", "");
-        let job = job(&parsed).unwrap();
-        let command = || text(&job.restart_command(&words(&given)));
+        let families = Families::transformers();
+        let resolve = |args: &PretrainArgs| {
+            let layered = Recipe::resolve(args, &families, DEFAULT_RECIPE);
+            layered.unwrap().recipe
+        };
+        let first = resolve(&parse_text(&flags).unwrap());
+        let job = job(&format!("pretrain {flags}")).unwrap();
+        let given: Vec<_> = flags.split_whitespace().map(OsString::from).collect();
+        let words = job.restart_command(&given);
+        let words: Vec<_> = words.iter().map(|word| word.to_str().unwrap()).collect();
+        let mut args: PretrainArgs = crate::flags::parse(&words).unwrap();
+        args.follow_restart();
         // Before there is a run folder, it starts as the first time.
-        let again = given.replace(" --inject kill@rank=1,call=3", "");
-        assert_eq!(command(), again);
+        assert_eq!(ResumeMode::of(&args).unwrap(), ResumeMode::Fresh);
+        assert_eq!(resolve(&args), first);
+        assert!(args.inject.is_empty() && args.ranks.deadline == 7.0);
         fs::create_dir(&run).unwrap();
-        fs::write(run.join("config.toml"), "").unwrap();
-        let resumed = format!("--steps 9 --resume auto --run-dir {}", run.display());
-        assert_eq!(
-            command(),
-            format!("pretrain --dp 2 --pp 1 --micro-batches=4 {resumed}")
-        );
+        let text = toml::to_string(&first.complete()).unwrap();
+        fs::write(run.join("config.toml"), text).unwrap();
+        assert_eq!(ResumeMode::of(&args).unwrap(), ResumeMode::InPlace(&run));
+        assert_eq!(resolve(&args), first);
     }
 
     #[test]

@@ -22,8 +22,8 @@ use super::models::{VerifyModel, usual};
 use crate::error::Error;
 use crate::family::{Families, Model};
 use crate::fp8::{self, Fp8Choice};
-use crate::layers::RecipeLayers;
 use crate::recipe::Recipe;
+use crate::recipe::merge::RecipeLayers;
 use settings::{IN_16_BITS, SETTINGS, SettingCase, apply};
 
 /// A case: a model with the settings of a recipe, in some layouts. One table of the report.
@@ -48,8 +48,10 @@ pub fn cases(
 ) -> Result<Vec<VerifyCase>, Error> {
     let mut cases = match &args.recipe {
         Some(path) => {
-            let layers = RecipeLayers::new(families, default_recipe, &args.set);
-            let recipe = layers.with_file(Some(path)).read()?.recipe;
+            let base = (families, default_recipe);
+            let recipe = RecipeLayers::new(base, Some(path), &args.set)
+                .read()?
+                .recipe;
             vec![of_recipe(&path.display().to_string(), recipe, args)?]
         }
         None => {
@@ -259,8 +261,8 @@ fn case(name: &str, model: Model, seed: u64, layouts: Vec<Layout>) -> VerifyCase
             model,
             train: TrainConfig {
                 seed,
-                learning_rate: usual.learning_rate,
-                clip: usual.clip,
+                learning_rate: usual.train.learning_rate,
+                clip: usual.train.clip,
                 ..TrainConfig::default()
             },
             ..Recipe::default()
@@ -286,7 +288,7 @@ fn set(setting: &SettingCase, model: VerifyModel, seed: u64) -> Result<VerifyCas
     let has_epilogues = is_dense && config.activation == Activation::GeluTanh;
     let can_have = (has_epilogues || kernels.epilogue_fusion == EpilogueFusion::Off)
         && (is_dense || !train.cuda_graph)
-        && (config.qk_norm.is_none() || train.qk_clip.is_none());
+        && (config.qk_norm.is_none() || !train.limits_logits());
     if !can_have {
         case.layouts.clear();
     }
@@ -303,7 +305,7 @@ fn of_recipe(name: &str, recipe: Recipe, args: &VerifyArgs) -> Result<VerifyCase
     Ok(VerifyCase {
         name: name.into(),
         samples: recipe.train.global_batch_size,
-        packed: recipe.data.packing || recipe.data.reset_attention,
+        packed: recipe.data.has_documents(),
         recipe,
         layouts,
         computing: VerifyType::F64,
@@ -434,27 +436,21 @@ impl VerifyCase {
 
     /// The options of `verify`.
     pub fn options(&self, args: &VerifyArgs) -> VerifyOptions {
-        let train = &self.recipe.train;
         let usual = VerifyOptions::default();
         VerifyOptions {
             steps: usize::from(args.steps),
             tolerance: args.tolerance.unwrap_or(usual.tolerance),
-            learning_rate: train.learning_rate,
-            optimizer: train.optimizer.clone(),
-            clip: train.clip,
-            qk_clip: train.qk_clip,
-            check_replay_every: train.check_replay_every,
-            cuda_graph: train.cuda_graph,
-            // Its first steps have whole batches of whole rows.
-            batch_warmup: vec![],
-            sequence_warmup: vec![],
-            data_parallel: DataParallelConfig {
-                // Both are set by the layout.
-                hsdp: None,
-                ..self.recipe.sharing()
+            train: TrainConfig {
+                data_parallel: DataParallelConfig {
+                    // Both are set by the layout.
+                    hsdp: None,
+                    ..self.recipe.sharing()
+                },
+                ..self.recipe.train.of_a_step()
             },
             same_micro_batches: fp8::is_on(&self.recipe.fp8),
             progress: |layout| eprintln!("  {layout}"),
+            ..usual
         }
     }
 }

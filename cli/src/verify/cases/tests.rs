@@ -77,10 +77,13 @@ fn a_recipe_is_verified_as_it_runs() {
     assert_eq!(case.layouts[0].parallel.split, recipe.parallel.split);
     assert_ne!(recipe.parallel.split, LayerSplit::Even);
     assert_eq!(recipe.kernels.norm, KernelChoice::Unfused);
-    assert_eq!(options.optimizer, recipe.train.optimizer);
-    assert_eq!(options.optimizer.groups().len(), 1);
-    assert_eq!((options.learning_rate, options.clip), (0.002, 0.5));
-    let sharing = &options.data_parallel;
+    assert_eq!(options.train.optimizer, recipe.train.optimizer);
+    assert_eq!(options.train.optimizer.groups().len(), 1);
+    assert_eq!(
+        (options.train.learning_rate, options.train.clip),
+        (0.002, 0.5)
+    );
+    let sharing = &options.train.data_parallel;
     assert_eq!(sharing.bucket_size, Some(3000));
     assert!(sharing.overlap_param_gather && !sharing.overlap_grad_reduce);
     assert_eq!(sharing.gradient_limit, Some(1e6));
@@ -156,7 +159,7 @@ fn every_setting_fits_its_layouts() {
     assert_eq!(all.len(), without + with - 3 - 4 - 8 - 3);
     for case in plain.iter().chain(&all) {
         for layout in &case.layouts {
-            let mut sharing = case.options(&args("")).data_parallel;
+            let mut sharing = case.options(&args("")).train.data_parallel;
             sharing.zero_stage = layout.parallel.zero_stage;
             sharing.hsdp = layout.parallel.hsdp;
             if case.computing == VerifyType::Bf16 {

@@ -74,7 +74,7 @@ pub(super) fn read(path: &Path) -> Result<LoraConfig, HfError> {
 /// # Errors
 ///
 /// [`HfError`] for a file that cannot be read.
-pub fn base_model(folder: &Path) -> Result<Option<PathBuf>, HfError> {
+pub fn adapted_model(folder: &Path) -> Result<Option<PathBuf>, HfError> {
     Ok(read(folder)?.base_model)
 }
 

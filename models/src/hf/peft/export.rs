@@ -51,7 +51,7 @@ pub fn export_adapter<F: HfFamily>(
     }
     let has = |target: &LoraTarget| layers.layers.iter().any(|layer| layer.target == *target);
     let targets: Vec<_> = LoraTarget::ALL.into_iter().filter(has).collect();
-    let base = layers.config.base_model.as_deref();
+    let base = layers.config.base();
     let text = config::write(&layers.config, &targets, base);
     let tensors = plan(source, mapped, options);
     let staged = StagedFolder::new(to)?;

@@ -17,7 +17,7 @@ use burn_megatron::nn::{BuildError, ModelBuilder};
 
 use super::{HfConfigError, HfFamily, WeightMapping};
 
-pub use config::{base_model, is_peft_folder};
+pub use config::{adapted_model, is_peft_folder};
 pub use export::{check_export, export_adapter};
 pub use merged::{MergedAdapters, WithAdapters};
 pub use source::PeftAdapter;

@@ -5,7 +5,7 @@ use std::path::Path;
 use burn_megatron::checkpoint::{CheckpointFolder, InactiveCheckpoint};
 use burn_megatron::data_parallel::layout::BufferLayout;
 use burn_megatron::data_parallel::{
-    DataParallelConfig, Moments, OffloadPlan, Precision, ZeroStage, format_bytes,
+    DataParallelConfig, Moments, OffloadPlan, ParameterGather, Precision, ZeroStage, format_bytes,
 };
 use burn_megatron::device::DeviceKind;
 use burn_megatron::nn::lora::LoraConfig;
@@ -15,11 +15,12 @@ use burn_megatron_train::run_folder::RunFolder;
 use indicatif::HumanBytes;
 
 use crate::error::Error;
+use crate::lora;
 use crate::nccl;
 use crate::numbers::{count, grouped};
 use crate::parallel_plan::ParallelPlan;
 use crate::recipe::Recipe;
-use crate::start::ResumePoint;
+use crate::resume::ResumePoint;
 use crate::terminal::{self, labelled};
 
 /// Prints a line of the header.
@@ -82,20 +83,20 @@ pub fn print_run(
     {
         print("", "no evaluation, as nothing is held out");
     }
-    for SequenceWarmup { until_step, length } in &train.sequence_warmup {
+    for SequenceWarmup { until_step, length } in train.shorter_rows() {
         print(
             "",
             format!("rows of {length} tokens until step {until_step}"),
         );
     }
-    for part in &train.batch_warmup {
+    for part in train.smaller_batches() {
         let (size, until) = (part.global_batch_size, part.until_step);
         print(
             "",
             format!("{} per step until step {until}", count(size, "sample")),
         );
     }
-    let share = if recipe.parallel.hybrid_context_parallel {
+    let share = if recipe.parallel.hybrid_tokens().is_some() {
         "shared by the lengths of their documents".into()
     } else {
         let share = train.global_batch_size / recipe.parallel.data_size();
@@ -118,7 +119,7 @@ pub fn print_run(
 fn context(recipe: &Recipe, length: usize) -> Option<String> {
     let parallel = &recipe.parallel;
     let exchange = recipe.model.context_exchange(parallel).ok().flatten()?;
-    if let Some(tokens) = parallel.max_seqlen_per_dp_cp_rank {
+    if let Some(tokens) = parallel.hybrid_tokens() {
         return Some(format!(
             "each document on 1 to {} ranks of context x data by its length, at most {} tokens of a rank in a micro-batch; \
              attention by {exchange}",
@@ -156,11 +157,8 @@ pub fn print_lora(recipe: &Recipe, trained: usize, all: usize) {
         return;
     };
     print("lora", describe_lora(lora, trained, all));
-    if lora.base_model.is_none() {
-        print(
-            "",
-            "the frozen weights are random, from the seed: --load or lora.base_model starts from those of a model",
-        );
+    if let Some(note) = lora::note_of_base(lora) {
+        print("", note);
     }
 }
 
@@ -333,12 +331,12 @@ fn timing(config: &DataParallelConfig, ranks: usize) -> String {
         (false, true) => "reduced as soon as each is ready",
         (false, false) => "reduced after the backward",
     };
-    let gathers = match (stage, config.keep_gathered, config.overlap_param_gather) {
-        (ZeroStage::Replicated, ..) => "",
-        (ZeroStage::Parameters, true, _) => ", prefetched one ahead and kept for backward",
-        (ZeroStage::Parameters, false, _) => ", prefetched one ahead",
-        (_, _, true) => ", gathered during the next forward",
-        (_, _, false) => ", gathered after the step",
+    let gathers = match config.gathers() {
+        ParameterGather::Never => "",
+        ParameterGather::BeforeForward => ", prefetched one ahead and kept for backward",
+        ParameterGather::BeforeUse => ", prefetched one ahead",
+        ParameterGather::DuringForward => ", gathered during the next forward",
+        ParameterGather::AfterStep => ", gathered after the step",
     };
     format!("{sums}{gathers}")
 }

@@ -1,5 +1,7 @@
 //! The recipe: all settings that decide what a run computes.
 
+pub mod merge;
+
 use std::path::Path;
 
 use burn_megatron::comm::NcclConfig;
@@ -19,11 +21,10 @@ use crate::data::settings::DataConfig;
 use crate::error::Error;
 use crate::family::{Families, Model, WeightsError};
 use crate::memory::MemoryConfig;
-use crate::retired;
 use crate::saving::CheckpointConfig;
 
 /// The recipe that runs without flags, and whose values other recipes leave out.
-pub const DEFAULT_RECIPE: &str = include_str!("tiny.toml");
+pub const DEFAULT_RECIPE: &str = include_str!("../tiny.toml");
 
 /// Where the keys that a recipe leaves out are taken from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -154,11 +155,8 @@ impl RecipeOf<Table> {
     /// Parses the tables of a recipe, before the family of its model is looked up.
     ///
     /// # Errors
-    /// Unknown keys, retired keys with their successors, and values of the wrong type.
+    /// Unknown keys, and values of the wrong type.
     pub fn tables(text: &str) -> Result<Self, Error> {
-        if let Ok(table) = text.parse::<Table>() {
-            retired::check_recipe(&table)?;
-        }
         Ok(toml::from_str(text)?)
     }
 
@@ -194,7 +192,7 @@ impl RecipeOf<Table> {
 }
 
 impl Recipe {
-    /// Reads the recipe of a run folder, which an earlier version may have written: retired keys are translated.
+    /// Reads the recipe of a run folder, which an earlier version may have written.
     pub fn read_of_run(path: &Path, families: &Families) -> Result<Self, Error> {
         let text = regular_file::read_text(path, MAX_BYTES);
         let text = text.map_err(|error| unreadable(path, &error))?;
@@ -205,22 +203,16 @@ impl Recipe {
             )
             .into());
         }
-        let tables = if let Ok(mut table) = text.parse::<Table>()
-            && retired::translate_recipe(&mut table)
-        {
-            table.try_into().map_err(Error::from)
-        } else {
-            RecipeOf::tables(&text)
-        };
         // It has all settings of the model, whose initial weights need not be there any more.
-        let recipe = tables.and_then(|recipe| recipe.in_family(families, ModelBase::Complete));
+        let recipe = RecipeOf::tables(&text)
+            .and_then(|recipe| recipe.in_family(families, ModelBase::Complete));
         recipe.map_err(|error| invalid(path, &*error))
     }
 
     /// Parses a recipe in TOML on its own: what it leaves out has the defaults of the library.
     ///
     /// # Errors
-    /// Unknown keys, retired keys with their successors, and values of the wrong type.
+    /// Unknown keys, and values of the wrong type.
     pub fn parse(text: &str, families: &Families) -> Result<Self, Error> {
         let recipe = RecipeOf::tables(text)?;
         let load = recipe.checkpoint.load.clone();
@@ -277,8 +269,9 @@ impl Recipe {
 pub fn read(path: &Path) -> Recipe {
     let families = Families::transformers();
     let set = Default::default();
-    let layers = crate::layers::RecipeLayers::new(&families, DEFAULT_RECIPE, &set);
-    layers.with_file(Some(path)).read().unwrap().recipe
+    let base = (&families, DEFAULT_RECIPE);
+    let layers = merge::RecipeLayers::new(base, Some(path), &set);
+    layers.read().unwrap().recipe
 }
 
 /// A recipe of the families of burn-megatron-models.

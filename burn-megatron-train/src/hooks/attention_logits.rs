@@ -13,6 +13,9 @@ use burn_megatron::model::LanguageModel;
 use burn_megatron::nn::{AttentionLayer, AttentionLogits};
 use burn_megatron::optim::{OptimizerError, QkClip};
 
+/// The name of the hook.
+pub(super) const NAME: &str = "qk_clip";
+
 /// The name of the logits in the statistics of a step.
 const LOGITS: &str = "attention_logits";
 
@@ -67,7 +70,7 @@ impl AttentionLogitLimit {
 
 impl<M: LanguageModel> StepHook<M> for AttentionLogitLimit {
     fn name(&self) -> &str {
-        "qk_clip"
+        NAME
     }
 
     fn wrap_run(

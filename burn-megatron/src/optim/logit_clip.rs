@@ -35,6 +35,26 @@ pub struct QkClipConfig {
     pub alpha: f64,
 }
 
+/// QK-Clip that cannot limit the logits of a model.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum QkClipError {
+    /// A layer with normalized queries and keys.
+    #[error(
+        "qk_clip cannot limit the logits of {path}: its queries and keys are normalized after their projections, so the \
+         scale of the weights does not change them; remove qk_clip"
+    )]
+    Normalized {
+        /// The path of the layer.
+        path: String,
+    },
+    /// No weights that it could scale.
+    #[error(
+        "qk_clip has no weights to scale: no projection of queries and keys of this model is trained; remove qk_clip, \
+         or train one"
+    )]
+    NothingToClip,
+}
+
 impl Default for QkClipConfig {
     fn default() -> Self {
         Self {
@@ -62,12 +82,13 @@ impl QkClipConfig {
     ///
     /// # Errors
     ///
-    /// [`OptimizerError::ClippedNorm`].
+    /// [`QkClipError::Normalized`].
     pub fn check_layers(&self, layers: &[AttentionLayer]) -> Result<(), OptimizerError> {
         match layers.iter().find(|layer| layer.has_norm) {
-            Some(layer) => Err(OptimizerError::ClippedNorm {
+            Some(layer) => Err(QkClipError::Normalized {
                 path: layer.path.clone(),
-            }),
+            }
+            .into()),
             None => Ok(()),
         }
     }
@@ -131,7 +152,7 @@ impl QkClip {
             .all_reduce_scalar(is_any, ReduceOp::Max)?
             == 0
         {
-            return Err(OptimizerError::NothingToClip);
+            return Err(QkClipError::NothingToClip.into());
         }
         let of_shard = |shard: &BucketShard| {
             let clipped = |slice: &ParameterSlice| {

@@ -9,15 +9,15 @@ use toml::{Table, Value};
 
 use crate::error::Error;
 use crate::family::{FAMILY, Families, WeightsError};
-use crate::origins::{Origin, Origins, twice};
+use crate::origins::{Origin, Origins};
 use crate::recipe::{ModelBase, Recipe, RecipeOf, invalid, read_text};
 use crate::saving::CheckpointConfig;
 use crate::set::SetArgs;
-use crate::settings::{SettingFlags, Settings, get, json_at, merge, remove};
-use crate::{resume_check, steps};
+use crate::settings::{DroppedSetting, SettingFlags, Settings, json_at, merge, remove, twice};
+use crate::{lora, resume_check};
 
 /// The recipe that replaces the layout and training run of the default recipe in a run that loads weights.
-const LOAD_RECIPE: &str = include_str!("load.toml");
+const LOAD_RECIPE: &str = include_str!("../load.toml");
 
 /// The value of `base` in a recipe that is complete.
 const NO_BASE: &str = "none";
@@ -25,14 +25,22 @@ const NO_BASE: &str = "none";
 /// Where a recipe is read from.
 #[derive(Clone, Copy)]
 pub struct RecipeLayers<'a> {
-    families: &'a Families,
-    default_recipe: &'a str,
-    file: Option<&'a Path>,
-    set: &'a SetArgs,
-    resumed: Option<(&'a Path, &'a Recipe)>,
-    saving: Option<&'a CheckpointConfig>,
-    edit: Option<&'a Edit<'a>>,
-    flags: Option<&'a SettingFlags>,
+    pub families: &'a Families,
+    /// The recipe below the others, in TOML.
+    pub default_recipe: &'a str,
+    /// A file, which overrides the default recipe key by key, but for two tables: its `[parallel]` is a whole layout, and its
+    /// `[model]` with a `family` is a whole model.
+    pub file: Option<&'a Path>,
+    /// The keys of `--set`.
+    pub set: &'a SetArgs,
+    /// The run that is resumed and its recipe, in the place of the default recipe.
+    pub resumed: Option<(&'a Path, &'a Recipe)>,
+    /// The settings than which no fewer checkpoints are saved.
+    pub saving: Option<&'a CheckpointConfig>,
+    /// A change by flags that set several keys.
+    pub edit: Option<&'a Edit<'a>>,
+    /// The keys that flags set, over those of the file.
+    pub flags: Option<&'a SettingFlags>,
 }
 
 /// A change of the tables of a recipe.
@@ -42,49 +50,27 @@ type Edit<'a> = dyn Fn(&mut Table) -> Result<(), Error> + 'a;
 pub struct LayeredRecipe {
     pub recipe: Recipe,
     pub origins: Origins,
+    /// A line for each setting of a recipe file that the command line has dropped.
+    pub dropped: Vec<String>,
 }
 
 impl<'a> RecipeLayers<'a> {
-    /// The default recipe, in TOML, with the keys of `--set`.
-    pub fn new(families: &'a Families, default_recipe: &'a str, set: &'a SetArgs) -> Self {
+    /// The default recipe, in TOML, with a file over it and the keys of `--set`.
+    pub fn new(
+        (families, default_recipe): (&'a Families, &'a str),
+        file: Option<&'a Path>,
+        set: &'a SetArgs,
+    ) -> Self {
         Self {
             families,
             default_recipe,
-            file: None,
+            file,
             set,
             resumed: None,
             saving: None,
             edit: None,
             flags: None,
         }
-    }
-
-    /// With a file, which overrides the default recipe key by key, but for two tables: its `[parallel]` is a whole layout,
-    /// and its `[model]` with a `family` is a whole model.
-    pub fn with_file(self, file: Option<&'a Path>) -> Self {
-        Self { file, ..self }
-    }
-
-    /// With the recipe of the run that is resumed, and its path, in the place of the default recipe.
-    pub fn resuming(self, resumed: Option<(&'a Path, &'a Recipe)>) -> Self {
-        Self { resumed, ..self }
-    }
-
-    /// With no fewer checkpoints than these settings save.
-    pub fn saving_like(self, saving: Option<&'a CheckpointConfig>) -> Self {
-        Self { saving, ..self }
-    }
-
-    /// With a change by flags that set several keys.
-    pub fn with_edit(self, edit: &'a Edit<'a>) -> Self {
-        let edit = Some(edit);
-        Self { edit, ..self }
-    }
-
-    /// With the keys that flags set, over those of the file.
-    pub fn with_flags(self, flags: &'a SettingFlags) -> Self {
-        let flags = Some(flags);
-        Self { flags, ..self }
     }
 
     /// Reads the recipe.
@@ -94,11 +80,13 @@ impl<'a> RecipeLayers<'a> {
     pub fn read(&self) -> Result<LayeredRecipe, Error> {
         let file = self.file.map(file_table).transpose()?;
         let settings = Settings::of(self.families);
-        let set = self.set.table(&settings)?;
-        let read = |layers: &Self, set: &Table| layers.layered(&settings, file.as_ref(), set);
+        let set = self.set.given(&settings)?;
+        let none = SettingFlags::default();
+        settings.check_conflicts(self.flags.unwrap_or(&none), &set)?;
+        let read = |layers: &Self, set: &_| layers.layered(&settings, file.as_ref(), set);
         let layered = read(self, &set);
         layered.map_err(|error| {
-            let is_of_set = !set.is_empty() && read(self, &Table::new()).is_ok();
+            let is_of_set = !set.given().is_empty() && read(self, &none).is_ok();
             let without_flags = Self {
                 flags: None,
                 ..*self
@@ -118,8 +106,10 @@ impl<'a> RecipeLayers<'a> {
         &self,
         settings: &Settings,
         file: Option<&Table>,
-        set: &Table,
+        set: &SettingFlags,
     ) -> Result<LayeredRecipe, Error> {
+        let none = SettingFlags::default();
+        let flags = self.flags.unwrap_or(&none);
         let alone = file.is_some_and(|file| file.get("base") == Some(&NO_BASE.into()));
         let base = match self.resumed {
             _ if alone => Recipe::parse("", self.families)?,
@@ -138,16 +128,15 @@ impl<'a> RecipeLayers<'a> {
                 None => Origin::Default,
             }),
             resumed: resumed.is_some(),
+            dropped: vec![],
         };
-        let load = match resumed {
+        let load = match self.resumed {
             // It has all settings of the model.
             Some(_) => None,
             None => {
-                let flag = self.flags.and_then(|flags| flags.text("checkpoint.load"));
-                let given = flag.map(PathBuf::from);
-                let given = given
-                    .or_else(|| loaded(set))
-                    .or_else(|| file.and_then(loaded));
+                let key = "checkpoint.load";
+                let given = flags.text(key).or(set.text(key)).map(PathBuf::from);
+                let given = given.or_else(|| file.and_then(loaded));
                 given.or(base.checkpoint.load)
             }
         };
@@ -164,22 +153,17 @@ impl<'a> RecipeLayers<'a> {
             layers.save_like(saving)?;
         }
         if let Some(edit) = self.edit {
-            layers.edit(edit)?;
+            layers.edit(edit, set)?;
         }
-        if let Some(flags) = self.flags {
-            layers.overlay_flags(flags)?;
-            check_once(flags, set)?;
-        }
-        layers.overlay(set, Origin::Set)?;
+        layers.overlay_command_line(flags, set)?;
         let base = match &load {
             Some(load) => ModelBase::Weights(load),
-            None if alone || resumed.is_some() => ModelBase::Complete,
+            None if alone || self.resumed.is_some() => ModelBase::Complete,
             None => ModelBase::Family,
         };
         let layered = layers.finish(self.families, base)?;
-        if let Some(flags) = self.flags {
-            check_unset(flags, &layered.recipe)?;
-        }
+        check_unset(flags, "--", &layered.recipe)?;
+        check_unset(set, "--set ", &layered.recipe)?;
         Ok(layered)
     }
 }
@@ -192,22 +176,13 @@ fn file_table(path: &Path) -> Result<Table, Error> {
     Ok(text.parse()?)
 }
 
-/// Checks that no key has both a flag of its own and `--set`.
-fn check_once(flags: &SettingFlags, set: &Table) -> Result<(), Error> {
-    let mut keys = flags.keys();
-    match keys.find(|key| get(set, key).is_some()) {
-        Some(key) => Err(twice(key)),
-        None => Ok(()),
-    }
-}
-
 /// Checks that the settings that flags unset have no value: a model family, for example, may have one.
-fn check_unset(flags: &SettingFlags, recipe: &Recipe) -> Result<(), Error> {
+fn check_unset(flags: &SettingFlags, flag: &str, recipe: &Recipe) -> Result<(), Error> {
     let recipe = serde_json::to_value(recipe)?;
     let is_set = |key: &&str| json_at(&recipe, key).is_some_and(|value| !value.is_null());
     match flags.unset().find(is_set) {
         Some(key) => Err(format!(
-            "invalid --{key} none: the setting has a value by default, which a recipe can only replace"
+            "invalid {flag}{key} none: the setting has a value by default, which a recipe can only replace"
         )
         .into()),
         None => Ok(()),
@@ -237,6 +212,8 @@ struct Layers<'a> {
     origins: Origins,
     /// Whether the lowest is the recipe of the run that is resumed.
     resumed: bool,
+    /// See [`LayeredRecipe::dropped`].
+    dropped: Vec<String>,
 }
 
 impl Recipe {
@@ -253,6 +230,7 @@ impl Recipe {
             table: table_of(self)?,
             origins: Origins::new(Origin::Default),
             resumed: false,
+            dropped: vec![],
         };
         layers.overlay(keys, Origin::Set)?;
         Ok(layers.finish(&families, ModelBase::Complete)?.recipe)
@@ -285,29 +263,54 @@ impl Layers<'_> {
     }
 
     /// Changes the tables, and records which keys flags have changed.
-    fn edit(&mut self, edit: &Edit<'_>) -> Result<(), Error> {
+    ///
+    /// # Errors
+    /// A key that `--set` sets too.
+    fn edit(&mut self, edit: &Edit<'_>, set: &SettingFlags) -> Result<(), Error> {
         let before = serde_json::to_value(&self.table)?;
         edit(&mut self.table)?;
         for key in resume_check::differing(&before, &serde_json::to_value(&self.table)?) {
+            if set.has(&key) {
+                return Err(twice(&key));
+            }
             self.origins.derive(&key, Origin::Flag);
         }
         Ok(())
     }
 
-    /// Puts the flags over the others. Settings whose condition they break are dropped.
-    fn overlay_flags(&mut self, flags: &SettingFlags) -> Result<(), Error> {
+    /// Puts the flags over the others, and the values of `--set` over them. Settings whose condition the flags break are
+    /// dropped.
+    fn overlay_command_line(
+        &mut self,
+        flags: &SettingFlags,
+        set: &SettingFlags,
+    ) -> Result<(), Error> {
         let before = self.table.clone();
-        for path in flags.unset() {
-            remove(&mut self.table, path);
-            self.origins.derive(path, Origin::Flag);
-        }
-        self.overlay(&flags.table(&before), Origin::Flag)?;
-        let given = |path: &str| flags.has(path);
-        let dropped = (self.settings).drop_dependants(&before, &mut self.table, given);
-        for path in dropped {
+        self.overlay_given(flags, &before, &Origin::Flag)?;
+        let is_kept = |path: &str| flags.has(path) || set.has(path);
+        let changed = |path: &str| flags.has(path);
+        let settings = self.settings;
+        let dropped = settings.drop_dependants(&before, &mut self.table, (&changed, &is_kept));
+        for DroppedSetting { path, note } in dropped {
+            if self.origins.is_of_user(&path) {
+                self.dropped.push(note);
+            }
             self.origins.derive(&path, Origin::Flag);
         }
-        Ok(())
+        self.overlay_given(set, &before, &Origin::Set)
+    }
+
+    fn overlay_given(
+        &mut self,
+        given: &SettingFlags,
+        before: &Table,
+        origin: &Origin,
+    ) -> Result<(), Error> {
+        for path in given.unset() {
+            remove(&mut self.table, path);
+            self.origins.derive(path, origin.clone());
+        }
+        self.overlay(&given.table(before), origin.clone())
     }
 
     /// Drops what was not given of the model, if a layer names a family: its own defaults apply.
@@ -377,7 +380,7 @@ impl Layers<'_> {
         if let Some(count) = given.get("steps").and_then(Value::as_integer)
             && let Ok(count) = usize::try_from(count)
         {
-            adapted = steps::scaled(&adapted, count);
+            adapted = adapted.scaled(count);
         }
         let peak = given.get("learning_rate").and_then(number);
         if let Some(peak) = peak.filter(|_| train.learning_rate > 0.0) {
@@ -387,7 +390,7 @@ impl Layers<'_> {
             adapted.min_learning_rate = 0.0;
         }
         let mut after = table_of(&adapted)?;
-        for (key, cause) in steps::ADAPTED {
+        for (key, cause) in TrainConfig::FOLLOWING {
             let path = format!("train.{key}");
             let own = cause == "steps" && self.resumed && !self.origins.is_given(&path);
             if after.get(key) == before.get(key) || given.contains_key(key) || own {
@@ -422,6 +425,7 @@ impl Layers<'_> {
         Ok(LayeredRecipe {
             recipe,
             origins: self.origins,
+            dropped: self.dropped,
         })
     }
 }
@@ -434,7 +438,7 @@ impl Layers<'_> {
         };
         if let Some(found) = families.adapters_at(load)? {
             let mut all = table_of(&found)?;
-            all.remove("base_model");
+            all.remove(lora::BASE);
             merge(self.settings.find("lora"), &mut all, given);
             *given = all;
             self.origins.record_weights("lora", load);
@@ -449,5 +453,9 @@ fn number(value: &Value) -> Option<f64> {
 }
 
 #[cfg(test)]
-#[path = "layers_tests.rs"]
+#[path = "argument_tests.rs"]
+mod argument_tests;
+
+#[cfg(test)]
+#[path = "merge_tests.rs"]
 mod tests;

@@ -216,6 +216,7 @@ impl<'a> StartResolver<'a> {
             )
             .into());
         }
+        resume_check::check_steps(self.recipe, &name, metadata.step)?;
         let now = resume_check::config(self.recipe, self.data)?;
         let allowed = &self.args.saving.resume_allow_change;
         let settings = Settings::of_model(&self.recipe.model);

@@ -14,8 +14,8 @@ use burn_megatron_train::{ExpertMetrics, Observer, ObserverError, SavedCheckpoin
 
 use crate::error::Error;
 use crate::recipe::Recipe;
+use crate::resume::TrainStart;
 use crate::save_hf::HfSaver;
-use crate::start::TrainStart;
 
 /// The observer of one rank; only rank 0 prints and writes.
 pub struct Recorder {

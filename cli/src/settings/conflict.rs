@@ -1,0 +1,111 @@
+//! Values on a command line that contradict each other.
+
+use toml::Value;
+
+use super::value::Given;
+use super::{SettingFlags, Settings, get};
+use crate::error::Error;
+use crate::origins::is_within;
+
+/// A value that a flag or `--set` gives to a key.
+#[derive(Clone, Copy)]
+struct Argument<'a> {
+    path: &'a str,
+    given: &'a Given,
+    is_set: bool,
+}
+
+impl Argument<'_> {
+    /// The name of the flag.
+    fn name(&self) -> String {
+        match self.is_set {
+            true => format!("--set {}", self.path),
+            false => format!("--{}", self.path),
+        }
+    }
+}
+
+fn arguments(of: &SettingFlags, is_set: bool) -> impl Iterator<Item = Argument<'_>> {
+    of.given().iter().map(move |(path, given)| Argument {
+        path,
+        given,
+        is_set,
+    })
+}
+
+impl Settings {
+    /// Checks that each value of a command line has an effect: that no other one replaces it. `set` are the values of
+    /// `--set`.
+    ///
+    /// # Errors
+    /// Two arguments, one of which would be ignored.
+    pub fn check_conflicts(&self, flags: &SettingFlags, set: &SettingFlags) -> Result<(), Error> {
+        let all: Vec<_> = arguments(flags, false)
+            .chain(arguments(set, true))
+            .collect();
+        for (at, first) in all.iter().enumerate() {
+            for second in &all[at + 1..] {
+                self.check_pair(first, second)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn check_pair(&self, a: &Argument<'_>, b: &Argument<'_>) -> Result<(), Error> {
+        let contradict = if a.path == b.path {
+            return match (a.is_set, b.is_set) {
+                // Clap allows this for lists, to which each flag adds.
+                (false, false) => Ok(()),
+                (true, true) => {
+                    Err(format!("{} is set by --set twice: remove one of them", a.path).into())
+                }
+                _ => Err(twice(a.path)),
+            };
+        } else if is_within(b.path, a.path) {
+            self.replaces(a, b)
+        } else if is_within(a.path, b.path) {
+            self.replaces(b, a)
+        } else {
+            self.are_of_two_variants(a.path, b.path)
+        };
+        if !contradict {
+            return Ok(());
+        }
+        let [a, b] = [a, b].map(Argument::name);
+        Err(format!("{a} conflicts with {b}: remove one of them").into())
+    }
+
+    /// Whether the value of a table excludes or repeats the value of a key in it.
+    fn replaces(&self, table: &Argument<'_>, key: &Argument<'_>) -> bool {
+        let rest = &key.path[table.path.len() + 1..];
+        let variant = rest.split('.').next().unwrap_or_default();
+        let has_variants = |path| self.find(path).is_some_and(|setting| setting.has_variants);
+        match table.given {
+            Given::Unset | Given::Value(Value::Boolean(false)) => true,
+            Given::Value(Value::String(name)) => name != variant,
+            Given::Value(Value::Table(given)) => {
+                let is_other = !given.is_empty() && !given.contains_key(variant);
+                get(given, rest).is_some() || is_other && has_variants(table.path)
+            }
+            Given::Value(_) => false,
+        }
+    }
+
+    /// Whether two keys are settings of different variants of one setting.
+    fn are_of_two_variants(&self, a: &str, b: &str) -> bool {
+        let (mut a, mut b) = (a.split('.'), b.split('.'));
+        let mut table = Some(self.root());
+        while let (Some(of), Some(first), Some(second)) = (table, a.next(), b.next()) {
+            if first != second {
+                return of.has_variants;
+            }
+            table = of.key(first);
+        }
+        false
+    }
+}
+
+/// The error for a key that has two flags.
+pub fn twice(key: &str) -> Error {
+    format!("{key} is set by --set and by a flag: remove one of them").into()
+}
