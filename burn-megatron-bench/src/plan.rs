@@ -43,6 +43,7 @@ pub struct PlanBenchArgs {
 }
 
 /// Probes the machine, plans the layouts, runs them, and prints both times.
+pub fn run(args: &PlanBenchArgs) -> Result<(), Error> {
     let families = Families::transformers();
     let base = (&families, DEFAULT_RECIPE);
     let layers = RecipeLayers::new(base, args.recipe.as_deref(), &args.set);

@@ -1,6 +1,7 @@
 //! The errors of optimizers.
 
 use super::groups::GroupError;
+use super::logit_clip::QkClipError;
 use crate::comm::CommError;
 
 /// Why an optimizer cannot be built.

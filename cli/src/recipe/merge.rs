@@ -25,6 +25,7 @@ const NO_BASE: &str = "none";
 /// Where a recipe is read from.
 #[derive(Clone, Copy)]
 pub struct RecipeLayers<'a> {
+    /// The registered families.
     pub families: &'a Families,
     /// The recipe below the others, in TOML.
     pub default_recipe: &'a str,
