@@ -3,96 +3,73 @@
 //! Not differentiable: nothing is recorded for autodiff. On a device it launches nothing: only the
 //! type changes.
 
+use burn::backend::DispatchTensor;
 use burn::backend::flex::FlexTensor;
-use burn::tensor::{DType, Int, Tensor, TensorData};
+use burn::tensor::kind::Basic;
+use burn::tensor::{DType, Int, Tensor};
 #[cfg(feature = "cubecl")]
 use burn_cubecl::tensor::CubeTensor;
 
-use crate::KernelError;
-use crate::cpu::slice;
-use crate::error::accept;
-use crate::launch::{DeviceOp, Spec, launch_one};
+use crate::cpu::{slice, tensor};
+use crate::error::{F32, U32, accept, check_type};
+use crate::launch::{SimpleOp, Spec, launch_one};
+
+const NAME: &str = "bits";
 
 /// The bits of `words`, `[n]` of u32, as `[n]` of f32. Many of them may be NaN: move the result, do
 /// not compute with it.
 ///
 /// # Panics
 ///
-/// With a [`KernelError`] for words of another type.
+/// With a [`KernelError`](crate::KernelError) for words of another type.
 pub fn as_f32(words: Tensor<1, Int>) -> Tensor<1> {
-    accept(check(words.dtype(), DType::U32, "U32"));
-    Tensor::from_dispatch(launch_one(
-        BitcastOp(DType::F32),
-        vec![words.into_dispatch()],
-    ))
+    accept(check_type(NAME, "type", words.dtype(), U32));
+    Tensor::from_dispatch(bitcast(words, DType::F32))
 }
 
 /// The bits of `values`, `[n]` of f32, as `[n]` of u32.
 ///
 /// # Panics
 ///
-/// With a [`KernelError`] for values of another type.
+/// With a [`KernelError`](crate::KernelError) for values of another type.
 pub fn as_u32(values: Tensor<1>) -> Tensor<1, Int> {
-    accept(check(values.dtype(), DType::F32, "F32"));
-    Tensor::from_dispatch(launch_one(
-        BitcastOp(DType::U32),
-        vec![values.into_dispatch()],
-    ))
-}
-
-fn check(found: DType, expected: DType, fits: &'static str) -> Result<(), KernelError> {
-    if found == expected {
-        Ok(())
-    } else {
-        Err(KernelError::Option {
-            operation: "bits",
-            name: "type",
-            value: format!("{found:?}"),
-            fits,
-        })
-    }
+    accept(check_type(NAME, "type", values.dtype(), F32));
+    Tensor::from_dispatch(bitcast(values, DType::U32))
 }
 
 /// The target type.
-#[derive(Debug)]
-struct BitcastOp(DType);
+fn bitcast<K: Basic>(x: Tensor<1, K>, to: DType) -> DispatchTensor {
+    let op = SimpleOp {
+        name: NAME,
+        parameters: to,
+        outputs: vec![Spec::new(x.shape(), to)],
+        cpu: |to, inputs| vec![bitcast_on_cpu(&inputs[0], *to)],
+        #[cfg(feature = "cubecl")]
+        cube: |to, mut inputs| {
+            let x = inputs.remove(0);
+            vec![CubeTensor { dtype: *to, ..x }]
+        },
+    };
+    launch_one(op, vec![x.into_dispatch()])
+}
 
-impl DeviceOp for BitcastOp {
-    fn name(&self) -> &'static str {
-        "bits"
-    }
-
-    fn outputs(&self, inputs: &[Spec]) -> Vec<Spec> {
-        vec![Spec::new(inputs[0].shape.clone(), self.0)]
-    }
-
-    fn cpu(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
-        let x = &inputs[0];
-        let shape = x.layout().shape().clone();
-        let data = match self.0 {
-            DType::F32 => {
-                let words = x.as_slice::<u32>().unwrap_or_default();
-                let values: Vec<f32> = words.iter().map(|word| f32::from_bits(*word)).collect();
-                TensorData::new(values, shape)
-            }
-            _ => {
-                let values: Vec<u32> = slice::<f32>(x).iter().map(|x| x.to_bits()).collect();
-                TensorData::new(values, shape)
-            }
-        };
-        vec![FlexTensor::from_data(data)]
-    }
-
-    #[cfg(feature = "cubecl")]
-    fn cube(&self, mut inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
-        let x = inputs.remove(0);
-        vec![CubeTensor { dtype: self.0, ..x }]
+fn bitcast_on_cpu(x: &FlexTensor, to: DType) -> FlexTensor {
+    let shape = x.layout().shape().clone();
+    match to {
+        DType::F32 => {
+            let words = slice::<u32>(x).iter();
+            tensor(words.map(|word| f32::from_bits(*word)).collect(), shape)
+        }
+        _ => {
+            let values = slice::<f32>(x).iter();
+            tensor(values.map(|x| x.to_bits()).collect(), shape)
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use burn::tensor::Device;
+    use burn::tensor::{Device, TensorData};
 
     use super::*;
 

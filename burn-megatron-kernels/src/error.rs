@@ -1,6 +1,10 @@
 //! Errors of the fused operations.
 
+use std::fmt::Debug;
+
 use burn::tensor::DType;
+
+use crate::cpu::wide;
 
 /// Why an operation failed, the same on every backend.
 ///
@@ -75,6 +79,71 @@ impl KernelError {
             fits,
         }
     }
+
+    /// An element type that is not one of `fits`.
+    pub(crate) fn element_type(
+        operation: &'static str,
+        dtype: DType,
+        device: impl Debug,
+        fits: impl IntoIterator<Item = DType>,
+    ) -> Self {
+        let fits: Vec<_> = fits.into_iter().map(|fit| format!("{fit:?}")).collect();
+        Self::Type {
+            operation,
+            dtype,
+            device: format!("{device:?}"),
+            fits: fits.join(", "),
+        }
+    }
+}
+
+/// Fails if a tensor has another type than `fits`, which errors call `named`.
+pub(crate) fn check_type(
+    operation: &'static str,
+    name: &'static str,
+    dtype: DType,
+    (fits, named): (DType, &'static str),
+) -> Result<(), KernelError> {
+    if dtype == fits {
+        return Ok(());
+    }
+    let value = format!("{dtype:?}");
+    Err(KernelError::option(operation, name, value, named))
+}
+
+/// The argument of [`check_type`] for f32.
+pub(crate) const F32: (DType, &str) = (DType::F32, "F32");
+
+/// The argument of [`check_type`] for u32.
+pub(crate) const U32: (DType, &str) = (DType::U32, "U32");
+
+/// Fails if a tensor has another type than `x`, with which it is used.
+pub(crate) fn check_same_type(
+    operation: &'static str,
+    x: DType,
+    name: &'static str,
+    dtype: DType,
+) -> Result<(), KernelError> {
+    if dtype == x {
+        return Ok(());
+    }
+    let value = format!("{dtype:?} beside x in {x:?}");
+    Err(KernelError::option(operation, name, value, "the type of x"))
+}
+
+/// Fails if a tensor has another type than sums of values of `x`.
+pub(crate) fn check_sum_type(
+    operation: &'static str,
+    x: DType,
+    name: &'static str,
+    dtype: DType,
+) -> Result<(), KernelError> {
+    if dtype == wide(x) {
+        return Ok(());
+    }
+    let value = format!("{dtype:?} beside x in {x:?}");
+    let fits = "F32, or F64 for F64";
+    Err(KernelError::option(operation, name, value, fits))
 }
 
 /// Returns the value, or panics with the message of the error.

@@ -49,31 +49,32 @@ impl Stream {
     }
 
     /// Calls `draw(i, word)` for each draw of `start..start + len`, `i` counted from 0.
-    pub fn words(&self, start: u64, len: usize, mut draw: impl FnMut(usize, u32)) {
-        let mut done = 0;
-        while done < len {
-            let at = start + done as u64;
-            let block = self.block(at / 4);
-            let first = (at % 4) as usize;
-            let count = (4 - first).min(len - done);
-            for (i, word) in block[first..first + count].iter().enumerate() {
-                draw(done + i, *word);
-            }
-            done += count;
-        }
+    pub fn words(&self, start: u64, len: usize, draw: impl FnMut(usize, u32)) {
+        self.draws(start, len, |block| block, draw);
     }
 
     /// The standard normal draws `start..start + len`, by Box and Muller's transform.
     ///
     /// Draws come in pairs: `2j` is the cosine and `2j + 1` the sine of one pair of words.
-    pub fn normals(&self, start: u64, len: usize, mut draw: impl FnMut(usize, f64)) {
+    pub fn normals(&self, start: u64, len: usize, draw: impl FnMut(usize, f64)) {
+        self.draws(start, len, normals, draw);
+    }
+
+    /// Calls `draw` with the values that `of_block` makes of the words of a block.
+    fn draws<T: Copy>(
+        &self,
+        start: u64,
+        len: usize,
+        of_block: impl Fn([u32; 4]) -> [T; 4],
+        mut draw: impl FnMut(usize, T),
+    ) {
         let mut done = 0;
         while done < len {
             let at = start + done as u64;
-            let normals = normals(self.block(at / 4));
+            let values = of_block(self.block(at / 4));
             let first = (at % 4) as usize;
             let count = (4 - first).min(len - done);
-            for (i, value) in normals[first..first + count].iter().enumerate() {
+            for (i, value) in values[first..first + count].iter().enumerate() {
                 draw(done + i, *value);
             }
             done += count;

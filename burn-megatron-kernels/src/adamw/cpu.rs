@@ -8,7 +8,7 @@ use burn::tensor::{DType, bf16, f16};
 use super::DECAY_BLOCK;
 use super::update::StepScalars;
 use crate::cpu::{
-    Element, ROW_GRAIN, Real, for_each_task, own, slice, slice_mut, tensor, vectorized,
+    Element, ROW_GRAIN, Real, for_each_task, own, slice, slice_mut, vector, vectorized,
 };
 
 /// The elements of one task.
@@ -47,9 +47,7 @@ pub(super) fn unchanged(mut inputs: Vec<FlexTensor>, model: Option<DType>) -> Ve
 }
 
 fn narrowed<C: Element<Wide = f32>>(master: &FlexTensor) -> FlexTensor {
-    let values: Vec<C> = slice::<f32>(master).iter().map(|x| C::narrow(*x)).collect();
-    let length = values.len();
-    tensor(values, [length])
+    vector(slice::<f32>(master).iter().map(|x| C::narrow(*x)).collect())
 }
 
 struct UpdateTask<'a> {
@@ -100,7 +98,7 @@ impl UpdateTask<'_> {
             if model.is_unique() && model.is_contiguous() {
                 return model;
             }
-            tensor(vec![C::narrow(W::ZERO); length], [length])
+            vector(vec![C::narrow(W::ZERO); length])
         });
         let [master, first, second] = &mut outputs[..] else {
             unreachable!("three buffers are updated")

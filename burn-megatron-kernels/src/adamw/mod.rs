@@ -19,7 +19,7 @@ use burn::tensor::{DType, Tensor};
 
 use crate::KernelError;
 use crate::cpu::wide;
-use crate::error::accept;
+use crate::error::{F32, accept, check_type};
 use crate::launch::launch;
 
 pub mod composed;
@@ -119,15 +119,7 @@ impl Blocks {
 impl AdamWStep {
     /// Checks the hyperparameters.
     fn check(&self) -> Result<(), KernelError> {
-        let option = |name, value: f64, fits| {
-            let value = value.to_string();
-            Err(KernelError::Option {
-                operation: NAME,
-                name,
-                value,
-                fits,
-            })
-        };
+        let option = |name, value: f64, fits| Err(KernelError::option(NAME, name, value, fits));
         if self.step == 0 {
             return option("step", 0.0, "1 for the first step");
         }
@@ -295,12 +287,7 @@ fn check(
     let dtype = |tensor: &Tensor<1>| tensor.dtype();
     let option = |name, value: DType, fits| {
         let value = format!("{value:?} beside weights in {:?}", dtype(master));
-        Err(KernelError::Option {
-            operation: NAME,
-            name,
-            value,
-            fits,
-        })
+        Err(KernelError::option(NAME, name, value, fits))
     };
     let own = match dtype(master) {
         DType::F32 => "the type of the weights, F16 or BF16",
@@ -353,17 +340,10 @@ fn check_outcome(outcome: &Tensor<1>) -> Result<(), KernelError> {
 
 fn check_blocks(blocks: &Blocks, length: usize) -> Result<(), KernelError> {
     let Blocks { decay, rate, first } = blocks;
-    let option = |name, value, fits| {
-        Err(KernelError::Option {
-            operation: NAME,
-            name,
-            value,
-            fits,
-        })
-    };
     if *first >= DECAY_BLOCK {
         let name = "offset of the first element in its block";
-        return option(name, first.to_string(), "a number below 64");
+        let fits = "a number below 64";
+        return Err(KernelError::option(NAME, name, first, fits));
     }
     let count = (first + length).div_ceil(DECAY_BLOCK);
     let decay = ("decay", "type of the decay's factors", decay);
@@ -380,9 +360,7 @@ fn check_blocks(blocks: &Blocks, length: usize) -> Result<(), KernelError> {
                 ),
             ));
         }
-        if factors.dtype() != DType::F32 {
-            return option(of_type, format!("{:?}", factors.dtype()), "F32");
-        }
+        check_type(NAME, of_type, factors.dtype(), F32)?;
     }
     Ok(())
 }

@@ -5,15 +5,13 @@ use std::sync::Arc;
 
 use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, Device, Tensor};
-#[cfg(feature = "cubecl")]
-use burn_cubecl::tensor::CubeTensor;
 
 use super::AdamWStep;
 use super::update::StepScalars;
 use crate::KernelError;
-use crate::cpu::{Element, Real, for_float, slice, tensor};
+use crate::cpu::{Element, Real, for_float, slice, vector};
 use crate::error::accept;
-use crate::launch::{DeviceOp, Spec, launch_one};
+use crate::launch::{SimpleOp, Spec, launch_one};
 
 const NAME: &str = "step_outcome";
 
@@ -125,8 +123,19 @@ pub struct OutcomeRule {
 /// With a [`KernelError`] for lengths that do not fit the rule.
 pub fn step_outcome(statistics: Tensor<1>, before: Tensor<1>, rule: OutcomeRule) -> Tensor<1> {
     accept(check(&statistics, &before, &rule));
+    let op = SimpleOp {
+        name: NAME,
+        outputs: vec![Spec::new([elements::COUNT], statistics.dtype())],
+        parameters: rule,
+        cpu: |rule, inputs| {
+            let outcome = rule.outcome(&doubles(&inputs[0]), doubles(&inputs[1])[0]);
+            vec![for_float!(inputs[0].dtype(), E => vector(outcome.map(narrow::<E>).to_vec()))]
+        },
+        #[cfg(feature = "cubecl")]
+        cube: |rule, inputs| vec![super::kernel::step_outcome(inputs, rule)],
+    };
     let inputs = vec![statistics.into_dispatch(), before.into_dispatch()];
-    Tensor::from_dispatch(launch_one(StepOutcomeOp(rule), inputs))
+    Tensor::from_dispatch(launch_one(op, inputs))
 }
 
 fn check(
@@ -157,32 +166,6 @@ fn check(
         ));
     }
     Ok(())
-}
-
-/// Inputs: statistics, outcome before.
-#[derive(Debug)]
-struct StepOutcomeOp(OutcomeRule);
-
-impl DeviceOp for StepOutcomeOp {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
-    fn outputs(&self, inputs: &[Spec]) -> Vec<Spec> {
-        vec![Spec::new([elements::COUNT], inputs[0].dtype)]
-    }
-
-    fn cpu(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
-        let outcome = self.0.outcome(&doubles(&inputs[0]), doubles(&inputs[1])[0]);
-        vec![
-            for_float!(inputs[0].dtype(), E => tensor::<E>(outcome.map(narrow::<E>).to_vec(), [elements::COUNT])),
-        ]
-    }
-
-    #[cfg(feature = "cubecl")]
-    fn cube(&self, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
-        vec![super::kernel::step_outcome(inputs, &self.0)]
-    }
 }
 
 /// The elements of a tensor in f64.

@@ -5,14 +5,12 @@ use std::sync::OnceLock;
 
 use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
-#[cfg(feature = "cubecl")]
-use burn_cubecl::tensor::CubeTensor;
 
 use super::squares::squares;
 use crate::KernelError;
 use crate::cpu::{for_float, map_tasks, own, slice, slice_mut, wide};
 use crate::error::accept;
-use crate::launch::{DeviceOp, Spec, launch_one};
+use crate::launch::{SimpleOp, Spec, launch_one};
 
 const NAME: &str = "largest_sums_of_squares";
 
@@ -42,12 +40,8 @@ impl Segments {
             .iter()
             .find(|range| !range.start.is_multiple_of(SEGMENT_ALIGNMENT));
         accept(off.map_or(Ok(()), |range| {
-            Err(KernelError::Option {
-                operation: NAME,
-                name: "start of a segment",
-                value: range.start.to_string(),
-                fits: "a multiple of 64",
-            })
+            let (name, fits) = ("start of a segment", "a multiple of 64");
+            Err(KernelError::option(NAME, name, range.start, fits))
         }));
         Self {
             ranges,
@@ -105,9 +99,22 @@ pub fn largest_sums_of_squares(
     if segments.ranges.iter().all(Range::is_empty) {
         return largest;
     }
-    let op = LargestSumsOp {
-        ranges: segments.ranges.clone(),
-        first,
+    let op = SimpleOp {
+        name: NAME,
+        parameters: (segments.ranges.clone(), first),
+        outputs: vec![Spec::of(&largest)],
+        cpu: |(ranges, first), mut inputs| {
+            let largest = inputs.remove(0);
+            vec![largest_on_cpu(largest, *first, &inputs[0], ranges)]
+        },
+        #[cfg(feature = "cubecl")]
+        cube: |(ranges, first), inputs| {
+            let chunks = ranges.iter().map(|range| range.len().div_ceil(CHUNK));
+            let (chunks, segments) = (chunks.sum(), ranges.len());
+            vec![super::kernel::largest_sums(
+                inputs, chunks, segments, *first,
+            )]
+        },
     };
     let table = segments.table(&x.device()).into_dispatch();
     let inputs = vec![largest.into_dispatch(), x.into_dispatch(), table];
@@ -144,52 +151,28 @@ fn check(
     Ok(())
 }
 
-/// Inputs: the results, the buffer, the table.
-#[derive(Debug)]
-struct LargestSumsOp {
-    ranges: Vec<Range<usize>>,
+fn largest_on_cpu(
+    largest: FlexTensor,
     first: usize,
-}
-
-impl DeviceOp for LargestSumsOp {
-    fn name(&self) -> &'static str {
-        NAME
+    x: &FlexTensor,
+    ranges: &[Range<usize>],
+) -> FlexTensor {
+    let rounded = |sum: f64| match wide(x.dtype()) {
+        DType::F64 => sum,
+        _ => f64::from(sum as f32),
+    };
+    let sums: Vec<f64> = for_float!(x.dtype(), E => {
+        let x = slice::<E>(x);
+        map_tasks(ranges, |range| squares(&x[range.clone()]))
+    });
+    let total = rounded(sums.iter().sum());
+    let mut largest = own::<f64>(largest);
+    let results = slice_mut::<f64>(&mut largest);
+    raise(&mut results[0], total);
+    for (result, sum) in results[first..].iter_mut().zip(sums) {
+        raise(result, rounded(sum));
     }
-
-    fn outputs(&self, inputs: &[Spec]) -> Vec<Spec> {
-        vec![inputs[0].clone()]
-    }
-
-    fn cpu(&self, mut inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
-        let largest = inputs.swap_remove(0);
-        // The last input has taken its place.
-        let x = &inputs[1];
-        let rounded = |sum: f64| match wide(x.dtype()) {
-            DType::F64 => sum,
-            _ => f64::from(sum as f32),
-        };
-        let sums: Vec<f64> = for_float!(x.dtype(), E => {
-            let x = slice::<E>(x);
-            map_tasks(&self.ranges, |range| squares(&x[range.clone()]))
-        });
-        let total = rounded(sums.iter().sum());
-        let mut largest = own::<f64>(largest);
-        let results = slice_mut::<f64>(&mut largest);
-        raise(&mut results[0], total);
-        for (result, sum) in results[self.first..].iter_mut().zip(sums) {
-            raise(result, rounded(sum));
-        }
-        vec![largest]
-    }
-
-    #[cfg(feature = "cubecl")]
-    fn cube(&self, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
-        let chunks = self.ranges.iter().map(|range| range.len().div_ceil(CHUNK));
-        let (chunks, segments) = (chunks.sum(), self.ranges.len());
-        vec![super::kernel::largest_sums(
-            inputs, chunks, segments, self.first,
-        )]
-    }
+    largest
 }
 
 /// The larger of two numbers that are not negative; NaN is larger than any number.

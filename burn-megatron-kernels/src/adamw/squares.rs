@@ -2,13 +2,11 @@
 
 use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, Tensor};
-#[cfg(feature = "cubecl")]
-use burn_cubecl::tensor::CubeTensor;
 
 use crate::KernelError;
-use crate::cpu::{Element, ROW_GRAIN, Real, for_float, map_tasks, slice, tensor, vectorized, wide};
+use crate::cpu::{Element, ROW_GRAIN, Real, for_float, map_tasks, slice, vector, vectorized};
 use crate::error::accept;
-use crate::launch::{DeviceOp, Spec, launch_one};
+use crate::launch::{SimpleOp, Spec, launch_one};
 
 /// Accumulators of one task: as many as the widest SIMD registers keep busy.
 const LANES: usize = 16;
@@ -22,7 +20,7 @@ const LANES: usize = 16;
 ///
 /// With a [`KernelError`] for a type that the device does not support.
 pub fn sum_of_squares(x: Tensor<1>) -> Tensor<1> {
-    Tensor::from_dispatch(launch_one(SumOfSquaresOp, vec![x.into_dispatch()]))
+    sum(&[x])
 }
 
 /// The sum of the squares of all elements of `buffers`, `[1]`: f64 if one of them is f64, or f32.
@@ -34,48 +32,34 @@ pub fn sum_of_squares(x: Tensor<1>) -> Tensor<1> {
 /// With a [`KernelError`] without a buffer, and for a type that the device does not support.
 pub fn sum_of_squares_of(buffers: &[Tensor<1>]) -> Tensor<1> {
     if buffers.is_empty() {
-        accept(Err(KernelError::Option {
-            operation: "sum_of_squares_of",
-            name: "number of buffers",
-            value: "0".into(),
-            fits: "1 or more",
-        }))
+        let (operation, name) = ("sum_of_squares_of", "number of buffers");
+        accept(Err(KernelError::option(operation, name, 0, "1 or more")))
     }
-    let inputs = buffers.iter().map(|buffer| buffer.clone().into_dispatch());
-    Tensor::from_dispatch(launch_one(SumOfSquaresOp, inputs.collect()))
+    sum(buffers)
 }
 
-#[derive(Debug)]
-struct SumOfSquaresOp;
-
-impl DeviceOp for SumOfSquaresOp {
-    fn name(&self) -> &'static str {
-        "sum_of_squares"
-    }
-
-    fn outputs(&self, inputs: &[Spec]) -> Vec<Spec> {
-        let double = inputs.iter().any(|input| wide(input.dtype) == DType::F64);
-        let dtype = if double { DType::F64 } else { DType::F32 };
-        vec![Spec::new([1], dtype)]
-    }
-
-    fn cpu(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
-        let double = inputs.iter().any(|input| input.dtype() == DType::F64);
-        let sum: f64 = inputs
-            .iter()
-            .map(|input| for_float!(input.dtype(), E => squares(slice::<E>(input))))
-            .sum();
-        vec![if double {
-            tensor(vec![sum], [1])
-        } else {
-            tensor(vec![sum as f32], [1])
-        }]
-    }
-
-    #[cfg(feature = "cubecl")]
-    fn cube(&self, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
-        vec![super::kernel::sum_of_squares(inputs)]
-    }
+fn sum(buffers: &[Tensor<1>]) -> Tensor<1> {
+    let double = buffers.iter().any(|buffer| buffer.dtype() == DType::F64);
+    let dtype = if double { DType::F64 } else { DType::F32 };
+    let op = SimpleOp {
+        name: "sum_of_squares",
+        parameters: double,
+        outputs: vec![Spec::new([1], dtype)],
+        cpu: |double, inputs| {
+            let squares =
+                |input: &FlexTensor| for_float!(input.dtype(), E => squares(slice::<E>(input)));
+            let sum: f64 = inputs.iter().map(squares).sum();
+            vec![if *double {
+                vector(vec![sum])
+            } else {
+                vector(vec![sum as f32])
+            }]
+        },
+        #[cfg(feature = "cubecl")]
+        cube: |_, inputs| vec![super::kernel::sum_of_squares(inputs)],
+    };
+    let inputs = buffers.iter().map(|buffer| buffer.clone().into_dispatch());
+    Tensor::from_dispatch(launch_one(op, inputs.collect()))
 }
 
 pub(super) fn squares<E: Element>(x: &[E]) -> f64 {

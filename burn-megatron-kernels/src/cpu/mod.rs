@@ -12,20 +12,21 @@ mod tasks;
 
 pub(crate) use element::{Element, Real};
 pub(crate) use lines::{add, narrow, widen};
-pub(crate) use rows::{ROW_GRAIN, for_rows, rows_per_task, unfused, vectorized};
+pub(crate) use rows::{ROW_GRAIN, for_row_tasks, for_rows, rows_per_task, unfused, vectorized};
 pub(crate) use tasks::{for_each_task, map_tasks};
 
 use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, Shape};
+use bytemuck::Pod;
 
 /// The elements of a contiguous tensor.
-pub(crate) fn slice<E: Element>(tensor: &FlexTensor) -> &[E] {
+pub(crate) fn slice<T: burn::tensor::Element + Pod>(tensor: &FlexTensor) -> &[T] {
     match tensor.as_slice() {
         Some(slice) => slice,
         None => unreachable!(
             "a {:?} tensor was read as {:?}, or was not contiguous",
             tensor.dtype(),
-            E::dtype()
+            T::dtype()
         ),
     }
 }
@@ -49,8 +50,17 @@ pub(crate) fn own<E: Element>(flex: FlexTensor) -> FlexTensor {
 }
 
 /// A contiguous tensor of these values.
-pub(crate) fn tensor<E: Element>(values: Vec<E>, shape: impl Into<Shape>) -> FlexTensor {
+pub(crate) fn tensor<T: burn::tensor::Element>(
+    values: Vec<T>,
+    shape: impl Into<Shape>,
+) -> FlexTensor {
     FlexTensor::from_data(burn::tensor::TensorData::new(values, shape.into()))
+}
+
+/// A vector of these values.
+pub(crate) fn vector<T: burn::tensor::Element>(values: Vec<T>) -> FlexTensor {
+    let length = values.len();
+    tensor(values, [length])
 }
 
 /// Calls `$body` with the type `$element` that belongs to the [`DType`] `$dtype`.

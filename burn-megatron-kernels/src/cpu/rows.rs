@@ -24,6 +24,19 @@ pub(crate) fn vectorized<R>(work: impl FnOnce() -> R) -> R {
     pulp::Arch::new().dispatch(work)
 }
 
+/// Calls `work` with the elements of each task of an output in rows of `width`, and the number of their first row.
+/// An element of the output costs as much as `cost` elements that are copied.
+pub(crate) fn for_row_tasks<T: Send>(
+    output: &mut [T],
+    width: usize,
+    cost: usize,
+    work: impl Fn(usize, &mut [T]) + Sync + Send,
+) {
+    let rows = rows_per_task(width * cost);
+    let tasks = output.chunks_mut((rows * width).max(1)).enumerate();
+    for_each_task(tasks, |(task, output)| work(task * rows, output));
+}
+
 /// Calls `work` with the number and the values of each row of `width`, in parallel.
 ///
 /// `work` must be `#[inline(always)]`, as for [`vectorized`].
@@ -32,14 +45,12 @@ pub(crate) fn for_rows<E: Send>(
     width: usize,
     work: impl Fn(usize, &mut [E]) + Sync + Send,
 ) {
-    let rows = rows_per_task(width);
-    let tasks = values.chunks_mut((rows * width).max(1)).enumerate();
-    for_each_task(tasks, |(task, values)| {
+    for_row_tasks(values, width, 1, |first, values| {
         vectorized(
             #[inline(always)]
             || {
                 for (i, row) in values.chunks_exact_mut(width).enumerate() {
-                    work(task * rows + i, row);
+                    work(first + i, row);
                 }
             },
         )

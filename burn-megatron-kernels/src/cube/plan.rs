@@ -126,6 +126,12 @@ pub(crate) fn cube_device(device: &DispatchDevice) -> Option<&CubeDevice> {
     }
 }
 
+/// Rows and columns of a matrix.
+pub(crate) fn matrix_sizes(tensor: &CubeTensor) -> [usize; 2] {
+    let shape = tensor.meta.shape();
+    [shape[0], shape[1]]
+}
+
 /// Allocates an output on the device of `like`: contiguous, not initialised.
 pub(crate) fn empty(like: &CubeTensor, shape: impl Into<Shape>, dtype: DType) -> CubeTensor {
     empty_device_contiguous_dtype(

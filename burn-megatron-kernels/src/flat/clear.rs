@@ -6,13 +6,13 @@ use std::sync::Arc;
 use burn::backend::flex::FlexTensor;
 use burn::backend::{DispatchDevice, DispatchTensor};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
-#[cfg(feature = "cubecl")]
-use burn_cubecl::tensor::CubeTensor;
 
 use super::check_range;
 use crate::cpu::{Element, Real, for_float, own, slice_mut};
 use crate::error::accept;
-use crate::launch::{DeviceOp, Spec, launch_one};
+#[cfg(feature = "cubecl")]
+use crate::launch::exactly;
+use crate::launch::{SimpleOp, Spec, launch_one};
 
 const NAME: &str = "clear";
 
@@ -77,52 +77,32 @@ pub fn clear(flat: Tensor<1>, ranges: &Ranges) -> Tensor<1> {
     if ranges.ranges.is_empty() {
         return flat;
     }
-    let op = ClearOp {
-        ranges: ranges.ranges.clone(),
-        pieces: ranges.pieces,
+    let op = SimpleOp {
+        name: NAME,
+        parameters: (ranges.ranges.clone(), ranges.pieces),
+        outputs: vec![Spec::of(&flat)],
+        cpu: |(ranges, _), mut inputs| vec![clear_on_cpu(inputs.remove(0), ranges)],
+        #[cfg(feature = "cubecl")]
+        cube: |(ranges, pieces), inputs| {
+            let [flat, table] = exactly(inputs);
+            // What divides this divides every start and length.
+            let bits = |bits, range: &Range<usize>| bits | range.start | range.end;
+            let bits = ranges.iter().fold(0, bits);
+            vec![super::kernel::clear(flat, table, *pieces, bits)]
+        },
     };
     let table = ranges.table.clone().map(Tensor::into_dispatch);
     let inputs: Vec<DispatchTensor> = [flat.into_dispatch()].into_iter().chain(table).collect();
     Tensor::from_dispatch(launch_one(op, inputs))
 }
 
-/// Inputs: the buffer and, on CubeCL devices, the table.
-#[derive(Debug)]
-struct ClearOp {
-    ranges: Arc<[Range<usize>]>,
-    #[cfg_attr(not(feature = "cubecl"), allow(dead_code))]
-    pieces: usize,
-}
-
-impl DeviceOp for ClearOp {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
-    fn outputs(&self, inputs: &[Spec]) -> Vec<Spec> {
-        vec![inputs[0].clone()]
-    }
-
-    fn cpu(&self, mut inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
-        let flat = inputs.remove(0);
-        for_float!(flat.dtype(), E => {
-            let mut flat = own::<E>(flat);
-            let values = slice_mut::<E>(&mut flat);
-            for range in self.ranges.iter() {
-                values[range.clone()].fill(E::narrow(<E as Element>::Wide::ZERO));
-            }
-            vec![flat]
-        })
-    }
-
-    #[cfg(feature = "cubecl")]
-    fn cube(&self, mut inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
-        let (table, flat) = (inputs.remove(1), inputs.remove(0));
-        // What divides this divides every start and length.
-        let bits = self
-            .ranges
-            .iter()
-            .fold(0, |bits, range| bits | range.start | range.end);
-        vec![super::kernel::clear(flat, table, self.pieces, bits)]
-    }
+fn clear_on_cpu(flat: FlexTensor, ranges: &[Range<usize>]) -> FlexTensor {
+    for_float!(flat.dtype(), E => {
+        let mut flat = own::<E>(flat);
+        let values = slice_mut::<E>(&mut flat);
+        for range in ranges {
+            values[range.clone()].fill(E::narrow(<E as Element>::Wide::ZERO));
+        }
+        flat
+    })
 }

@@ -7,7 +7,7 @@ use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
 use crate::cube::instance::{AotList, instance, types};
-use crate::cube::{RowPlan, grid, own};
+use crate::cube::{RowPlan, launch, own};
 
 /// Units per cube. They share nothing, so any number that fills a multiprocessor works.
 const UNITS: u32 = 256;
@@ -49,17 +49,13 @@ pub(crate) fn accumulate(
     let vectors = count / vector;
     let types = [flat.dtype, values.dtype];
     unsafe {
-        accumulate_kernel::launch_unchecked(
-            &client,
-            grid(&client, vectors.div_ceil(UNITS as usize)),
-            CubeDim::new_1d(UNITS),
-            vector,
-            flat.clone().into_buffer_arg(),
-            values.into_buffer_arg(),
-            (offset / vector) as u32,
-            vectors as u32,
-            add,
-            types.map(dtype_to_storage_type),
+        launch!(
+            accumulate_kernel,
+            [client, vectors.div_ceil(UNITS as usize), UNITS],
+            [vector],
+            [&flat, values],
+            ((offset / vector) as u32, vectors as u32),
+            (add, types.map(dtype_to_storage_type))
         );
     }
     flat
@@ -92,16 +88,13 @@ pub(super) fn clear(flat: CubeTensor, table: CubeTensor, pieces: usize, bits: us
     let vector = RowPlan::new(&client, flat.dtype, bits).vector;
     // SAFETY: the pieces are in the buffer, which the public function checks.
     unsafe {
-        clear_kernel::launch_unchecked(
-            &client,
-            grid(&client, pieces),
-            CubeDim::new_1d(UNITS),
-            vector,
-            flat.clone().into_buffer_arg(),
-            table.into_tensor_arg(),
-            pieces as u32,
-            vector as u32,
-            dtype_to_storage_type(flat.dtype),
+        launch!(
+            clear_kernel,
+            [client, pieces, UNITS],
+            [vector],
+            [&flat, table],
+            (pieces as u32, vector as u32),
+            (dtype_to_storage_type(flat.dtype))
         );
     }
     flat
@@ -141,15 +134,17 @@ pub(super) fn scale(x: CubeTensor, factor: CubeTensor) -> CubeTensor {
     let vectors = count / vector;
     // SAFETY: vectors past the end are left out.
     unsafe {
-        scale_kernel::launch_unchecked(
-            &client,
-            grid(&client, vectors.div_ceil((UNITS * SCALED_VECTORS) as usize)),
-            CubeDim::new_1d(UNITS),
-            vector,
-            x.clone().into_buffer_arg(),
-            factor.into_buffer_arg(),
-            vectors as u32,
-            dtype_to_storage_type(x.dtype),
+        launch!(
+            scale_kernel,
+            [
+                client,
+                vectors.div_ceil((UNITS * SCALED_VECTORS) as usize),
+                UNITS
+            ],
+            [vector],
+            [&x, factor],
+            (vectors as u32),
+            (dtype_to_storage_type(x.dtype))
         );
     }
     x

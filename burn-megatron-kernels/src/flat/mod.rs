@@ -6,15 +6,12 @@
 //! product, [`gemm::accumulate_weight_gradient_at`](crate::gemm::accumulate_weight_gradient_at) needs no
 //! intermediate tensor. Not differentiable: nothing is recorded for autodiff.
 
-use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, Tensor};
-#[cfg(feature = "cubecl")]
-use burn_cubecl::tensor::CubeTensor;
 
 use crate::KernelError;
 use crate::cpu::wide;
 use crate::error::accept;
-use crate::launch::{DeviceOp, Spec, launch_one};
+use crate::launch::{SimpleOp, Spec, launch_one};
 
 mod clear;
 pub mod composed;
@@ -65,37 +62,22 @@ pub fn accumulate(flat: Tensor<1>, offset: usize, values: Tensor<1>, add: bool) 
     if count == 0 {
         return flat;
     }
+    let op = SimpleOp {
+        name: NAME,
+        parameters: (offset, add),
+        outputs: vec![Spec::of(&flat)],
+        cpu: |&(offset, add), mut inputs| {
+            let flat = inputs.remove(0);
+            vec![cpu::accumulate(flat, offset, &inputs[0], add)]
+        },
+        #[cfg(feature = "cubecl")]
+        cube: |&(offset, add), mut inputs| {
+            let flat = inputs.remove(0);
+            vec![kernel::accumulate(flat, offset, inputs.remove(0), add)]
+        },
+    };
     let inputs = vec![flat.into_dispatch(), values.into_dispatch()];
-    Tensor::from_dispatch(launch_one(AccumulateOp { offset, add }, inputs))
-}
-
-/// Inputs: the buffer and the values.
-#[derive(Debug)]
-struct AccumulateOp {
-    offset: usize,
-    add: bool,
-}
-
-impl DeviceOp for AccumulateOp {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
-    fn outputs(&self, inputs: &[Spec]) -> Vec<Spec> {
-        vec![inputs[0].clone()]
-    }
-
-    fn cpu(&self, mut inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
-        let flat = inputs.remove(0);
-        vec![cpu::accumulate(flat, self.offset, &inputs[0], self.add)]
-    }
-
-    #[cfg(feature = "cubecl")]
-    fn cube(&self, mut inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
-        let flat = inputs.remove(0);
-        let values = inputs.remove(0);
-        vec![kernel::accumulate(flat, self.offset, values, self.add)]
-    }
+    Tensor::from_dispatch(launch_one(op, inputs))
 }
 
 /// Refuses a range for a tensor of this shape that exceeds the buffer.
@@ -122,14 +104,7 @@ pub(crate) fn check_range(
 }
 
 fn check_types(flat: DType, values: DType) -> Result<(), KernelError> {
-    let option = |name, value, fits| {
-        Err(KernelError::Option {
-            operation: NAME,
-            name,
-            value,
-            fits,
-        })
-    };
+    let option = |name, value: String, fits| Err(KernelError::option(NAME, name, value, fits));
     let fits = match flat {
         DType::F64 => "F64",
         DType::F32 => "F32, F16 or BF16",

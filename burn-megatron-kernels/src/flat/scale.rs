@@ -7,9 +7,9 @@ use burn_cubecl::tensor::CubeTensor;
 
 use crate::KernelError;
 use crate::cpu::{
-    Element, ROW_GRAIN, Real, for_each_task, for_float, own, slice, slice_mut, vectorized, wide,
+    Element, ROW_GRAIN, Real, for_each_task, for_float, own, slice, slice_mut, vectorized,
 };
-use crate::error::accept;
+use crate::error::{accept, check_sum_type};
 use crate::launch::{DeviceOp, InPlace, Spec, launch_one};
 
 const NAME: &str = "scale";
@@ -96,14 +96,5 @@ fn check<const D: usize>(x: &Tensor<D>, factor: &Tensor<1>) -> Result<(), Kernel
         let message = format!("a factor of shape [{count}]: expected [1]");
         return Err(KernelError::shape(NAME, message));
     }
-    let fits = wide(x.dtype());
-    if factor.dtype() == fits {
-        return Ok(());
-    }
-    Err(KernelError::Option {
-        operation: NAME,
-        name: "type of the factor",
-        value: format!("{:?} beside x in {:?}", factor.dtype(), x.dtype()),
-        fits: "F32, or F64 for F64",
-    })
+    check_sum_type(NAME, x.dtype(), "type of the factor", factor.dtype())
 }

@@ -1,21 +1,20 @@
 //! Input checks of several operations.
 
-use burn::tensor::{DType, Tensor};
+use burn::tensor::Tensor;
 
 use super::delayed::LOG_COLUMNS;
 use super::format::Format;
 use crate::KernelError;
+use crate::error::{F32, check_type};
 
 /// Checks that the format has 8 bits.
 pub(super) fn format(operation: &'static str, format: Format) -> Result<(), KernelError> {
     match format {
         Format::E4M3 | Format::E5M2 => Ok(()),
-        Format::E2M1 => Err(KernelError::Option {
-            operation,
-            name: "format",
-            value: "E2M1".into(),
-            fits: "E4M3 or E5M2",
-        }),
+        Format::E2M1 => {
+            let fits = "E4M3 or E5M2";
+            Err(KernelError::option(operation, "format", "E2M1", fits))
+        }
     }
 }
 
@@ -26,7 +25,7 @@ pub(super) fn one(
     tensor: &Tensor<1>,
 ) -> Result<(), KernelError> {
     match tensor.dims() {
-        [1] => f32s(operation, name, tensor),
+        [1] => check_type(operation, name, tensor.dtype(), F32),
         [length] => Err(KernelError::shape(
             operation,
             format!("the {name} is [{length}]: expected [1]"),
@@ -47,7 +46,7 @@ pub(super) fn element(
             format!("scale {index} of {length}: expected an index below {length}"),
         ));
     }
-    f32s(operation, "scales", scales)
+    check_type(operation, "scales", scales.dtype(), F32)
 }
 
 /// Checks for a log in f32 that has this entry.
@@ -66,36 +65,14 @@ pub(super) fn entry(
             ),
         ));
     }
-    f32s(operation, "log", log)
-}
-
-/// Checks for a tensor in f32.
-pub(super) fn f32s(
-    operation: &'static str,
-    name: &'static str,
-    tensor: &Tensor<1>,
-) -> Result<(), KernelError> {
-    match tensor.dtype() {
-        DType::F32 => Ok(()),
-        dtype => Err(KernelError::Option {
-            operation,
-            name,
-            value: format!("{dtype:?}"),
-            fits: "F32",
-        }),
-    }
+    check_type(operation, "log", log.dtype(), F32)
 }
 
 /// Checks that epsilon is finite and not negative.
-pub(super) fn epsilon(epsilon: f32) -> Result<(), KernelError> {
+pub(super) fn epsilon(operation: &'static str, epsilon: f32) -> Result<(), KernelError> {
     if epsilon.is_finite() && epsilon >= 0.0 {
-        Ok(())
-    } else {
-        Err(KernelError::Option {
-            operation: "current_scale",
-            name: "epsilon",
-            value: format!("{epsilon}"),
-            fits: "a finite number that is 0 or more",
-        })
+        return Ok(());
     }
+    let fits = "a finite number that is 0 or more";
+    Err(KernelError::option(operation, "epsilon", epsilon, fits))
 }

@@ -8,6 +8,7 @@
 //! sizes of the caches. The crate sums products of one row, of a small result or of a depth of two in other orders;
 //! those are made by [`row`](super::row). So a token's output does not depend on the tokens beside it.
 
+use std::borrow::Cow;
 use std::ops::Range;
 
 use burn::backend::flex::FlexTensor;
@@ -47,7 +48,6 @@ struct CpuEngine {
 
 /// The product of a kernel's inputs.
 pub(super) fn multiply(product: GemmOp, inputs: Vec<FlexTensor>) -> FlexTensor {
-    let epilogue = product.epilogue(inputs.len());
     let mut inputs = inputs.into_iter();
     let (Some(first), Some(second)) = (inputs.next(), inputs.next()) else {
         unreachable!("a product has two factors")
@@ -58,17 +58,12 @@ pub(super) fn multiply(product: GemmOp, inputs: Vec<FlexTensor>) -> FlexTensor {
         GemmOp::WeightGradient { .. } => first.transpose(0, 1),
     };
     let ((left, left_matrix), (right, right_matrix)) = (to_matrix(first), to_matrix(second));
-    let problem = GemmProblem {
-        left: left_matrix,
-        right: right_matrix,
-        factors,
-        result: product.result(factors),
-        epilogue,
-    };
+    let epilogue = inputs.next();
+    let problem = product.problem(left_matrix, right_matrix, factors, epilogue.is_some());
     let operands = Operands {
         left,
         right,
-        epilogue: inputs.next(),
+        epilogue,
         offset: product.offset(),
     };
     let blas = product.blas();
@@ -106,8 +101,7 @@ impl GemmEngine<FlexTensor> for CpuEngine {
     fn multiply(&self, problem: &GemmProblem, operands: Operands<FlexTensor>) -> FlexTensor {
         match problem.factors {
             DType::F64 => exact::<f64>(self.blas, problem, operands),
-            DType::F16 => widened::<f16>(self.blas, problem, operands),
-            DType::BF16 => widened::<bf16>(self.blas, problem, operands),
+            DType::F16 | DType::BF16 => widened(self.blas, problem, operands),
             _ => exact::<f32>(self.blas, problem, operands),
         }
     }
@@ -142,7 +136,7 @@ fn exact<W: Real>(
 }
 
 /// 16-bit factors are widened, each in its own layout.
-fn widened<E: Element<Wide = f32>>(
+fn widened(
     blas: Option<Blas>,
     problem: &GemmProblem,
     operands: Operands<FlexTensor>,
@@ -153,7 +147,7 @@ fn widened<E: Element<Wide = f32>>(
         } else {
             factor
         };
-        let values = widen(slice::<E>(&stored.to_contiguous()));
+        let values = singles(&stored.to_contiguous()).into_owned();
         let leading = if matrix.transposed {
             matrix.rows
         } else {
@@ -174,12 +168,11 @@ fn widened<E: Element<Wide = f32>>(
     };
     match problem.epilogue {
         Epilogue::Nothing | Epilogue::Bias => {
-            let bias = operands
-                .epilogue
-                .map(|bias| widen(slice::<E>(&bias.to_contiguous())));
+            let bias = operands.epilogue.map(|bias| bias.to_contiguous());
+            let bias = bias.as_ref().map(singles);
             let [rows, columns, _] = problem.sizes();
             let values = product(blas, &problem, &left, &right, bias.as_deref());
-            tensor(narrow::<E>(&values), [rows, columns])
+            of_singles(values, problem.factors, [rows, columns])
         }
         Epilogue::Flat { add } => {
             let into = (operands.epilogue, operands.offset);
@@ -188,12 +181,22 @@ fn widened<E: Element<Wide = f32>>(
     }
 }
 
-pub(crate) fn widen<E: Element<Wide = f32>>(values: &[E]) -> Vec<f32> {
-    converted(values, |value| value.wide())
+/// The values of a contiguous tensor of f32, f16 or bf16 in f32.
+pub(crate) fn singles(tensor: &FlexTensor) -> Cow<'_, [f32]> {
+    match tensor.dtype() {
+        DType::F16 => Cow::Owned(converted(slice::<f16>(tensor), Element::wide)),
+        DType::BF16 => Cow::Owned(converted(slice::<bf16>(tensor), Element::wide)),
+        _ => Cow::Borrowed(slice(tensor)),
+    }
 }
 
-pub(crate) fn narrow<E: Element<Wide = f32>>(values: &[f32]) -> Vec<E> {
-    converted(values, |value| E::narrow(value))
+/// A tensor in f32, f16 or bf16 of values in f32.
+pub(crate) fn of_singles(values: Vec<f32>, dtype: DType, shape: [usize; 2]) -> FlexTensor {
+    match dtype {
+        DType::F16 => tensor(converted(&values, f16::narrow), shape),
+        DType::BF16 => tensor(converted(&values, bf16::narrow), shape),
+        _ => tensor(values, shape),
+    }
 }
 
 #[inline(always)]

@@ -25,7 +25,6 @@ const ALIGNMENT: u64 = 256;
 
 /// The product of a kernel's inputs.
 pub(crate) fn multiply(product: GemmOp, inputs: Vec<CubeTensor>) -> CubeTensor {
-    let epilogue = product.epilogue(inputs.len());
     let mut inputs = inputs.into_iter();
     let (Some(first), Some(second)) = (inputs.next(), inputs.next()) else {
         unreachable!("a product has two factors")
@@ -36,16 +35,9 @@ pub(crate) fn multiply(product: GemmOp, inputs: Vec<CubeTensor>) -> CubeTensor {
         GemmOp::WeightGradient { .. } => permute(first, &[1, 0]),
     };
     let ((left, left_matrix), (right, right_matrix)) = (to_matrix(first), to_matrix(second));
-    let problem = GemmProblem {
-        left: left_matrix,
-        right: right_matrix,
-        factors,
-        result: product.result(factors),
-        epilogue,
-    };
-    let epilogue = inputs
-        .next()
-        .map(|epilogue| prepare_epilogue(epilogue, problem.epilogue));
+    let epilogue = inputs.next();
+    let problem = product.problem(left_matrix, right_matrix, factors, epilogue.is_some());
+    let epilogue = epilogue.map(|epilogue| prepare_epilogue(epilogue, problem.epilogue));
     let operands = Operands {
         left,
         right,

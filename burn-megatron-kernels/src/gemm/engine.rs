@@ -79,6 +79,16 @@ pub struct Matrix {
 }
 
 impl Matrix {
+    /// A matrix without gaps, row by row.
+    pub fn contiguous(rows: usize, columns: usize) -> Self {
+        Self {
+            rows,
+            columns,
+            leading: columns,
+            transposed: false,
+        }
+    }
+
     /// The matrix `[rows, columns]` with these strides in elements; `None` if neither its rows nor
     /// its columns are contiguous, or if they overlap.
     pub fn of([rows, columns]: [usize; 2], strides: [isize; 2]) -> Option<Self> {

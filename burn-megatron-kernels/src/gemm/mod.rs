@@ -18,8 +18,7 @@ use burn::backend::DispatchDevice;
 use burn::tensor::{DType, Device, Tensor};
 
 use crate::KernelError;
-use crate::cpu::wide;
-use crate::error::accept;
+use crate::error::{accept, check_same_type, check_sum_type};
 use crate::flat::check_range;
 use crate::launch::launch_one;
 
@@ -183,10 +182,8 @@ fn weight_gradient(
         gradient.into_dispatch(),
         flat.into_dispatch(),
     ];
-    Tensor::from_dispatch(launch_one(
-        GemmOp::WeightGradient { offset, add, blas },
-        inputs,
-    ))
+    let op = GemmOp::WeightGradient { offset, add, blas };
+    Tensor::from_dispatch(launch_one(op, inputs))
 }
 
 /// Describes the engine that multiplies matrices on a device by default, and why it is not a faster one.
@@ -232,9 +229,10 @@ fn check_linear(
             ),
         ));
     }
-    same_type(operation, x.dtype(), "type of the weight", weight.dtype())?;
+    let dtype = x.dtype();
+    check_same_type(operation, dtype, "type of the weight", weight.dtype())?;
     bias.map_or(Ok(()), |bias| {
-        same_type(operation, x.dtype(), "type of the bias", bias.dtype())
+        check_same_type(operation, dtype, "type of the bias", bias.dtype())
     })
 }
 
@@ -288,33 +286,6 @@ fn check_accumulated_types(
     into: DType,
 ) -> Result<(), KernelError> {
     let of_gradient = "type of the gradient";
-    same_type(operation, x.dtype(), of_gradient, gradient.dtype())?;
-    if into == wide(x.dtype()) {
-        Ok(())
-    } else {
-        Err(KernelError::Option {
-            operation,
-            name,
-            value: format!("{into:?} beside x in {:?}", x.dtype()),
-            fits: "F32, or F64 for F64",
-        })
-    }
-}
-
-fn same_type(
-    operation: &'static str,
-    own: DType,
-    name: &'static str,
-    other: DType,
-) -> Result<(), KernelError> {
-    if own == other {
-        Ok(())
-    } else {
-        Err(KernelError::Option {
-            operation,
-            name,
-            value: format!("{other:?} beside x in {own:?}"),
-            fits: "the type of x",
-        })
-    }
+    check_same_type(operation, x.dtype(), of_gradient, gradient.dtype())?;
+    check_sum_type(operation, x.dtype(), name, into)
 }

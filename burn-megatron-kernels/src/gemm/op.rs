@@ -7,7 +7,8 @@ use burn_cubecl::tensor::CubeTensor;
 
 use super::blas::Blas;
 use super::cpu;
-use super::engine::Epilogue;
+use super::engine::{Epilogue, GemmProblem, Matrix};
+use crate::cpu::wide;
 use crate::launch::{DeviceOp, Spec};
 
 pub(super) const LINEAR: &str = "linear";
@@ -34,12 +35,25 @@ pub(crate) enum GemmOp {
 }
 
 impl GemmOp {
-    /// The epilogue for this number of inputs.
-    pub(super) fn epilogue(self, inputs: usize) -> Epilogue {
-        match self {
-            Self::WeightGradient { add, .. } => Epilogue::Flat { add },
-            Self::Linear { .. } if inputs == 3 => Epilogue::Bias,
-            Self::Linear { .. } => Epilogue::Nothing,
+    /// The product of two matrices in `factors`, with a third input or without.
+    pub(super) fn problem(
+        self,
+        left: Matrix,
+        right: Matrix,
+        factors: DType,
+        has_third: bool,
+    ) -> GemmProblem {
+        let (result, epilogue) = match self {
+            Self::WeightGradient { add, .. } => (wide(factors), Epilogue::Flat { add }),
+            Self::Linear { .. } if has_third => (factors, Epilogue::Bias),
+            Self::Linear { .. } => (factors, Epilogue::Nothing),
+        };
+        GemmProblem {
+            left,
+            right,
+            factors,
+            result,
+            epilogue,
         }
     }
 
@@ -55,14 +69,6 @@ impl GemmOp {
     pub(super) fn blas(self) -> Option<Blas> {
         match self {
             Self::Linear { blas } | Self::WeightGradient { blas, .. } => blas,
-        }
-    }
-
-    /// The type of the result.
-    pub(super) fn result(self, factors: DType) -> DType {
-        match self {
-            Self::Linear { .. } => factors,
-            Self::WeightGradient { .. } => crate::cpu::wide(factors),
         }
     }
 }

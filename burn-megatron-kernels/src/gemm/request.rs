@@ -158,12 +158,7 @@ mod tests {
 
     #[test]
     fn each_request_has_a_name_of_its_own() {
-        let stored = |rows, columns| Matrix {
-            rows,
-            columns,
-            leading: columns,
-            transposed: false,
-        };
+        let stored = Matrix::contiguous;
         let plain = Request {
             layout: ColumnMajor::of(stored(24, 32), stored(32, 40)),
             factors: [Element::Plain(DType::BF16); 2],

@@ -158,12 +158,12 @@ pub(crate) fn check(
     if flat.is_float() && wide(flat) == wide(dtype) {
         return Ok(());
     }
-    Err(KernelError::Option {
-        operation,
-        name: "type of the flat buffer",
-        value: format!("{flat:?} beside {dtype:?}"),
-        fits: "F32, F16 or BF16, and F64 for F64",
-    })
+    let (name, value) = (
+        "type of the flat buffer",
+        format!("{flat:?} beside {dtype:?}"),
+    );
+    let fits = "F32, F16 or BF16, and F64 for F64";
+    Err(KernelError::option(operation, name, value, fits))
 }
 
 /// The inputs of a kernel that writes sums of `length` elements to `target`, and their places there.

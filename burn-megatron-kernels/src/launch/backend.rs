@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use burn::backend::flex::FlexTensor;
 use burn::backend::{
-    Backend, BackendTensor, Dispatch, DispatchAutodiffContext, DispatchTensor, DispatchTensorKind,
-    Flex, TensorMetadata,
+    Backend, BackendTensor, Dispatch, DispatchAutodiffContext, DispatchDevice, DispatchTensor,
+    DispatchTensorKind, Flex, TensorMetadata,
 };
 use burn::tensor::DType;
 
@@ -25,33 +25,37 @@ pub(super) fn check_types(
 ) -> Result<(), KernelError> {
     let device = inputs[0].device();
     let dtypes = inputs.iter().map(|tensor| tensor.dtype());
-    let floats = dtypes
+    let mut floats = dtypes
         .chain(outputs.iter().map(|spec| spec.dtype))
-        .filter(|dtype| dtype.is_float());
+        .filter(DType::is_float);
+    floats.try_for_each(|dtype| check_float(operation, dtype, &device))
+}
+
+/// Fails for a float type that a device does not support.
+pub(crate) fn check_float(
+    operation: &'static str,
+    dtype: DType,
+    device: &DispatchDevice,
+) -> Result<(), KernelError> {
     // No CubeCL kernel here computes in f64: CUDA's tensors in Burn have no such type.
-    let cube = !matches!(
-        inputs[0].kind,
-        DispatchTensorKind::Flex(_) | DispatchTensorKind::Capture(_)
-    );
-    let has =
-        |dtype: DType| (!cube || dtype != DType::F64) && Dispatch::supports_dtype(&device, dtype);
-    for dtype in floats {
-        if !has(dtype) {
-            let all = [DType::F64, DType::F32, DType::F16, DType::BF16];
-            let fits: Vec<_> = all
-                .into_iter()
-                .filter(|dtype| has(*dtype))
-                .map(|dtype| format!("{dtype:?}"))
-                .collect();
-            return Err(KernelError::Type {
-                operation,
-                dtype,
-                device: format!("{device:?}"),
-                fits: fits.join(", "),
-            });
-        }
+    let has = |dtype: &DType| {
+        (*dtype != DType::F64 || has_f64(device)) && Dispatch::supports_dtype(device, *dtype)
+    };
+    if has(&dtype) {
+        return Ok(());
     }
-    Ok(())
+    let all = [DType::F64, DType::F32, DType::F16, DType::BF16];
+    let fits = all.into_iter().filter(has);
+    Err(KernelError::element_type(operation, dtype, device, fits))
+}
+
+fn has_f64(device: &DispatchDevice) -> bool {
+    match device {
+        DispatchDevice::Autodiff(device) => has_f64(device),
+        DispatchDevice::Flex(_) | DispatchDevice::Capture(_) => true,
+        #[allow(unreachable_patterns)]
+        _ => false,
+    }
 }
 
 /// Runs the kernel's form for the backend of the inputs.

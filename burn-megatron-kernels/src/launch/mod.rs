@@ -8,7 +8,8 @@ use std::sync::Arc;
 
 use burn::backend::flex::FlexTensor;
 use burn::backend::{DispatchTensor, TensorMetadata};
-use burn::tensor::{DType, Shape};
+use burn::tensor::kind::Basic;
+use burn::tensor::{DType, Shape, Tensor};
 #[cfg(feature = "cubecl")]
 use burn_cubecl::tensor::CubeTensor;
 
@@ -18,7 +19,7 @@ mod backend;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use backend::memory_id;
+pub(crate) use backend::{check_float, memory_id};
 
 /// Shape and type of a tensor.
 #[derive(Clone, Debug, PartialEq)]
@@ -36,6 +37,11 @@ impl Spec {
             shape: shape.into(),
             dtype,
         }
+    }
+
+    /// Shape and type of `tensor`.
+    pub(crate) fn of<const D: usize, K: Basic>(tensor: &Tensor<D, K>) -> Self {
+        Self::new(tensor.shape(), tensor.dtype())
     }
 }
 
@@ -83,6 +89,37 @@ pub(crate) trait DeviceOp: Debug + Send + Sync + 'static {
     /// On any CubeCL device: CUDA, WebGPU and the others.
     #[cfg(feature = "cubecl")]
     fn cube(&self, inputs: Vec<CubeTensor>) -> Vec<CubeTensor>;
+}
+
+/// A [`DeviceOp`] that is one function for each kind of backend, with outputs of known shapes.
+#[derive(Debug)]
+pub(crate) struct SimpleOp<P> {
+    pub name: &'static str,
+    /// The argument of both functions that is no tensor.
+    pub parameters: P,
+    pub outputs: Vec<Spec>,
+    pub cpu: fn(&P, Vec<FlexTensor>) -> Vec<FlexTensor>,
+    #[cfg(feature = "cubecl")]
+    pub cube: fn(&P, Vec<CubeTensor>) -> Vec<CubeTensor>,
+}
+
+impl<P: Debug + Send + Sync + 'static> DeviceOp for SimpleOp<P> {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn outputs(&self, _inputs: &[Spec]) -> Vec<Spec> {
+        self.outputs.clone()
+    }
+
+    fn cpu(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
+        (self.cpu)(&self.parameters, inputs)
+    }
+
+    #[cfg(feature = "cubecl")]
+    fn cube(&self, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
+        (self.cube)(&self.parameters, inputs)
+    }
 }
 
 /// Runs `kernel` on plain tensors of one device.

@@ -1,7 +1,5 @@
 //! Checks of compiled kernels.
 
-use std::fmt;
-
 use crate::aims::Aim;
 use crate::arch::Arch;
 use crate::bound::Bound;
@@ -16,77 +14,39 @@ const WIDE: u32 = 128;
 const TILES_MAY_SPILL: u32 = 16;
 
 /// A failed check.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum KernelDefect {
     /// Register spills; bytes stored and loaded.
+    #[error("spills registers: {0} bytes stored, {1} loaded")]
     Spills(u32, u32),
     /// The kernel streams rows, and has an array in local memory; bytes per unit. The cause is an
     /// index that is not known at compile time, as in a loop that is not unrolled.
+    #[error("streams rows, and keeps {0} bytes of arrays in local memory, not in registers")]
     LocalArray(u32),
     /// A cube needs more shared memory than the architecture has; needed and available bytes.
+    #[error("needs {0} bytes of shared memory: expected at most {1}")]
     SharedMemory(usize, usize),
     /// The kernel streams rows, and nothing is loaded 128 bits at a time.
+    #[error("streams rows, and no load is {WIDE} bits wide")]
     NoWideLoad,
     /// The kernel streams rows, and this innermost loop of it (its place among the loops that
     /// access memory) has only narrow accesses.
+    #[error("streams rows, and loop {0} has no access that is {WIDE} bits wide")]
     NarrowLoop(usize),
     /// The kernel multiplies by matrix units, but has no matrix instruction.
+    #[error("multiplies by matrix units, but has no matrix instruction")]
     NoMatrixProducts,
     /// The kernel streams rows, and accesses adjacent 128 bits in parts; the first such access.
+    #[error("streams rows, and {WIDE} bits side by side are {0}")]
     Pieces(Access),
     /// The kernel streams rows, and its bound is under the target; both as shares of copy
     /// bandwidth.
+    #[error(
+        "streams rows, and cannot exceed {work:.2} of copy bandwidth for its work ({pipe}), {wait:.2} for \
+         waiting: expected {1:.2}",
+        work = .0.work, pipe = .0.pipe.name(), wait = .0.wait
+    )]
     Bound(Box<Bound>, f64),
-}
-
-impl fmt::Display for KernelDefect {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            KernelDefect::Spills(stores, loads) => {
-                write!(f, "spills registers: {stores} bytes stored, {loads} loaded")
-            }
-            KernelDefect::LocalArray(bytes) => write!(
-                f,
-                "streams rows, and keeps {bytes} bytes of arrays in local memory, not in registers"
-            ),
-            KernelDefect::SharedMemory(wanted, there) => {
-                write!(
-                    f,
-                    "needs {wanted} bytes of shared memory: expected at most {there}"
-                )
-            }
-            KernelDefect::NoWideLoad => write!(f, "streams rows, and no load is {WIDE} bits wide"),
-            KernelDefect::NarrowLoop(number) => write!(
-                f,
-                "streams rows, and loop {number} has no access that is {WIDE} bits wide"
-            ),
-            KernelDefect::Bound(bound, aim) => write!(
-                f,
-                "streams rows, and cannot exceed {:.2} of copy bandwidth for its work ({}), {:.2} for \
-                 waiting: expected {aim:.2}",
-                bound.work,
-                bound.pipe.name(),
-                bound.wait
-            ),
-            KernelDefect::NoMatrixProducts => {
-                write!(
-                    f,
-                    "multiplies by matrix units, but has no matrix instruction"
-                )
-            }
-            KernelDefect::Pieces(access) => {
-                let done = match access.direction {
-                    Direction::Load => "loaded",
-                    Direction::Store => "stored",
-                };
-                write!(
-                    f,
-                    "streams rows, and {WIDE} bits side by side are {done} {} at a time ([{}+{}])",
-                    access.bits, access.base, access.offset
-                )
-            }
-        }
-    }
 }
 
 /// The requirements of a kernel.

@@ -78,9 +78,9 @@ impl Nvrtc {
                 ptr::null(),
                 ptr::null(),
             );
-            self.check_kernel(code)?;
+            self.check(code)?;
             let compiled = (self.compile)(handle, options.len() as c_int, options.as_ptr());
-            let result = match self.check_kernel(compiled) {
+            let result = match self.check(compiled) {
                 Ok(()) => self.text(handle, self.ptx_size, self.ptx),
                 Err(reason) => {
                     let log = self.text(handle, self.log_size, self.log);
@@ -106,16 +106,16 @@ impl Nvrtc {
         let mut bytes = 0;
         // SAFETY: as the caller promises; the buffer has the size that the library asks for.
         let text = unsafe {
-            self.check_kernel(size(handle, &mut bytes))?;
+            self.check(size(handle, &mut bytes))?;
             let mut text = vec![0u8; bytes];
-            self.check_kernel(read(handle, text.as_mut_ptr().cast()))?;
+            self.check(read(handle, text.as_mut_ptr().cast()))?;
             text
         };
         let end = text.iter().position(|byte| *byte == 0).unwrap_or(bytes);
         Ok(String::from_utf8_lossy(&text[..end]).into_owned())
     }
 
-    fn check_kernel(&self, code: Code) -> Result<(), String> {
+    fn check(&self, code: Code) -> Result<(), String> {
         if code == 0 {
             return Ok(());
         }

@@ -1,6 +1,7 @@
 //! Accesses to global memory and matrix products, read from the instructions that `nvdisasm` lists.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::ops::Range;
 
 /// Whether memory is read or written.
@@ -23,6 +24,20 @@ pub struct Access {
     pub base: String,
     /// Bytes that the instruction itself adds to the address.
     pub offset: i64,
+}
+
+/// `loaded 32 at a time ([R4.64+16])`
+impl fmt::Display for Access {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let done = match self.direction {
+            Direction::Load => "loaded",
+            Direction::Store => "stored",
+        };
+        let Self {
+            bits, base, offset, ..
+        } = self;
+        write!(f, "{done} {bits} at a time ([{base}+{offset}])")
+    }
 }
 
 /// The accesses to global memory of a kernel.

@@ -8,7 +8,8 @@ use crate::adamw::outcome::OutcomeRule;
 use crate::adamw::outcome::columns::{LARGEST, SQUARES, TOKENS_HIGH, TOKENS_LOW, TOKENS_UNIT};
 use crate::adamw::outcome::elements::{COUNT, DECAY, FACTOR, KIND, NORM, ROOT, SIZE, UNCLIPPED};
 use crate::cube::instance::{AotList, instance};
-use crate::cube::{Reduction, RowPlan, cube_sum, empty};
+use crate::cube::{RowPlan, cube_sum, empty, launch};
+use crate::launch::exactly;
 
 /// Units of the cube.
 const UNITS: u32 = 256;
@@ -102,9 +103,7 @@ fn outcome_kernel(
 
 /// See [`step_outcome`](crate::adamw::step_outcome).
 pub(in crate::adamw) fn step_outcome(inputs: Vec<CubeTensor>, rule: &OutcomeRule) -> CubeTensor {
-    let Ok([statistics, before]) = <[CubeTensor; 2]>::try_from(inputs) else {
-        unreachable!("the kernel has two inputs")
-    };
+    let [statistics, before] = exactly(inputs);
     let client = statistics.client.clone();
     let outcome = empty(&statistics, [COUNT], statistics.dtype);
     let count = statistics.shape().num_elements();
@@ -113,28 +112,21 @@ pub(in crate::adamw) fn step_outcome(inputs: Vec<CubeTensor>, rule: &OutcomeRule
     let [unscale_taken, unscale_not_finite, unscale_no_targets] =
         rule.loss_scales.map(|scale| (1.0 / scale) as f32);
     unsafe {
-        outcome_kernel::launch_unchecked(
-            &client,
-            CubeCount::Static(1, 1, 1),
-            CubeDim::new_1d(UNITS),
-            statistics.into_buffer_arg(),
-            before.into_buffer_arg(),
-            outcome.clone().into_buffer_arg(),
-            count as u32,
-            rule.columns as u32,
-            rule.losses as u32,
-            (rule.limit as f32).min(f32::MAX).to_bits(),
-            rule.clip as f32,
-            unscale_taken,
-            unscale_not_finite,
-            unscale_no_targets,
-            taken[0] as f32,
-            skipped[0] as f32,
-            taken[1] as f32,
-            skipped[1] as f32,
-            taken[2] as f32,
-            skipped[2] as f32,
-            plan.reduction == Reduction::Planes,
+        launch!(
+            outcome_kernel,
+            [client, 1, UNITS],
+            [],
+            [statistics, before, &outcome],
+            (count as u32, rule.columns as u32, rule.losses as u32),
+            (
+                (rule.limit as f32).min(f32::MAX).to_bits(),
+                rule.clip as f32
+            ),
+            (unscale_taken, unscale_not_finite, unscale_no_targets),
+            (taken[0] as f32, skipped[0] as f32),
+            (taken[1] as f32, skipped[1] as f32),
+            (taken[2] as f32, skipped[2] as f32),
+            (plan.planes())
         );
     }
     outcome

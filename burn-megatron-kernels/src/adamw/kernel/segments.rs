@@ -9,7 +9,8 @@ use cubecl::prelude::*;
 
 use crate::adamw::segments::CHUNK;
 use crate::cube::instance::{AotList, instance, types};
-use crate::cube::{Reduction, RowPlan, cube_sum, empty, grid, lane_sum, own};
+use crate::cube::{RowPlan, cube_sum, empty, lane_sum, launch, own};
+use crate::launch::exactly;
 
 /// Units of a cube.
 const UNITS: u32 = 256;
@@ -90,40 +91,29 @@ pub(in crate::adamw) fn largest_sums(
     segments: usize,
     first: usize,
 ) -> CubeTensor {
-    let Ok([largest, x, table]) = <[CubeTensor; 3]>::try_from(inputs) else {
-        unreachable!("the kernel has three inputs")
-    };
+    let [largest, x, table] = exactly(inputs);
     let largest = own(largest);
     let client = x.client.clone();
     let plan = RowPlan::new(&client, x.dtype, x.shape().num_elements());
-    let planes = plan.reduction == Reduction::Planes;
+    let planes = plan.planes();
     let sums = empty(&x, [chunks], DType::F32);
     let dtype = dtype_to_storage_type(x.dtype);
     unsafe {
-        chunks_kernel::launch_unchecked(
-            &client,
-            grid(&client, chunks),
-            CubeDim::new_1d(UNITS),
-            plan.vector,
-            x.into_buffer_arg(),
-            table.clone().into_buffer_arg(),
-            sums.clone().into_buffer_arg(),
-            chunks as u32,
-            vectors(plan.vector),
-            planes,
-            dtype,
+        launch!(
+            chunks_kernel,
+            [client, chunks, UNITS],
+            [plan.vector],
+            [x, &table, &sums],
+            (chunks as u32),
+            (vectors(plan.vector), planes, dtype)
         );
-        largest_kernel::launch_unchecked(
-            &client,
-            grid(&client, segments + 1),
-            CubeDim::new_1d(UNITS),
-            sums.into_buffer_arg(),
-            table.into_buffer_arg(),
-            largest.clone().into_buffer_arg(),
-            chunks as u32,
-            segments as u32,
-            first as u32,
-            planes,
+        launch!(
+            largest_kernel,
+            [client, segments + 1, UNITS],
+            [],
+            [sums, table, &largest],
+            (chunks as u32, segments as u32, first as u32),
+            (planes)
         );
     }
     largest

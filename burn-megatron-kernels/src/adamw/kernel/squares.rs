@@ -8,7 +8,7 @@ use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
 use crate::cube::instance::{AotList, instance, types};
-use crate::cube::{Reduction, RowPlan, cube_sum, empty, grid, lane_sum};
+use crate::cube::{RowPlan, cube_sum, empty, lane_sum, launch};
 
 /// Units of the cube that adds up one group.
 const UNITS: u32 = 256;
@@ -71,7 +71,7 @@ pub(in crate::adamw) fn sum_of_squares(inputs: Vec<CubeTensor>) -> CubeTensor {
     let count: usize = inputs.iter().map(groups).sum();
     let sums = empty(&like, [count.max(1)], DType::F32);
     let total = empty(&like, [1], DType::F32);
-    let planes = plan(&like).reduction == Reduction::Planes;
+    let planes = plan(&like).planes();
     let mut first = 0;
     for x in inputs {
         let (plan, groups) = (plan(&x), groups(&x));
@@ -80,31 +80,25 @@ pub(in crate::adamw) fn sum_of_squares(inputs: Vec<CubeTensor>) -> CubeTensor {
         }
         let dtype = dtype_to_storage_type(x.dtype);
         unsafe {
-            squares_kernel::launch_unchecked(
-                &client,
-                grid(&client, groups),
-                CubeDim::new_1d(UNITS),
-                plan.vector,
-                x.into_buffer_arg(),
-                sums.clone().into_buffer_arg(),
-                first as u32,
-                groups as u32,
-                plan.columns as u32,
-                planes,
-                dtype,
+            launch!(
+                squares_kernel,
+                [client, groups, UNITS],
+                [plan.vector],
+                [x, &sums],
+                (first as u32, groups as u32, plan.columns as u32),
+                (planes, dtype)
             );
         }
         first += groups;
     }
     unsafe {
-        total_kernel::launch_unchecked(
-            &client,
-            CubeCount::Static(1, 1, 1),
-            CubeDim::new_1d(LAST_UNITS),
-            sums.into_buffer_arg(),
-            total.clone().into_buffer_arg(),
-            count as u32,
-            planes,
+        launch!(
+            total_kernel,
+            [client, 1, LAST_UNITS],
+            [],
+            [sums, &total],
+            (count as u32),
+            (planes)
         );
     }
     total

@@ -10,7 +10,7 @@ use crate::adamw::DECAY_BLOCK;
 use crate::adamw::outcome::elements::{DECAY, FACTOR, KIND, ROOT, SIZE};
 use crate::adamw::update::StepScalars;
 use crate::cube::instance::{AotList, instance, sequence, types};
-use crate::cube::{RowPlan, empty, grid, own};
+use crate::cube::{RowPlan, empty, launch, own};
 
 /// Units per cube. They share nothing, so any number that fills a multiprocessor works.
 const UNITS: u32 = 256;
@@ -134,38 +134,34 @@ pub(in crate::adamw) fn update(
         copy.first().unwrap_or(master).dtype,
     ];
     unsafe {
-        adamw_kernel::launch_unchecked(
-            &client,
-            grid(&client, vectors.div_ceil(UNITS as usize)),
-            CubeDim::new_1d(UNITS),
-            vector,
-            master.clone().into_buffer_arg(),
-            first.clone().into_buffer_arg(),
-            second.clone().into_buffer_arg(),
-            gradient.clone().into_buffer_arg(),
-            outcome
-                .into_iter()
-                .map(CubeTensor::into_tensor_arg)
-                .collect(),
-            factors
-                .into_iter()
-                .map(CubeTensor::into_tensor_arg)
-                .collect(),
-            copy.iter()
-                .map(|copy| copy.clone().into_tensor_arg())
-                .collect(),
-            numbers.scale as f32,
-            numbers.first[0] as f32,
-            numbers.first[1] as f32,
-            numbers.second[0] as f32,
-            numbers.second[1] as f32,
-            numbers.size as f32,
-            numbers.root as f32,
-            numbers.epsilon as f32,
-            numbers.decay as f32,
-            offset_in_block as u32,
-            vectors as u32,
-            types.map(dtype_to_storage_type),
+        launch!(
+            adamw_kernel,
+            [client, vectors.div_ceil(UNITS as usize), UNITS],
+            [vector],
+            [master, first, second, gradient],
+            (
+                outcome
+                    .into_iter()
+                    .map(CubeTensor::into_tensor_arg)
+                    .collect(),
+                factors
+                    .into_iter()
+                    .map(CubeTensor::into_tensor_arg)
+                    .collect(),
+                copy.iter()
+                    .map(|copy| copy.clone().into_tensor_arg())
+                    .collect()
+            ),
+            (
+                numbers.scale as f32,
+                numbers.first[0] as f32,
+                numbers.first[1] as f32
+            ),
+            (numbers.second[0] as f32, numbers.second[1] as f32),
+            (numbers.size as f32, numbers.root as f32),
+            (numbers.epsilon as f32, numbers.decay as f32),
+            (offset_in_block as u32, vectors as u32),
+            (types.map(dtype_to_storage_type))
         );
     }
     outputs

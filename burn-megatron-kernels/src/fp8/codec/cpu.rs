@@ -1,10 +1,10 @@
 //! The CPU implementation: one pass, tasks of a fixed number of elements.
 
 use burn::backend::flex::FlexTensor;
-use burn::tensor::{DType, TensorData};
+use burn::tensor::DType;
 
 use super::Coding;
-use crate::cpu::{Element, ROW_GRAIN, Real, for_each_task, for_float, slice, tensor, vectorized};
+use crate::cpu::{Element, ROW_GRAIN, Real, for_each_task, for_float, slice, vector, vectorized};
 use crate::fp8::format::{Format, Rounding};
 
 /// Values that are encoded before they are packed: they stay in the nearest cache.
@@ -12,9 +12,7 @@ const BATCH: usize = 1024;
 
 /// See [`encode`](super::encode).
 pub(super) fn encode(coding: Coding, values: &FlexTensor) -> FlexTensor {
-    let words = for_float!(values.dtype(), E => encode_all(coding, slice::<E>(values)));
-    let count = words.len();
-    FlexTensor::from_data(TensorData::new(words, [count]))
+    vector(for_float!(values.dtype(), E => encode_all(coding, slice::<E>(values))))
 }
 
 fn encode_all<E: Element>(coding: Coding, values: &[E]) -> Vec<u32> {
@@ -59,19 +57,15 @@ fn encode_batches<E: Element>(coding: Coding, values: &[E], words: &mut [u32]) {
         // The rest of the last word.
         codes[values.len()..].fill(0);
         for (word, codes) in words.iter_mut().zip(codes.chunks_exact(per_word)) {
-            let devices_with_types = codes.iter().zip((0..).step_by(coding.bits() as usize));
-            *word =
-                devices_with_types.fold(0, |word, (code, place)| word | u32::from(*code) << place);
+            let placed = codes.iter().zip((0..).step_by(coding.bits() as usize));
+            *word = placed.fold(0, |word, (code, place)| word | u32::from(*code) << place);
         }
     }
 }
 
 /// See [`decode`](super::decode).
 pub(super) fn decode(coding: Coding, count: usize, dtype: DType, codes: &FlexTensor) -> FlexTensor {
-    let Some(words) = codes.as_slice::<u32>() else {
-        unreachable!("codes are u32 side by side")
-    };
-    for_float!(dtype, E => tensor(decode_all::<E>(coding, count, words), [count]))
+    for_float!(dtype, E => vector(decode_all::<E>(coding, count, slice(codes))))
 }
 
 fn decode_all<E: Element>(coding: Coding, count: usize, words: &[u32]) -> Vec<E> {

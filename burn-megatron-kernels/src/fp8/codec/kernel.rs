@@ -10,7 +10,7 @@ use cubecl::prelude::*;
 
 use super::Coding;
 use crate::cube::instance::{AotList, instance, types};
-use crate::cube::{RowPlan, empty, grid};
+use crate::cube::{RowPlan, empty, launch};
 use crate::fp8::format::{Format, Rounding};
 use crate::fp8::kernel as code;
 
@@ -53,10 +53,6 @@ impl CodecPlan {
     /// The units that `count` values take.
     fn units(&self, count: usize) -> usize {
         count.div_ceil(self.loads * self.vector)
-    }
-
-    fn grid(&self, client: &Client, count: usize) -> CubeCount {
-        grid(client, self.units(count).div_ceil(UNITS as usize))
     }
 }
 
@@ -173,19 +169,13 @@ pub(super) fn encode(values: CubeTensor, coding: Coding) -> CubeTensor {
     let dtype = values.dtype;
     let plan = CodecPlan::new(&client, dtype, count, coding);
     unsafe {
-        encode_kernel::launch_unchecked(
-            &client,
-            plan.grid(&client, count),
-            CubeDim::new_1d(UNITS),
-            plan.vector,
-            plan.words,
-            values.into_buffer_arg(),
-            codes.clone().into_buffer_arg(),
-            count as u32,
-            plan.units(count) as u32,
-            plan,
-            coding,
-            dtype_to_storage_type(dtype),
+        launch!(
+            encode_kernel,
+            [client, plan.units(count).div_ceil(UNITS as usize), UNITS],
+            [plan.vector, plan.words],
+            [values, &codes],
+            (count as u32, plan.units(count) as u32),
+            (plan, coding, dtype_to_storage_type(dtype))
         );
     }
     codes
@@ -200,19 +190,13 @@ pub(super) fn decode(codes: CubeTensor, count: usize, dtype: DType, coding: Codi
     }
     let plan = CodecPlan::new(&client, dtype, count, coding);
     unsafe {
-        decode_kernel::launch_unchecked(
-            &client,
-            plan.grid(&client, count),
-            CubeDim::new_1d(UNITS),
-            plan.vector,
-            plan.words,
-            codes.into_buffer_arg(),
-            values.clone().into_buffer_arg(),
-            count as u32,
-            plan.units(count) as u32,
-            plan,
-            coding,
-            dtype_to_storage_type(dtype),
+        launch!(
+            decode_kernel,
+            [client, plan.units(count).div_ceil(UNITS as usize), UNITS],
+            [plan.vector, plan.words],
+            [codes, &values],
+            (count as u32, plan.units(count) as u32),
+            (plan, coding, dtype_to_storage_type(dtype))
         );
     }
     values

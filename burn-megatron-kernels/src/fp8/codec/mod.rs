@@ -1,14 +1,11 @@
 //! Packed codes of many values.
 
-use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, FloatDType, Int, Tensor};
-#[cfg(feature = "cubecl")]
-use burn_cubecl::tensor::CubeTensor;
 
 use super::format::{Format, Rounding, e8m0};
 use crate::KernelError;
 use crate::error::accept;
-use crate::launch::{DeviceOp, Spec, launch_one};
+use crate::launch::{SimpleOp, Spec, launch_one};
 
 mod cpu;
 #[cfg(feature = "cubecl")]
@@ -146,122 +143,68 @@ fn encode_as(values: Tensor<1>, coding: Coding) -> Tensor<1, Int> {
         DType::F64 => values.cast(FloatDType::F32),
         _ => values,
     };
-    let kernel = EncodeOp(coding);
+    let name = match coding {
+        Coding::Value(_) => "fp8::encode",
+        Coding::Scale(_) => "fp8::encode_scales",
+    };
     let floats = [DType::F32, DType::Flex32, DType::F16, DType::BF16];
-    let device = || format!("{:?}", values.device());
-    accept(check_type(kernel.name(), values.dtype(), &floats, device));
-    Tensor::from_dispatch(launch_one(kernel, vec![values.into_dispatch()]))
+    let (dtype, device) = (values.dtype(), values.device());
+    if !floats.contains(&dtype) {
+        let error = KernelError::element_type(name, dtype, device, floats);
+        accept(Err(error))
+    }
+    let words = values.dims()[0].div_ceil(coding.per_word());
+    let op = SimpleOp {
+        name,
+        parameters: coding,
+        outputs: vec![Spec::new([words], DType::U32)],
+        cpu: |coding, inputs| vec![cpu::encode(*coding, &inputs[0])],
+        #[cfg(feature = "cubecl")]
+        cube: |coding, mut inputs| vec![kernel::encode(inputs.remove(0), *coding)],
+    };
+    Tensor::from_dispatch(launch_one(op, vec![values.into_dispatch()]))
 }
 
 fn decode_as(codes: Tensor<1, Int>, count: usize, dtype: FloatDType, coding: Coding) -> Tensor<1> {
-    let kernel = DecodeOp {
-        coding,
-        count,
-        dtype: dtype.into(),
+    let name = match coding {
+        Coding::Value(_) => "fp8::decode",
+        Coding::Scale(_) => "fp8::decode_scales",
     };
-    let device = || format!("{:?}", codes.device());
-    accept(check_type(
-        kernel.name(),
-        codes.dtype(),
-        &[DType::U32],
-        device,
-    ));
-    accept(check_count(&kernel, codes.dims()[0]));
-    Tensor::from_dispatch(launch_one(kernel, vec![codes.into_dispatch()]))
-}
-
-fn check_type(
-    operation: &'static str,
-    dtype: DType,
-    fits: &[DType],
-    device: impl FnOnce() -> String,
-) -> Result<(), KernelError> {
-    if fits.contains(&dtype) {
-        Ok(())
-    } else {
-        Err(KernelError::Type {
-            operation,
-            dtype,
-            device: device(),
-            fits: fits
-                .iter()
-                .map(|dtype| format!("{dtype:?}"))
-                .collect::<Vec<_>>()
-                .join(", "),
-        })
+    let (given, device) = (codes.dtype(), codes.device());
+    if given != DType::U32 {
+        let error = KernelError::element_type(name, given, device, [DType::U32]);
+        accept(Err(error))
     }
+    accept(check_count(name, count, coding.per_word(), codes.dims()[0]));
+    let dtype = dtype.into();
+    let op = SimpleOp {
+        name,
+        parameters: (coding, count, dtype),
+        outputs: vec![Spec::new([count], dtype)],
+        cpu: |&(coding, count, dtype), inputs| vec![cpu::decode(coding, count, dtype, &inputs[0])],
+        #[cfg(feature = "cubecl")]
+        cube: |&(coding, count, dtype), mut inputs| {
+            vec![kernel::decode(inputs.remove(0), count, dtype, coding)]
+        },
+    };
+    Tensor::from_dispatch(launch_one(op, vec![codes.into_dispatch()]))
 }
 
-fn check_count(kernel: &DecodeOp, words: usize) -> Result<(), KernelError> {
-    let (count, per_word) = (kernel.count, kernel.coding.per_word());
+fn check_count(
+    operation: &'static str,
+    count: usize,
+    per_word: usize,
+    words: usize,
+) -> Result<(), KernelError> {
     if count.div_ceil(per_word) <= words {
         Ok(())
     } else {
         Err(KernelError::shape(
-            kernel.name(),
+            operation,
             format!(
                 "{count} values do not fit the {} codes of {words} words",
                 words * per_word
             ),
         ))
-    }
-}
-
-/// The input: the values.
-#[derive(Debug)]
-struct EncodeOp(Coding);
-
-/// The input: the codes.
-#[derive(Debug)]
-struct DecodeOp {
-    coding: Coding,
-    count: usize,
-    dtype: DType,
-}
-
-impl DeviceOp for EncodeOp {
-    fn name(&self) -> &'static str {
-        match self.0 {
-            Coding::Value(_) => "fp8::encode",
-            Coding::Scale(_) => "fp8::encode_scales",
-        }
-    }
-
-    fn outputs(&self, inputs: &[Spec]) -> Vec<Spec> {
-        let words = inputs[0].shape[0].div_ceil(self.0.per_word());
-        vec![Spec::new([words], DType::U32)]
-    }
-
-    fn cpu(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
-        vec![cpu::encode(self.0, &inputs[0])]
-    }
-
-    #[cfg(feature = "cubecl")]
-    fn cube(&self, mut inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
-        vec![kernel::encode(inputs.remove(0), self.0)]
-    }
-}
-
-impl DeviceOp for DecodeOp {
-    fn name(&self) -> &'static str {
-        match self.coding {
-            Coding::Value(_) => "fp8::decode",
-            Coding::Scale(_) => "fp8::decode_scales",
-        }
-    }
-
-    fn outputs(&self, _inputs: &[Spec]) -> Vec<Spec> {
-        vec![Spec::new([self.count], self.dtype)]
-    }
-
-    fn cpu(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
-        let codes = &inputs[0];
-        vec![cpu::decode(self.coding, self.count, self.dtype, codes)]
-    }
-
-    #[cfg(feature = "cubecl")]
-    fn cube(&self, mut inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
-        let codes = inputs.remove(0);
-        vec![kernel::decode(codes, self.count, self.dtype, self.coding)]
     }
 }

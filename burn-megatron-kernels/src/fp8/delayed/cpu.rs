@@ -2,9 +2,8 @@
 
 use burn::backend::flex::FlexTensor;
 
-use super::ops::LogOp;
 use super::{LOG_COLUMNS, NOTHING, ScaleRule, ScaleRules};
-use crate::cpu::{own, slice, slice_mut, tensor};
+use crate::cpu::{own, slice, slice_mut, vector};
 
 /// Adds to an entry of a log what was seen in `elements` values: the largest magnitude, and how many were
 /// beyond the format.
@@ -26,12 +25,6 @@ pub(in crate::fp8) fn log_entry(
 fn larger(one: f32, other: f32) -> f32 {
     let key = |magnitude: f32| magnitude.to_bits() as i32;
     if key(one) < key(other) { other } else { one }
-}
-
-pub(super) fn log(op: &LogOp, log: FlexTensor, seen: &FlexTensor) -> FlexTensor {
-    let seen = slice::<f32>(seen);
-    let beyond = if op.counts { seen[1] } else { 0.0 };
-    log_entry(log, op.slot, [seen[0], beyond], op.elements as f32)
 }
 
 /// State, log and counts.
@@ -59,12 +52,7 @@ pub(super) fn next_scales(
         }
     }
     let log = NOTHING.repeat(slots);
-    [state, log, counts]
-        .map(|values| {
-            let shape = [values.len()];
-            tensor(values, shape)
-        })
-        .into()
+    [state, log, counts].map(vector).into()
 }
 
 impl ScaleRule {

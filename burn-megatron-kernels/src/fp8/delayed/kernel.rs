@@ -6,12 +6,12 @@ use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::ops::LogOp;
 use super::{LOG_COLUMNS, ScaleRules};
 use crate::cube::instance::{AotList, instance};
-use crate::cube::{Reduction, RowPlan, cube_sum, empty, grid, own};
+use crate::cube::{RowPlan, cube_sum, empty, launch, own};
 use crate::fp8::kernel::tile::UNITS;
 use crate::fp8::quantize::kernel::reduce::cube_total;
+use crate::launch::exactly;
 
 /// The bits of infinity; those of NaN are above.
 const INFINITY: u32 = 0x7f80_0000;
@@ -42,20 +42,20 @@ fn log_kernel(log: &mut [u32], seen: &[u32], slot: u32, elements: f32, #[comptim
 }
 
 /// See [`log_magnitude`](super::log_magnitude).
-pub(super) fn log(op: &LogOp, mut inputs: Vec<CubeTensor>) -> CubeTensor {
-    let log = own(inputs.remove(0));
+pub(super) fn log(inputs: Vec<CubeTensor>, slot: usize, elements: usize) -> CubeTensor {
+    let [log, seen] = exactly(inputs);
+    let counts = seen.shape()[0] == 2;
+    let log = own(log);
     let client = log.client.clone();
     // SAFETY: one unit accesses what was seen, and an entry that the log has.
     unsafe {
-        log_kernel::launch_unchecked(
-            &client,
-            CubeCount::Static(1, 1, 1),
-            CubeDim::new_1d(1),
-            log.clone().into_buffer_arg(),
-            inputs.remove(0).into_buffer_arg(),
-            op.slot as u32,
-            op.elements as f32,
-            op.counts,
+        launch!(
+            log_kernel,
+            [client, 1, 1],
+            [],
+            [&log, seen],
+            (slot as u32, elements as f32),
+            (counts)
         );
     }
     log
@@ -144,30 +144,23 @@ fn next_scales_kernel(
 
 /// See [`next_scales`](super::next_scales).
 pub(super) fn next_scales(rules: &ScaleRules, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
-    let Ok([logs, state, table]) = <[CubeTensor; 3]>::try_from(inputs) else {
-        unreachable!("the kernel has three inputs")
-    };
+    let [logs, state, table] = exactly(inputs);
     let (client, slots) = (state.client.clone(), rules.slots());
     let ranks = logs.shape().num_elements() / (LOG_COLUMNS * slots);
     let plan = RowPlan::new(&client, DType::F32, 1);
     let outputs = [rules.state_len(), LOG_COLUMNS * slots, 2 * slots]
         .map(|length| empty(&state, [length], DType::F32));
-    let [next, log, counts] = outputs.clone().map(CubeTensor::into_buffer_arg);
+    let [next, log, counts] = &outputs;
     // SAFETY: cubes past the slots access no memory, and the lengths of logs and state were checked.
     unsafe {
-        next_scales_kernel::launch_unchecked(
-            &client,
-            grid(&client, slots),
-            CubeDim::new_1d(UNITS),
-            logs.into_buffer_arg(),
-            state.into_buffer_arg(),
-            table.into_buffer_arg(),
-            next,
-            log,
-            counts,
-            slots as u32,
-            ranks as u32,
-            plan.reduction == Reduction::Planes,
+        launch!(
+            next_scales_kernel,
+            [client, slots, UNITS],
+            [],
+            [logs, state, table],
+            [next, log, counts],
+            (slots as u32, ranks as u32),
+            (plan.planes())
         );
     }
     outputs.into()

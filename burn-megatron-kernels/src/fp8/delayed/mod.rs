@@ -14,18 +14,17 @@ use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 
 use super::check;
 use crate::KernelError;
-use crate::error::accept;
-use crate::launch::{launch, launch_one};
+use crate::cpu::slice;
+use crate::error::{F32, accept, check_type};
+use crate::launch::{SimpleOp, Spec, exactly, launch, launch_one};
 
 mod cpu;
 #[cfg(feature = "cubecl")]
 pub(crate) mod kernel;
-mod ops;
 #[cfg(test)]
 mod tests;
 
 pub(super) use cpu::log_entry;
-use ops::{LogOp, NextScalesOp};
 
 /// The numbers of a slot in a log: the largest magnitude, how many values were beyond the largest of the
 /// format, and how many there were. See [`empty_log`].
@@ -128,16 +127,24 @@ pub fn empty_log(slots: usize, device: &Device) -> Tensor<1> {
 pub fn log_magnitude(log: Tensor<1>, slot: usize, seen: Tensor<1>, elements: usize) -> Tensor<1> {
     const NAME: &str = "log_magnitude";
     accept(check::entry(NAME, &log, slot));
-    accept(check::f32s(NAME, "magnitude", &seen));
+    accept(check_type(NAME, "magnitude", seen.dtype(), F32));
     let [length] = seen.dims();
     if !matches!(length, 1 | 2) {
         let message = format!("a magnitude of {length} numbers: expected 1 or 2");
         accept(Err(KernelError::shape(NAME, message)))
     }
-    let op = LogOp {
-        slot,
-        counts: length == 2,
-        elements,
+    let op = SimpleOp {
+        name: NAME,
+        parameters: (slot, elements),
+        outputs: vec![Spec::of(&log)],
+        cpu: |&(slot, elements), mut inputs| {
+            let log = inputs.remove(0);
+            let seen = slice::<f32>(&inputs[0]);
+            let seen = [seen[0], seen.get(1).copied().unwrap_or(0.0)];
+            vec![log_entry(log, slot, seen, elements as f32)]
+        },
+        #[cfg(feature = "cubecl")]
+        cube: |&(slot, elements), inputs| vec![kernel::log(inputs, slot, elements)],
     };
     let inputs = vec![log.into_dispatch(), seen.into_dispatch()];
     Tensor::from_dispatch(launch_one(op, inputs))
@@ -175,15 +182,18 @@ pub struct NextScales {
 /// With a [`KernelError`] for lengths that do not fit the rules, and for another type than f32.
 pub fn next_scales(logs: Tensor<1>, state: Tensor<1>, rules: &ScaleRules) -> NextScales {
     accept(check_lengths(&logs, &state, rules));
-    let op = NextScalesOp {
-        rules: rules.clone(),
+    let (slots, flat) = (rules.slots(), |count| Spec::new([count], DType::F32));
+    let op = SimpleOp {
+        name: "next_scales",
+        parameters: rules.clone(),
+        outputs: vec![Spec::of(&state), flat(LOG_COLUMNS * slots), flat(2 * slots)],
+        cpu: |rules, inputs| cpu::next_scales(rules, &inputs[0], &inputs[1]),
+        #[cfg(feature = "cubecl")]
+        cube: kernel::next_scales,
     };
     let mut inputs = vec![logs.into_dispatch(), state.into_dispatch()];
     inputs.extend(rules.table.clone().map(Tensor::into_dispatch));
-    let outputs = launch(op, inputs).into_iter().map(Tensor::from_dispatch);
-    let Ok([state, log, counts]) = <[_; 3]>::try_from(outputs.collect::<Vec<_>>()) else {
-        unreachable!("the operation has three outputs")
-    };
+    let [state, log, counts] = exactly(launch(op, inputs)).map(Tensor::from_dispatch);
     NextScales { state, log, counts }
 }
 
@@ -193,8 +203,8 @@ fn check_lengths(
     rules: &ScaleRules,
 ) -> Result<(), KernelError> {
     const NAME: &str = "next_scales";
-    check::f32s(NAME, "logs", logs)?;
-    check::f32s(NAME, "state", state)?;
+    check_type(NAME, "logs", logs.dtype(), F32)?;
+    check_type(NAME, "state", state.dtype(), F32)?;
     let ([logs], [state], slots) = (logs.dims(), state.dims(), rules.slots());
     let row = LOG_COLUMNS * slots;
     if row == 0 || logs == 0 || !logs.is_multiple_of(row) {

@@ -6,7 +6,7 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::{e8m0_factors, e8m0_of_amax, encode_word};
-use crate::cube::{empty, grid};
+use crate::cube::{empty, launch};
 use crate::fp8::{Format, e8m0};
 use crate::launch::{DeviceOp, Spec, launch_one};
 use crate::testing::devices;
@@ -53,13 +53,12 @@ impl DeviceOp for Probe {
         let count = values.meta.shape()[0];
         let results = empty(&values, [4 * count], DType::U32);
         unsafe {
-            probe::launch_unchecked(
-                &client,
-                grid(&client, count.div_ceil(256)),
-                CubeDim::new_1d(256),
-                values.into_buffer_arg(),
-                results.clone().into_buffer_arg(),
-                count as u32,
+            launch!(
+                probe,
+                [client, count.div_ceil(256), 256],
+                [],
+                [values, &results],
+                (count as u32)
             );
         }
         vec![results]

@@ -1,20 +1,10 @@
 //! Transposed and padded codes: the CPU implementation.
 
-use burn::backend::flex::FlexTensor;
-
 use super::words;
 use crate::cpu::{for_each_task, rows_per_task};
 
 /// Rows and codes of a tile: both sides of it stay in the fastest cache.
 const TILE: usize = 64;
-
-/// The words of a tensor of codes.
-pub(in super::super) fn words_of(tensor: &FlexTensor) -> &[u32] {
-    match tensor.as_slice() {
-        Some(words) => words,
-        None => unreachable!("codes are u32 side by side"),
-    }
-}
 
 /// The code at a place of a row.
 #[inline(always)]

@@ -10,7 +10,7 @@ use super::super::kernel::tile::{
 };
 use super::{BLOCK, words};
 use crate::cube::instance::{AotList, instance};
-use crate::cube::{empty, grid};
+use crate::cube::{empty, launch};
 
 /// Loads of 16 codes that a row of a tile takes; with 4 rows for each unit they are the cube.
 const LOADS_PER_ROW: usize = BLOCK / 16;
@@ -73,15 +73,12 @@ pub(super) fn transpose(codes: CubeTensor, depth: usize) -> CubeTensor {
     if cubes > 0 {
         // SAFETY: nothing outside of padded rows is read or written.
         unsafe {
-            transpose_kernel::launch_unchecked(
-                &client,
-                grid(&client, cubes),
-                CubeDim::new_1d(UNITS),
-                4,
-                codes.into_buffer_arg(),
-                transposed.clone().into_buffer_arg(),
-                rows as u32,
-                depth as u32,
+            launch!(
+                transpose_kernel,
+                [client, cubes, UNITS],
+                [4],
+                [codes, &transposed],
+                (rows as u32, depth as u32)
             );
         }
     }
@@ -118,14 +115,12 @@ pub(super) fn pad(flat: CubeTensor, [rows, depth]: [usize; 2]) -> CubeTensor {
     if units > 0 {
         // SAFETY: the codes were counted, and units past the rows access no memory.
         unsafe {
-            pad_kernel::launch_unchecked(
-                &client,
-                grid(&client, units.div_ceil(UNITS as usize)),
-                CubeDim::new_1d(UNITS),
-                flat.into_buffer_arg(),
-                padded.clone().into_buffer_arg(),
-                rows as u32,
-                depth as u32,
+            launch!(
+                pad_kernel,
+                [client, units.div_ceil(UNITS as usize), UNITS],
+                [],
+                [flat, &padded],
+                (rows as u32, depth as u32)
             );
         }
     }

@@ -1,23 +1,22 @@
 //! A matrix in 8 bits with its scales.
 
-use burn::backend::DispatchTensor;
-use burn::tensor::{DType, Int, Tensor};
+use burn::backend::{DispatchTensor, TensorMetadata};
+use burn::tensor::{DType, Int, Shape, Tensor};
 
 use super::check;
 use super::format::Format;
 use crate::KernelError;
-use crate::error::{accept, check_size};
-use crate::launch::launch_one;
+use crate::cpu::{slice, tensor};
+use crate::error::{F32, U32, accept, check_size, check_type};
+use crate::launch::{SimpleOp, Spec, launch_one};
 
 mod cpu;
 #[cfg(feature = "cubecl")]
 pub(crate) mod kernel;
-mod ops;
 #[cfg(test)]
 mod tests;
 
-pub(super) use cpu::{transposed_codes, words_of};
-use ops::{PadOp, TransposeOp};
+pub(super) use cpu::transposed_codes;
 
 /// Rows are padded to a multiple of this many bytes, as FP8 products on GPUs require.
 pub const ROW_BYTES: usize = 16;
@@ -27,6 +26,9 @@ pub const BLOCK: usize = 128;
 
 /// Elements that share a scale in MXFP8.
 pub const MX_BLOCK: usize = 32;
+
+/// The name of the type of codes in errors.
+const CODES: &str = "type of the codes";
 
 /// A matrix `[rows, depth]` in 8 bits, as a product reads it: the summed dimension lies along each
 /// row.
@@ -72,12 +74,10 @@ impl Fp8Matrix {
     /// Codes and scales, to be saved for a backward; [`with_tensors`](Self::with_tensors) is the
     /// inverse.
     pub fn tensors(&self) -> [DispatchTensor; 2] {
-        let scales = match &self.scales {
-            Scales::Tensor(scale) => scale.clone().into_dispatch(),
-            Scales::Blocks { scales, .. } => scales.clone().into_dispatch(),
-            Scales::Mx(scales) => scales.clone().into_dispatch(),
-        };
-        [self.codes.clone().into_dispatch(), scales]
+        [
+            self.codes.clone().into_dispatch(),
+            self.scales.to_dispatch(),
+        ]
     }
 
     /// The matrix with other codes and scales of the same kinds and sizes, as [`tensors`](Self::tensors)
@@ -108,27 +108,37 @@ impl Fp8Matrix {
     /// With a [`KernelError`] for blocks of 1 x 128 and for MX, whose scales belong to the elements
     /// of one row, and for codes and scales that do not match.
     pub fn transposed(&self) -> Self {
-        accept(self.check("transposed"));
+        accept(self.check("transposed", "the matrix"));
         let scales = match &self.scales {
             Scales::Tensor(scale) => Scales::Tensor(scale.clone()),
             Scales::Blocks { scales, height } if *height == BLOCK => Scales::Blocks {
                 scales: scales.clone().transpose(),
                 height: *height,
             },
-            other => accept(Err(KernelError::Option {
-                operation: "transposed",
-                name: "scales",
-                value: other.describe().into(),
-                fits: "one for all, or one for 128 x 128 elements",
-            })),
+            other => {
+                let fits = "one for all, or one for 128 x 128 elements";
+                let kind = other.describe();
+                accept(Err(KernelError::option("transposed", "scales", kind, fits)))
+            }
         };
-        let kernel = TransposeOp { depth: self.depth };
-        let codes = launch_one(kernel, vec![self.codes.clone().into_dispatch()]);
+        let (rows, depth) = (self.rows(), self.depth);
+        let op = SimpleOp {
+            name: "transposed",
+            parameters: [rows, depth],
+            outputs: vec![Spec::new([depth, words(rows)], DType::U32)],
+            cpu: |&[rows, depth], inputs| {
+                let codes = cpu::transposed_codes(slice(&inputs[0]), [rows, depth]);
+                vec![tensor(codes, [depth, words(rows)])]
+            },
+            #[cfg(feature = "cubecl")]
+            cube: |&[_, depth], mut inputs| vec![kernel::transpose(inputs.remove(0), depth)],
+        };
+        let codes = launch_one(op, vec![self.codes.clone().into_dispatch()]);
         Self {
             codes: Tensor::from_dispatch(codes),
             scales,
             format: self.format,
-            depth: self.rows(),
+            depth: rows,
         }
     }
 
@@ -153,7 +163,7 @@ impl Fp8Matrix {
         accept(check::format(NAME, format));
         accept(check::one(NAME, "descale", &descale));
         accept(check_size(NAME, &[rows, depth]));
-        accept(check_codes(NAME, codes.dtype()));
+        accept(check_type(NAME, CODES, codes.dtype(), U32));
         let (given, needed) = (codes.dims()[0], (rows * depth).div_ceil(4));
         if given < needed {
             accept(Err(KernelError::shape(
@@ -169,8 +179,18 @@ impl Fp8Matrix {
         let codes = if needed > 0 && depth.is_multiple_of(ROW_BYTES) {
             codes.narrow(0, 0, needed).reshape([rows, words(depth)])
         } else {
-            let kernel = PadOp { rows, depth };
-            Tensor::from_dispatch(launch_one(kernel, vec![codes.into_dispatch()]))
+            let op = SimpleOp {
+                name: NAME,
+                parameters: [rows, depth],
+                outputs: vec![Spec::new([rows, words(depth)], DType::U32)],
+                cpu: |&[rows, depth], inputs| {
+                    let codes = cpu::padded(slice(&inputs[0]), [rows, depth]);
+                    vec![tensor(codes, [rows, words(depth)])]
+                },
+                #[cfg(feature = "cubecl")]
+                cube: |sizes, mut inputs| vec![kernel::pad(inputs.remove(0), *sizes)],
+            };
+            Tensor::from_dispatch(launch_one(op, vec![codes.into_dispatch()]))
         };
         Self {
             codes,
@@ -180,58 +200,77 @@ impl Fp8Matrix {
         }
     }
 
-    /// Refuses codes and scales that do not match.
-    pub(super) fn check(&self, operation: &'static str) -> Result<(), KernelError> {
-        let ([rows, width], depth) = (self.codes.dims(), self.depth);
-        check_codes(operation, self.codes.dtype())?;
-        let refuse = |message| Err(KernelError::shape(operation, message));
-        if width != words(depth) {
-            return refuse(format!(
-                "invalid codes [{rows}, {width}] for rows of {depth} elements: expected {} words per row",
-                words(depth)
-            ));
-        }
-        let (shape, dtype, fits) = match &self.scales {
-            Scales::Tensor(scale) => (scale.dims().to_vec(), scale.dtype(), vec![1]),
-            Scales::Blocks { height, .. } if ![1, BLOCK].contains(height) => {
-                return refuse(format!(
-                    "blocks are {height} rows high: expected 1 and {BLOCK}"
-                ));
-            }
-            Scales::Blocks { scales, height } => {
-                let fits = vec![rows.div_ceil(*height), depth.div_ceil(BLOCK)];
-                (scales.dims().to_vec(), scales.dtype(), fits)
-            }
-            Scales::Mx(scales) => {
-                let fits = vec![rows, mx_words(depth)];
-                (scales.dims().to_vec(), scales.dtype(), fits)
-            }
+    /// Refuses a format that has not 8 bits, and codes and scales that do not match. Errors call the matrix `name`.
+    ///
+    /// The fields of a matrix are public: with mismatched sizes, kernels would read past the end.
+    pub(super) fn check(
+        &self,
+        operation: &'static str,
+        name: &'static str,
+    ) -> Result<(), KernelError> {
+        let ([rows, _], depth) = (self.codes.dims(), self.depth);
+        let option = |option, value: String, fits| {
+            let value = format!("{value} of {name}");
+            Err(KernelError::option(operation, option, value, fits))
         };
+        if self.format == Format::E2M1 {
+            return option("format", "E2M1".into(), "E4M3 or E5M2");
+        }
+        if let Scales::Blocks { height, .. } = &self.scales
+            && ![1, BLOCK].contains(height)
+        {
+            return option("rows that share a scale", height.to_string(), "1 or 128");
+        }
+        check_type(operation, CODES, self.codes.dtype(), U32)?;
+        let scales = self.scales.to_dispatch();
+        let fits = self.scales.fits([rows, depth]);
+        for (what, given, fits) in [
+            (
+                "codes",
+                self.codes.dims().to_vec(),
+                vec![rows, words(depth)],
+            ),
+            ("scales", scales.shape().to_vec(), fits),
+        ] {
+            if given != fits {
+                let message = format!(
+                    "{name} is [{rows}, {depth}] and its {what} {given:?}: expected {fits:?} (see Fp8Matrix)"
+                );
+                return Err(KernelError::shape(operation, message));
+            }
+        }
         let wanted = match &self.scales {
-            Scales::Mx(_) => DType::U32,
-            _ => DType::F32,
+            Scales::Mx(_) => U32,
+            _ => F32,
         };
-        match (shape == fits, dtype == wanted) {
-            (true, true) => Ok(()),
-            (false, _) => refuse(format!(
-                "the scales of a matrix [{rows}, {depth}] are {shape:?}: expected {fits:?}"
-            )),
-            (true, false) => refuse(format!("the scales are in {dtype:?}: expected {wanted:?}")),
-        }
+        check_type(operation, "type of the scales", scales.dtype(), wanted)
     }
 
     /// The bytes that it takes, scales included.
     pub fn bytes(&self) -> usize {
-        let scales = match &self.scales {
-            Scales::Tensor(_) => 4,
-            Scales::Blocks { scales, .. } => 4 * scales.shape().num_elements(),
-            Scales::Mx(scales) => 4 * scales.shape().num_elements(),
-        };
-        4 * self.codes.shape().num_elements() + scales
+        let words = |shape: Shape| 4 * shape.num_elements();
+        words(self.codes.shape()) + words(self.scales.to_dispatch().shape())
     }
 }
 
 impl Scales {
+    fn to_dispatch(&self) -> DispatchTensor {
+        match self {
+            Self::Tensor(scale) => scale.clone().into_dispatch(),
+            Self::Blocks { scales, .. } => scales.clone().into_dispatch(),
+            Self::Mx(scales) => scales.clone().into_dispatch(),
+        }
+    }
+
+    /// The shape that scales of this kind have for a matrix `[rows, depth]`.
+    fn fits(&self, [rows, depth]: [usize; 2]) -> Vec<usize> {
+        match self {
+            Self::Tensor(_) => vec![1],
+            Self::Blocks { height, .. } => vec![rows.div_ceil(*height), depth.div_ceil(BLOCK)],
+            Self::Mx(_) => vec![rows, mx_words(depth)],
+        }
+    }
+
     fn describe(&self) -> &'static str {
         match self {
             Self::Tensor(_) => "one for all",
@@ -239,18 +278,6 @@ impl Scales {
             Self::Blocks { .. } => "one for 128 x 128 elements",
             Self::Mx(_) => "one for 1 x 32 elements",
         }
-    }
-}
-
-fn check_codes(operation: &'static str, dtype: DType) -> Result<(), KernelError> {
-    match dtype {
-        DType::U32 => Ok(()),
-        other => Err(KernelError::Option {
-            operation,
-            name: "type of the codes",
-            value: format!("{other:?}"),
-            fits: "U32",
-        }),
     }
 }
 

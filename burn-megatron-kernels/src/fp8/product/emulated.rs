@@ -1,8 +1,9 @@
 //! Products of decoded factors: in f32, and in f64 if the result is.
 
-use burn::tensor::{DType, FloatDType, Tensor};
+use burn::tensor::{DType, Tensor};
 
 use super::store_flat;
+use crate::cpu::wide;
 use crate::fp8::matrix::Fp8Matrix;
 use crate::fp8::quantize::dequantize;
 use crate::gemm;
@@ -12,9 +13,11 @@ pub(super) fn multiply(
     a: &Fp8Matrix,
     b: &Fp8Matrix,
     bias: Option<Tensor<1>>,
-    dtype: FloatDType,
+    dtype: DType,
 ) -> Tensor<2> {
-    let sums = type_of_sums(dtype.into());
+    // Sums in f64 hold nearly every product of codes as it is, so that their order makes no difference to
+    // what the next layer rounds to 8 bits.
+    let sums = wide(dtype);
     let bias = bias.map(|bias| bias.cast(sums));
     let [a, b] = [a, b].map(|factor| dequantize(factor).cast(sums));
     gemm::linear(a, b.transpose(), bias).cast(dtype)
@@ -32,15 +35,6 @@ pub(super) fn accumulate_at(
         let (a, b) = (dequantize(a).transpose(), dequantize(b).transpose());
         return gemm::accumulate_weight_gradient_at(a, b, flat, offset, add);
     }
-    let sums = type_of_sums(flat.dtype());
+    let sums = wide(flat.dtype());
     store_flat(multiply(a, b, None, sums), flat, offset, add)
-}
-
-/// Sums in f64 hold nearly every product of codes as it is, so that their order makes no difference to
-/// what the next layer rounds to 8 bits.
-fn type_of_sums(result: DType) -> FloatDType {
-    match result {
-        DType::F64 => FloatDType::F64,
-        _ => FloatDType::F32,
-    }
 }

@@ -14,9 +14,10 @@
 //! Other products are decoded, with one warning. [`engine_of_fp8`] describes the engine of a
 //! device.
 
-use burn::tensor::{DType, Device, FloatDType, Tensor};
+use burn::tensor::{Device, FloatDType, Tensor};
 
 use super::matrix::Fp8Matrix;
+use crate::cpu::wide;
 use crate::error::accept;
 use crate::flat;
 
@@ -88,7 +89,7 @@ pub fn multiply(
     }
     // Sums of the CPU are the exact ones.
     let _ = accumulation;
-    emulated::multiply(a, b, bias, dtype)
+    emulated::multiply(a, b, bias, dtype.into())
 }
 
 /// `flat` with `a b^T`, row by row, over its elements from `offset` on, or added to them if `add`:
@@ -147,9 +148,6 @@ fn store_flat(product: Tensor<2>, flat: Tensor<1>, offset: usize, add: bool) -> 
         // Burn's reshape reads a 0 as "keep this dimension".
         return flat;
     }
-    let wide = match flat.dtype() {
-        DType::F64 => FloatDType::F64,
-        _ => FloatDType::F32,
-    };
-    flat::accumulate(flat, offset, product.cast(wide).reshape([len]), add)
+    let product = product.cast(wide(flat.dtype())).reshape([len]);
+    flat::accumulate(flat, offset, product, add)
 }

@@ -112,12 +112,7 @@ impl Fp8Problem {
     /// The same product in the terms of the library, whose first factor is `b`: see
     /// [`ColumnMajor::of`].
     pub(super) fn request(&self) -> Request {
-        let rows = |rows| Matrix {
-            rows,
-            columns: self.depth,
-            leading: self.depth,
-            transposed: false,
-        };
+        let rows = |rows| Matrix::contiguous(rows, self.depth);
         let one_scale = self.pair() == Ok(ScaleMode::Tensor);
         Request {
             layout: ColumnMajor::of(rows(self.rows), rows(self.columns).transpose()),

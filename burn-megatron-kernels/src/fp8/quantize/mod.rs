@@ -3,13 +3,13 @@
 //! The formulas are those of Transformer Engine, and for MX those of the OCP Microscaling Formats
 //! (MX) Specification 1.0 with the scale rounded up.
 
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 
 use super::check;
 use super::format::Format;
 use super::matrix::Fp8Matrix;
 use crate::error::accept;
-use crate::launch::{launch, launch_one};
+use crate::launch::{SimpleOp, Spec, launch, launch_one};
 
 mod cpu;
 mod input;
@@ -21,7 +21,7 @@ pub(super) mod scaling;
 pub(crate) mod tests;
 
 pub use input::QuantizerInput;
-use ops::{AmaxOp, DequantizeOp, QuantizeOp, ScaleOp};
+use ops::QuantizeOp;
 use scaling::ScalingKind;
 pub use scaling::{CurrentScale, QuantizerUsage, Scaling};
 
@@ -184,7 +184,15 @@ fn run(
 /// With a [`KernelError`](crate::KernelError) for another type, and for too many elements.
 pub fn amax(x: Tensor<2>) -> Tensor<1> {
     let (_, inputs) = QuantizerInput::from(x).into_inputs();
-    Tensor::from_dispatch(launch_one(AmaxOp, inputs))
+    let op = SimpleOp {
+        name: "amax",
+        parameters: (),
+        outputs: vec![Spec::new([1], DType::F32)],
+        cpu: |_, inputs| vec![cpu::amax(&inputs[0])],
+        #[cfg(feature = "cubecl")]
+        cube: |_, mut inputs| vec![kernel::amax(inputs.remove(0))],
+    };
+    Tensor::from_dispatch(launch_one(op, inputs))
 }
 
 /// The scale for a tensor whose largest magnitude is `amax`, both `[1]` in f32: what its values are
@@ -199,13 +207,21 @@ pub fn amax(x: Tensor<2>) -> Tensor<1> {
 /// With a [`KernelError`](crate::KernelError) for an `amax` that is not `[1]` in f32, for [`Format::E2M1`], and for an
 /// epsilon that is negative, infinite or NaN.
 pub fn current_scale(amax: Tensor<1>, format: Format, options: CurrentScale) -> Tensor<1> {
-    accept(check::format("current_scale", format));
-    accept(check::one("current_scale", "largest magnitude", &amax));
-    accept(check::epsilon(options.epsilon));
-    Tensor::from_dispatch(launch_one(
-        ScaleOp { format, options },
-        vec![amax.into_dispatch()],
-    ))
+    const NAME: &str = "current_scale";
+    accept(check::format(NAME, format));
+    accept(check::one(NAME, "largest magnitude", &amax));
+    accept(check::epsilon(NAME, options.epsilon));
+    let op = SimpleOp {
+        name: NAME,
+        parameters: (format, options),
+        outputs: vec![Spec::new([1], DType::F32)],
+        cpu: |&(format, options), inputs| vec![cpu::scale_of(&inputs[0], format, options)],
+        #[cfg(feature = "cubecl")]
+        cube: |&(format, options), mut inputs| {
+            vec![kernel::scale_of(inputs.remove(0), format, options)]
+        },
+    };
+    Tensor::from_dispatch(launch_one(op, vec![amax.into_dispatch()]))
 }
 
 /// The values of a quantised matrix, `[rows, depth]` in f32: each code times its scale.
@@ -217,12 +233,18 @@ pub fn current_scale(amax: Tensor<1>, format: Format, options: CurrentScale) -> 
 /// With a [`KernelError`](crate::KernelError) for codes and scales that do not match, or have other
 /// types than [`Fp8Matrix`] documents, and for [`Format::E2M1`].
 pub fn dequantize(matrix: &Fp8Matrix) -> Tensor<2> {
-    accept(check::format("dequantize", matrix.format));
-    accept(matrix.check("dequantize"));
-    let kernel = DequantizeOp {
-        format: matrix.format,
-        kind: ScalingKind::of_matrix(matrix),
-        depth: matrix.depth,
+    const NAME: &str = "dequantize";
+    accept(matrix.check(NAME, "the matrix"));
+    let (kind, depth) = (ScalingKind::of_matrix(matrix), matrix.depth);
+    let op = SimpleOp {
+        name: NAME,
+        parameters: (matrix.format, kind, depth),
+        outputs: vec![Spec::new([matrix.rows(), depth], DType::F32)],
+        cpu: |&(format, kind, depth), inputs| vec![cpu::dequantize(&inputs, format, kind, depth)],
+        #[cfg(feature = "cubecl")]
+        cube: |&(format, kind, depth), inputs| {
+            vec![kernel::dequantize(inputs, format, kind, depth)]
+        },
     };
-    Tensor::from_dispatch(launch_one(kernel, matrix.tensors().to_vec()))
+    Tensor::from_dispatch(launch_one(op, matrix.tensors().to_vec()))
 }

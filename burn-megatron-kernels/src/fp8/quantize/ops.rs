@@ -10,7 +10,7 @@ use super::super::matrix::words;
 use super::cpu;
 #[cfg(feature = "cubecl")]
 use super::kernel;
-use super::scaling::{CurrentScale, QuantizerUsage, ScalingKind};
+use super::scaling::{QuantizerUsage, ScalingKind};
 use crate::activation::FusedActivation;
 use crate::launch::{DeviceOp, Spec};
 
@@ -74,81 +74,5 @@ impl DeviceOp for QuantizeOp {
     #[cfg(feature = "cubecl")]
     fn cube(&self, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
         kernel::quantize(self, inputs)
-    }
-}
-
-/// Input: a matrix.
-#[derive(Debug)]
-pub(super) struct AmaxOp;
-
-impl DeviceOp for AmaxOp {
-    fn name(&self) -> &'static str {
-        "amax"
-    }
-
-    fn outputs(&self, _inputs: &[Spec]) -> Vec<Spec> {
-        vec![Spec::new([1], DType::F32)]
-    }
-
-    fn cpu(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
-        vec![cpu::amax(&inputs[0])]
-    }
-
-    #[cfg(feature = "cubecl")]
-    fn cube(&self, mut inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
-        vec![kernel::amax(inputs.remove(0))]
-    }
-}
-
-/// Input: the largest magnitude.
-#[derive(Debug)]
-pub(super) struct ScaleOp {
-    pub format: Format,
-    pub options: CurrentScale,
-}
-
-impl DeviceOp for ScaleOp {
-    fn name(&self) -> &'static str {
-        "current_scale"
-    }
-
-    fn outputs(&self, _inputs: &[Spec]) -> Vec<Spec> {
-        vec![Spec::new([1], DType::F32)]
-    }
-
-    fn cpu(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
-        vec![cpu::scale_of(self, &inputs[0])]
-    }
-
-    #[cfg(feature = "cubecl")]
-    fn cube(&self, mut inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
-        vec![kernel::scale_of(self, inputs.remove(0))]
-    }
-}
-
-/// Inputs: codes and scales.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct DequantizeOp {
-    pub format: Format,
-    pub kind: ScalingKind,
-    pub depth: usize,
-}
-
-impl DeviceOp for DequantizeOp {
-    fn name(&self) -> &'static str {
-        "dequantize"
-    }
-
-    fn outputs(&self, inputs: &[Spec]) -> Vec<Spec> {
-        vec![Spec::new([inputs[0].shape[0], self.depth], DType::F32)]
-    }
-
-    fn cpu(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
-        vec![cpu::dequantize(self, &inputs)]
-    }
-
-    #[cfg(feature = "cubecl")]
-    fn cube(&self, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
-        vec![kernel::dequantize(self, inputs)]
     }
 }

@@ -2,7 +2,6 @@
 
 use burn::tensor::{Bool, DType, FloatDType, Tensor};
 
-use super::check;
 use super::format::Format;
 use super::matrix::{Fp8Matrix, Scales};
 use super::quantize::{amax, dequantize};
@@ -56,8 +55,7 @@ const ROUNDING: f64 = 4.0 * f32::EPSILON as f64;
 /// assert_eq!(statistics.flushed, 1.0 / 3.0);
 /// ```
 pub fn statistics(x: Tensor<2>, matrix: &Fp8Matrix) -> Statistics {
-    accept(check::format(NAME, matrix.format));
-    accept(matrix.check(NAME));
+    accept(matrix.check(NAME, "the matrix"));
     accept(check_sizes(x.dims(), matrix));
     let x = x.cast(FloatDType::F32);
     let count = x.shape().num_elements();

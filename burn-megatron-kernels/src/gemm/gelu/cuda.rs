@@ -24,12 +24,7 @@ pub(super) fn check(
     [inputs, width]: [usize; 2],
 ) -> Result<(), String> {
     let engine = CublasLt::on(device).ok_or_else(|| only_cuda(device))??;
-    let stored = |rows, columns| Matrix {
-        rows,
-        columns,
-        leading: columns,
-        transposed: false,
-    };
+    let stored = Matrix::contiguous;
     let (x, up) = (stored(SOME_ROWS, inputs), stored(inputs, width));
     let down = stored(width, inputs).transpose();
     for (left, right, gelu) in [(x, up, Gelu::Forward), (x, down, Gelu::Gradient)] {
@@ -118,14 +113,11 @@ impl GeluOp {
             if !width.is_multiple_of(WIDTH_MULTIPLE) {
                 return Err(format!("{width} is no multiple of {WIDTH_MULTIPLE}"));
             }
-            let stored = |rows, columns, transposed| Matrix {
-                rows,
-                columns,
-                leading: if transposed { rows } else { columns },
-                transposed,
+            let right = match self.gelu {
+                Gelu::Forward => Matrix::contiguous(inputs, width),
+                Gelu::Gradient => Matrix::contiguous(width, inputs).transpose(),
             };
-            let right = stored(inputs, width, self.gelu == Gelu::Gradient);
-            let left_matrix = stored(rows, inputs, false);
+            let left_matrix = Matrix::contiguous(rows, inputs);
             engine?.supports_request(&self.request(left.dtype(), left_matrix, right))
         };
         supported()

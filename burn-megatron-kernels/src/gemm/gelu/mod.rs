@@ -8,10 +8,10 @@
 
 use burn::tensor::{DType, Device, Tensor};
 
-use super::{check_linear, linear, same_type};
+use super::{check_linear, linear};
 use crate::activation::{Activation, ActivationFunction};
 use crate::column_sum::column_sum;
-use crate::error::accept;
+use crate::error::{accept, check_same_type};
 use crate::{Function, KernelError};
 
 #[cfg(feature = "cuda")]
@@ -161,6 +161,6 @@ fn check_gradient(
         ));
     }
     let dtype = gradient.dtype();
-    same_type(GRADIENT, dtype, "type of the weight", weight.dtype())?;
-    same_type(GRADIENT, dtype, "type of the input", input.dtype())
+    check_same_type(GRADIENT, dtype, "type of the weight", weight.dtype())?;
+    check_same_type(GRADIENT, dtype, "type of the input", input.dtype())
 }

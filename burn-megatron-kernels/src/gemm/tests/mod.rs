@@ -2,6 +2,7 @@ use burn::tensor::{DType, Device, Tensor, TensorData};
 use proptest::prelude::*;
 
 use super::*;
+use crate::cpu::wide;
 use crate::testing::{Input, devices};
 
 mod at;

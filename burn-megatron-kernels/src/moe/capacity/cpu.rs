@@ -1,32 +1,30 @@
 //! On Burn's CPU backend: the pairs of each expert are sorted.
 
 use burn::backend::flex::FlexTensor;
-use burn::tensor::TensorData;
 
-use super::KeepOp;
-use crate::cpu::{Element, Real, for_float, slice};
+use crate::cpu::{Element, Real, for_float, slice, tensor};
 
-pub(super) fn keep(op: &KeepOp, inputs: &[FlexTensor]) -> FlexTensor {
-    let ints = |input: usize| inputs[input].as_slice::<i32>().unwrap_or_default();
-    let (mut kept, row_to_pair, offsets) = (ints(0).to_vec(), ints(2), ints(3));
+pub(super) fn keep(experts: usize, capacity: usize, inputs: &[FlexTensor]) -> FlexTensor {
+    let mut kept = slice::<i32>(&inputs[0]).to_vec();
+    let [row_to_pair, offsets] = [2, 3].map(|input| slice::<i32>(&inputs[input]));
     let weights = inputs.get(4);
-    for expert in 0..op.experts {
+    for expert in 0..experts {
         let rows = offsets[expert] as usize..offsets[expert + 1] as usize;
         let mut pairs: Vec<usize> = row_to_pair[rows]
             .iter()
             .map(|pair| *pair as usize)
             .collect();
-        if pairs.len() <= op.capacity {
+        if pairs.len() <= capacity {
             continue;
         }
         if let Some(weights) = weights {
             for_float!(weights.dtype(), E => sort(&mut pairs, slice::<E>(weights)));
         }
-        for pair in &pairs[op.capacity..] {
+        for pair in &pairs[capacity..] {
             kept[*pair] = -1;
         }
     }
-    FlexTensor::from_data(TensorData::new(kept, inputs[0].layout().shape().clone()))
+    tensor(kept, inputs[0].layout().shape().clone())
 }
 
 /// The largest weights first; stable, so that equal ones stay in the order of the tokens.

@@ -6,9 +6,9 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
-use super::KeepOp;
 use crate::cube::instance::{AotList, instance};
-use crate::cube::{empty, grid};
+use crate::cube::{empty, launch};
+use crate::launch::exactly;
 
 /// Units of a cube.
 const UNITS: u32 = 256;
@@ -74,51 +74,35 @@ fn keep_largest_kernel<F: Float>(
     }
 }
 
-/// See [`KeepOp`].
-pub(super) fn keep(op: &KeepOp, mut inputs: Vec<CubeTensor>) -> CubeTensor {
+/// See [`keep_within_capacity`](super::keep_within_capacity).
+pub(super) fn keep(capacity: usize, mut inputs: Vec<CubeTensor>) -> CubeTensor {
     let weights = (inputs.len() > 4).then(|| inputs.remove(4));
-    let Ok([indices, pair_to_row, row_to_pair, offsets]) = <[CubeTensor; 4]>::try_from(inputs)
-    else {
-        unreachable!("`KeepOp` is launched with four inputs and weights")
-    };
+    let [indices, pair_to_row, row_to_pair, offsets] = exactly(inputs);
     let client = indices.client.clone();
     let shape = indices.meta.shape().clone();
     let pairs = shape.num_elements();
     let kept = empty(&indices, shape, DType::I32);
-    let (cubes, units) = (
-        grid(&client, pairs.div_ceil(UNITS as usize)),
-        CubeDim::new_1d(UNITS),
-    );
-    let capacity = u32::try_from(op.capacity).unwrap_or(u32::MAX);
+    let cubes = pairs.div_ceil(UNITS as usize);
+    let capacity = u32::try_from(capacity).unwrap_or(u32::MAX);
     // SAFETY: units past the pairs access no memory, and rows and pairs are those of a map.
     unsafe {
         match weights {
-            None => keep_first_kernel::launch_unchecked(
-                &client,
-                cubes,
-                units,
-                indices.into_tensor_arg(),
-                pair_to_row.into_tensor_arg(),
-                offsets.into_tensor_arg(),
-                kept.clone().into_tensor_arg(),
-                pairs as u32,
-                capacity,
+            None => launch!(
+                keep_first_kernel,
+                [client, cubes, UNITS],
+                [],
+                [indices, pair_to_row, offsets, &kept],
+                (pairs as u32, capacity)
             ),
             Some(weights) => {
                 let dtype = dtype_to_storage_type(weights.dtype);
-                keep_largest_kernel::launch_unchecked(
-                    &client,
-                    cubes,
-                    units,
-                    indices.into_tensor_arg(),
-                    pair_to_row.into_tensor_arg(),
-                    row_to_pair.into_tensor_arg(),
-                    offsets.into_tensor_arg(),
-                    weights.into_tensor_arg(),
-                    kept.clone().into_tensor_arg(),
-                    pairs as u32,
-                    capacity,
-                    dtype,
+                launch!(
+                    keep_largest_kernel,
+                    [client, cubes, UNITS],
+                    [],
+                    [indices, pair_to_row, row_to_pair, offsets, weights, &kept],
+                    (pairs as u32, capacity),
+                    (dtype)
                 );
             }
         }

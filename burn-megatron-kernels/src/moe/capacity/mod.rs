@@ -4,17 +4,14 @@
 //! of their weights, the larger first, and of equal ones, or without weights, in that of the tokens. Nothing is
 //! copied to the host.
 
-use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, Int, IntDType, Tensor};
-#[cfg(feature = "cubecl")]
-use burn_cubecl::tensor::CubeTensor;
 
 use super::permutation::sort::check_experts;
 use super::permutation::{RowLayout, RowMap};
 use crate::KernelError;
 use crate::cpu::wide;
 use crate::error::accept;
-use crate::launch::{DeviceOp, Spec, launch_one};
+use crate::launch::{SimpleOp, Spec, launch_one};
 
 mod cpu;
 #[cfg(feature = "cubecl")]
@@ -57,6 +54,7 @@ pub fn keep_within_capacity(
     if pairs == 0 {
         return indices;
     }
+    let shape = indices.shape();
     let map = RowMap::new(indices.clone(), experts, RowLayout::Rows(pairs));
     let mut inputs = vec![
         indices.into_dispatch(),
@@ -68,34 +66,15 @@ pub fn keep_within_capacity(
         let dtype = wide(weights.dtype());
         weights.inner().cast(dtype).into_dispatch()
     }));
-    let op = KeepOp { experts, capacity };
+    let op = SimpleOp {
+        name: NAME,
+        parameters: (experts, capacity),
+        outputs: vec![Spec::new(shape, DType::I32)],
+        cpu: |&(experts, capacity), inputs| vec![cpu::keep(experts, capacity, &inputs)],
+        #[cfg(feature = "cubecl")]
+        cube: |(_, capacity), inputs| vec![kernel::keep(*capacity, inputs)],
+    };
     Tensor::from_dispatch(launch_one(op, inputs))
-}
-
-/// Inputs: the indices, the row of each pair, the pair of each row, the offsets, and weights where they decide.
-#[derive(Debug)]
-struct KeepOp {
-    experts: usize,
-    capacity: usize,
-}
-
-impl DeviceOp for KeepOp {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
-    fn outputs(&self, inputs: &[Spec]) -> Vec<Spec> {
-        vec![Spec::new(inputs[0].shape.clone(), DType::I32)]
-    }
-
-    fn cpu(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
-        vec![cpu::keep(self, &inputs)]
-    }
-
-    #[cfg(feature = "cubecl")]
-    fn cube(&self, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
-        vec![kernel::keep(self, inputs)]
-    }
 }
 
 fn check_weights(indices: [usize; 2], weights: Option<&Tensor<2>>) -> Result<(), KernelError> {

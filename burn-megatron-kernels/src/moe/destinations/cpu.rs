@@ -1,15 +1,15 @@
 //! On Burn's CPU backend: token after token.
 
 use burn::backend::flex::FlexTensor;
-use burn::tensor::TensorData;
 
 use super::ExpertPlacement;
+use crate::cpu::{slice, tensor};
 
 pub(super) fn destinations(ranks: &ExpertPlacement, indices: &FlexTensor) -> FlexTensor {
     let shape = indices.layout().shape();
     let [tokens, top_k] = [shape[0], shape[1]];
     let mut found = Vec::with_capacity(tokens * top_k * ranks.parts);
-    for choices in indices.as_slice::<i32>().unwrap_or_default().chunks(top_k) {
+    for choices in slice::<i32>(indices).chunks(top_k) {
         let first = found.len();
         for choice in choices {
             for part in 0..ranks.parts {
@@ -19,7 +19,7 @@ pub(super) fn destinations(ranks: &ExpertPlacement, indices: &FlexTensor) -> Fle
             }
         }
     }
-    FlexTensor::from_data(TensorData::new(found, [tokens, top_k * ranks.parts]))
+    tensor(found, [tokens, top_k * ranks.parts])
 }
 
 /// -1 if there is none.

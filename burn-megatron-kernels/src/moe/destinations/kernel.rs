@@ -6,7 +6,7 @@ use cubecl::prelude::*;
 
 use super::ExpertPlacement;
 use crate::cube::instance::{AotList, instance};
-use crate::cube::{empty, grid};
+use crate::cube::{empty, launch, matrix_sizes};
 
 /// Units of a cube.
 const UNITS: u32 = 256;
@@ -67,21 +67,18 @@ fn destinations_kernel(
 /// See [`super::destinations`].
 pub(super) fn destinations(ranks: &ExpertPlacement, indices: CubeTensor) -> CubeTensor {
     let client = indices.client.clone();
-    let shape = indices.meta.shape().clone();
-    let (tokens, top_k) = (shape[0], shape[1]);
+    let [tokens, top_k] = matrix_sizes(&indices);
     let slots = tokens * top_k * ranks.parts;
-    let found = empty(&indices, vec![tokens, top_k * ranks.parts], DType::I32);
+    let found = empty(&indices, [tokens, top_k * ranks.parts], DType::I32);
     // SAFETY: units past the slots access no memory.
     unsafe {
-        destinations_kernel::launch_unchecked(
-            &client,
-            grid(&client, slots.div_ceil(UNITS as usize)),
-            CubeDim::new_1d(UNITS),
-            indices.into_tensor_arg(),
-            found.clone().into_tensor_arg(),
-            slots as u32,
-            top_k as u32,
-            *ranks,
+        launch!(
+            destinations_kernel,
+            [client, slots.div_ceil(UNITS as usize), UNITS],
+            [],
+            [indices, &found],
+            (slots as u32, top_k as u32),
+            (*ranks)
         );
     }
     found

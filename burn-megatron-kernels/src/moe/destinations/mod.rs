@@ -5,15 +5,12 @@
 //! [`RowMap`](super::permutation::RowMap) of the destinations has a row for each pair of a token and a destination,
 //! and [`unpermute`](super::permutation::unpermute) adds them up.
 
-use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, Int, IntDType, Tensor};
-#[cfg(feature = "cubecl")]
-use burn_cubecl::tensor::CubeTensor;
 
 use super::permutation::sort::{MAX_EXPERTS, check_experts};
 use crate::KernelError;
 use crate::error::accept;
-use crate::launch::{DeviceOp, Spec, launch_one};
+use crate::launch::{SimpleOp, Spec, launch_one};
 
 mod cpu;
 #[cfg(feature = "cubecl")]
@@ -81,26 +78,27 @@ pub fn destinations(indices: Tensor<2, Int>, ranks: ExpertPlacement) -> Tensor<2
     accept(ranks.check());
     let [tokens, top_k] = indices.dims();
     let indices = indices.inner().cast(IntDType::I32);
-    if tokens * top_k * ranks.parts == 0 {
-        let device = indices.device();
-        return Tensor::empty([tokens, top_k * ranks.parts], (&device, DType::I32));
+    let shape = [tokens, top_k * ranks.parts];
+    if shape.contains(&0) {
+        return Tensor::empty(shape, (&indices.device(), DType::I32));
     }
-    Tensor::from_dispatch(launch_one(
-        DestinationsOp { ranks },
-        vec![indices.into_dispatch()],
-    ))
+    let op = SimpleOp {
+        name: NAME,
+        parameters: ranks,
+        outputs: vec![Spec::new(shape, DType::I32)],
+        cpu: |ranks, inputs| vec![cpu::destinations(ranks, &inputs[0])],
+        #[cfg(feature = "cubecl")]
+        cube: |ranks, mut inputs| vec![kernel::destinations(ranks, inputs.remove(0))],
+    };
+    Tensor::from_dispatch(launch_one(op, vec![indices.into_dispatch()]))
 }
 
 impl ExpertPlacement {
     fn check(&self) -> Result<(), KernelError> {
         check_experts(NAME, self.experts)?;
         if !(1..=MAX_EXPERTS).contains(&self.count) {
-            return Err(KernelError::Option {
-                operation: NAME,
-                name: "destinations",
-                value: self.count.to_string(),
-                fits: "1 to 2048",
-            });
+            let (name, fits) = ("destinations", "1 to 2048");
+            return Err(KernelError::option(NAME, name, self.count, fits));
         }
         let even = self.experts_per_rank > 0 && self.experts.is_multiple_of(self.experts_per_rank);
         if even && self.size > 0 {
@@ -112,31 +110,5 @@ impl ExpertPlacement {
             self.experts, self.experts_per_rank, self.size
         );
         Err(KernelError::shape(NAME, message))
-    }
-}
-
-/// The input: the indices, of which there are some.
-#[derive(Debug)]
-struct DestinationsOp {
-    ranks: ExpertPlacement,
-}
-
-impl DeviceOp for DestinationsOp {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
-    fn outputs(&self, inputs: &[Spec]) -> Vec<Spec> {
-        let [tokens, top_k] = [inputs[0].shape[0], inputs[0].shape[1]];
-        vec![Spec::new([tokens, top_k * self.ranks.parts], DType::I32)]
-    }
-
-    fn cpu(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
-        vec![cpu::destinations(&self.ranks, &inputs[0])]
-    }
-
-    #[cfg(feature = "cubecl")]
-    fn cube(&self, mut inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
-        vec![kernel::destinations(&self.ranks, inputs.remove(0))]
     }
 }

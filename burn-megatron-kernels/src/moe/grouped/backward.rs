@@ -8,13 +8,11 @@ use burn::tensor::{DType, Tensor};
 #[cfg(feature = "cubecl")]
 use burn_cubecl::tensor::CubeTensor;
 
-use super::{
-    NAME, accumulate_grouped_weight_gradient_at, check, cpu, grouped_weight_gradient, same_type,
-};
-use crate::Function;
+use super::{NAME, accumulate_grouped_weight_gradient_at, check, cpu, grouped_weight_gradient};
 use crate::cpu::wide;
-use crate::error::accept;
+use crate::error::{accept, check_same_type};
 use crate::flat::accumulate;
+use crate::function::{Function, Gradients, Tensors};
 use crate::gradient::{Destination, FlatGradients, Place};
 use crate::launch::{DeviceOp, Spec, launch_one};
 
@@ -40,7 +38,8 @@ impl GroupedMatmul {
         group_sizes: &[usize],
     ) -> Self {
         accept(check(rows, weights.dims(), group_sizes));
-        accept(same_type(dtype, "type of the weights", weights.dtype()));
+        let of_weights = "type of the weights";
+        accept(check_same_type(NAME, dtype, of_weights, weights.dtype()));
         Self {
             group_sizes: group_sizes.into(),
             destination,
@@ -85,17 +84,12 @@ fn weight_gradient(
 }
 
 impl Function for GroupedMatmul {
-    fn forward(&self, inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>) {
+    fn forward(&self, inputs: Tensors) -> (DispatchTensor, Tensors) {
         let product = self.product(inputs[0].clone(), inputs[1].clone());
         (product, inputs)
     }
 
-    fn backward(
-        &self,
-        mut saved: Vec<DispatchTensor>,
-        gradient: DispatchTensor,
-        needed: &[bool],
-    ) -> Vec<Option<DispatchTensor>> {
+    fn backward(&self, mut saved: Tensors, gradient: DispatchTensor, needed: &[bool]) -> Gradients {
         let (weights, x) = (saved.remove(1), saved.remove(0));
         let of_x = needed[0].then(|| {
             let transposed = Tensor::<3>::from_dispatch(weights).swap_dims(1, 2);

@@ -2,8 +2,8 @@
 
 use burn::tensor::Tensor;
 
-use super::{check, groups, same_type};
-use crate::error::accept;
+use super::{NAME, check, groups};
+use crate::error::{accept, check_same_type};
 
 /// The same function as [`super::grouped_matmul`], a product for each expert, differentiated by Burn.
 ///
@@ -12,7 +12,13 @@ use crate::error::accept;
 /// See [`super::grouped_matmul`].
 pub fn grouped_matmul(x: Tensor<2>, weights: Tensor<3>, group_sizes: &[usize]) -> Tensor<2> {
     accept(check(x.dims(), weights.dims(), group_sizes));
-    accept(same_type(x.dtype(), "type of the weights", weights.dtype()));
+    let of_weights = "type of the weights";
+    accept(check_same_type(
+        NAME,
+        x.dtype(),
+        of_weights,
+        weights.dtype(),
+    ));
     let product = |(expert, first, size)| {
         let weight = weights.clone().narrow(0, expert, 1).squeeze_dim::<2>(0);
         x.clone().narrow(0, first, size).matmul(weight)

@@ -4,13 +4,13 @@
 //! of threads. A skewed expert is as many blocks as its rows give.
 
 use burn::backend::flex::FlexTensor;
-use burn::tensor::{DType, bf16, f16};
+use burn::tensor::DType;
 
 use super::backward::{ProductOp, WeightGradientOp};
 use super::groups;
-use crate::cpu::{Element, Real, for_each_task, own, slice, slice_mut, tensor};
+use crate::cpu::{Real, for_each_task, own, slice, slice_mut, tensor};
 use crate::gemm::Matrix;
-use crate::gemm::cpu::{multiply_alone, narrow, widen};
+use crate::gemm::cpu::{multiply_alone, of_singles, singles};
 
 /// Rows of a block: many enough for the reading of a weight to be a small part of its products.
 const BLOCK_ROWS: usize = 256;
@@ -20,43 +20,23 @@ pub(super) fn product(op: &ProductOp, mut inputs: Vec<FlexTensor>) -> FlexTensor
     let (weights, x) = (inputs.remove(1), inputs.remove(0).to_contiguous());
     let (weights, transposed) = stored(weights);
     let shape = weights.layout().shape().clone();
-    let (columns, depth) = if transposed {
-        (shape[1], shape[2])
+    let weight = Matrix::contiguous(shape[1], shape[2]);
+    let weight = if transposed {
+        weight.transpose()
     } else {
-        (shape[2], shape[1])
+        weight
     };
-    let weight = Matrix {
-        rows: depth,
-        columns,
-        leading: shape[2].max(1),
-        transposed,
-    };
-    let rows = x.layout().shape()[0];
+    let shape = [x.layout().shape()[0], weight.columns];
     match x.dtype() {
         DType::F64 => {
             let values = multiply::<f64>(op, slice(&x), slice(&weights), weight);
-            tensor(values, [rows, columns])
+            tensor(values, shape)
         }
-        DType::F16 => half::<f16>(op, &x, &weights, weight),
-        DType::BF16 => half::<bf16>(op, &x, &weights, weight),
-        _ => {
-            let values = multiply::<f32>(op, slice(&x), slice(&weights), weight);
-            tensor(values, [rows, columns])
+        dtype => {
+            let values = multiply(op, &singles(&x), &singles(&weights), weight);
+            of_singles(values, dtype, shape)
         }
     }
-}
-
-/// 16-bit factors are widened.
-fn half<E: Element<Wide = f32>>(
-    op: &ProductOp,
-    x: &FlexTensor,
-    weights: &FlexTensor,
-    weight: Matrix,
-) -> FlexTensor {
-    let (values, of_weights) = (widen::<E>(slice(x)), widen::<E>(slice(weights)));
-    let values = multiply::<f32>(op, &values, &of_weights, weight);
-    let rows = x.layout().shape()[0];
-    tensor(narrow::<E>(&values), [rows, weight.columns])
 }
 
 /// The weights as they lie in memory, and whether their last two dims are exchanged there.
@@ -88,12 +68,7 @@ fn multiply<W: Real>(op: &ProductOp, x: &[W], weights: &[W], weight: Matrix) -> 
         tasks.extend(blocks.map(|(i, block)| (expert, first + i * BLOCK_ROWS, block)));
     }
     for_each_task(tasks, |(expert, first, block)| {
-        let left = Matrix {
-            rows: block.len() / columns,
-            columns: depth,
-            leading: depth,
-            transposed: false,
-        };
+        let left = Matrix::contiguous(block.len() / columns, depth);
         let right = &weights[expert * depth * columns..];
         multiply_alone((&x[first * depth..], left), (right, weight), block, false);
     });
@@ -107,15 +82,7 @@ pub(super) fn weight_gradient(op: &WeightGradientOp, mut inputs: Vec<FlexTensor>
     let sizes = [x, gradient].map(|factor| factor.layout().shape()[1]);
     match x.dtype() {
         DType::F64 => into_flat::<f64>(op, slice(x), slice(gradient), sizes, flat),
-        DType::F16 => {
-            let [x, gradient] = [x, gradient].map(|factor| widen::<f16>(slice(factor)));
-            into_flat::<f32>(op, &x, &gradient, sizes, flat)
-        }
-        DType::BF16 => {
-            let [x, gradient] = [x, gradient].map(|factor| widen::<bf16>(slice(factor)));
-            into_flat::<f32>(op, &x, &gradient, sizes, flat)
-        }
-        _ => into_flat::<f32>(op, slice(x), slice(gradient), sizes, flat),
+        _ => into_flat(op, &singles(x), &singles(gradient), sizes, flat),
     }
 }
 
@@ -148,12 +115,7 @@ fn into_flat<W: Real>(
             leading: inputs,
             transposed: true,
         };
-        let right = Matrix {
-            rows: size,
-            columns: outputs,
-            leading: outputs,
-            transposed: false,
-        };
+        let right = Matrix::contiguous(size, outputs);
         let left = (&x[first * inputs + column..], left);
         multiply_alone(left, (&gradient[first * outputs..], right), block, op.add);
     });

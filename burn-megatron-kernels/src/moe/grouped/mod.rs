@@ -19,10 +19,10 @@
 
 use std::sync::Arc;
 
-use burn::tensor::{DType, Tensor};
+use burn::tensor::Tensor;
 
 use crate::cpu::wide;
-use crate::error::accept;
+use crate::error::{accept, check_same_type, check_sum_type};
 use crate::flat::check_range;
 use crate::gradient::Destination;
 use crate::launch::launch_one;
@@ -149,13 +149,16 @@ pub fn accumulate_grouped_weight_gradient_at(
     let shape = [group_sizes.len(), inputs, outputs];
     accept(check([rows, inputs], shape, group_sizes));
     accept(check_gradient(rows, others));
-    accept(same_type(
+    let of_gradient = "type of the gradient";
+    accept(check_same_type(
+        NAME,
         x.dtype(),
-        "type of the gradient",
+        of_gradient,
         gradient.dtype(),
     ));
     accept(check_range(NAME, &flat, offset, &shape));
-    accept(check_flat(x.dtype(), flat.dtype()));
+    let of_flat = "type of the flat buffer";
+    accept(check_sum_type(NAME, x.dtype(), of_flat, flat.dtype()));
     if inputs * outputs == 0 {
         return flat;
     }
@@ -197,30 +200,6 @@ fn check_gradient(rows: usize, others: usize) -> Result<(), KernelError> {
     }
     let message = format!("x has {rows} rows, the gradient {others}: expected as many");
     Err(KernelError::shape(NAME, message))
-}
-
-fn same_type(own: DType, name: &'static str, other: DType) -> Result<(), KernelError> {
-    if own == other {
-        return Ok(());
-    }
-    Err(KernelError::Option {
-        operation: NAME,
-        name,
-        value: format!("{other:?} beside x in {own:?}"),
-        fits: "the type of x",
-    })
-}
-
-fn check_flat(factors: DType, flat: DType) -> Result<(), KernelError> {
-    if flat == wide(factors) {
-        return Ok(());
-    }
-    Err(KernelError::Option {
-        operation: NAME,
-        name: "type of the flat buffer",
-        value: format!("{flat:?} beside x in {factors:?}"),
-        fits: "F32, or F64 for F64",
-    })
 }
 
 /// Each expert with its first row and how many it has.

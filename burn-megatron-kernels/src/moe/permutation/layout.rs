@@ -64,12 +64,10 @@ impl RowLayout {
     ) -> Option<Vec<usize>> {
         let sizes = self.sizes();
         match self {
-            Self::Kept | Self::Aligned(_) => Some(
-                counts()
-                    .into_iter()
-                    .map(|count| sizes.group(count))
-                    .collect(),
-            ),
+            Self::Kept | Self::Aligned(_) => {
+                let counts = counts().into_iter();
+                Some(counts.map(|count| sizes.group(count)).collect())
+            }
             Self::Capacity(rows) => Some(vec![rows; experts]),
             Self::Rows(_) => None,
         }
@@ -78,12 +76,7 @@ impl RowLayout {
     /// Refuses an alignment of 0, and more pairs or rows than 31 bits count.
     pub(super) fn check(self, pairs: usize, experts: usize) -> Result<(), KernelError> {
         if self == Self::Aligned(0) {
-            return Err(KernelError::Option {
-                operation: NAME,
-                name: "alignment",
-                value: "0".into(),
-                fits: "at least 1",
-            });
+            return Err(KernelError::option(NAME, "alignment", 0, "at least 1"));
         }
         let rows = match self {
             Self::Kept => pairs,

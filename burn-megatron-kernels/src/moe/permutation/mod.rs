@@ -171,24 +171,6 @@ impl RowMap {
         }
     }
 
-    /// `[rows]`: the token of each row, -1 for an empty row.
-    pub fn row_to_token(&self) -> Tensor<1, Int> {
-        let empty = self.row_to_pair.clone().lower_elem(0);
-        let tokens = self
-            .row_to_pair
-            .clone()
-            .div_scalar(self.top_k.max(1) as i32);
-        tokens.mask_fill(empty, -1)
-    }
-
-    /// `[rows]`: which of its token's choices each row is, -1 for an empty row.
-    pub fn row_to_slot(&self) -> Tensor<1, Int> {
-        let empty = self.row_to_pair.clone().lower_elem(0);
-        let pairs = self.row_to_pair.clone().clamp_min(0);
-        let slots = pairs.remainder_scalar(self.top_k.max(1) as i32);
-        slots.mask_fill(empty, -1)
-    }
-
     /// `[tokens, k]`: the row of each pair, -1 for a dropped one.
     pub fn slot_to_row(&self) -> Tensor<2, Int> {
         self.slot_to_row.clone()

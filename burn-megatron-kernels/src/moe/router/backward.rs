@@ -6,9 +6,11 @@ use burn::tensor::DType;
 #[cfg(feature = "cubecl")]
 use burn_cubecl::tensor::CubeTensor;
 
+#[cfg(feature = "cubecl")]
+use super::kernel;
 use super::{NAME, RouterOptions, cpu};
-use crate::Function;
 use crate::cpu::{for_float, wide};
+use crate::function::{Function, Gradients, Tensors};
 use crate::launch::{DeviceOp, Spec, launch_one};
 
 /// Input: the logits, which it saves.
@@ -20,90 +22,61 @@ pub(super) struct RouterWeights {
 }
 
 impl Function for RouterWeights {
-    fn forward(&self, inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>) {
+    fn forward(&self, inputs: Tensors) -> (DispatchTensor, Tensors) {
         let all = vec![inputs[0].clone(), self.indices.clone()];
-        (launch_one(WeightsOp(self.options), all), inputs)
+        (launch_one(RouterOp::Weights(self.options), all), inputs)
     }
 
     fn backward(
         &self,
-        mut saved: Vec<DispatchTensor>,
+        mut saved: Tensors,
         gradient: DispatchTensor,
         _needed: &[bool],
-    ) -> Vec<Option<DispatchTensor>> {
+    ) -> Gradients {
         saved.extend([self.indices.clone(), gradient]);
-        vec![Some(launch_one(GradientOp(self.options), saved))]
+        vec![Some(launch_one(RouterOp::Gradient(self.options), saved))]
     }
 }
 
-/// Logits, and the bias where there is one, to indices.
+/// A device operation of the router.
 #[derive(Debug)]
-pub(super) struct ChooseOp(pub RouterOptions);
+pub(super) enum RouterOp {
+    /// Logits, and the bias where there is one, to indices.
+    Choose(RouterOptions),
+    /// Logits and indices to weights.
+    Weights(RouterOptions),
+    /// Logits, indices and the gradient of the weights to that of the logits.
+    Gradient(RouterOptions),
+}
 
-impl DeviceOp for ChooseOp {
+impl DeviceOp for RouterOp {
     fn name(&self) -> &'static str {
         NAME
     }
 
     fn outputs(&self, inputs: &[Spec]) -> Vec<Spec> {
-        vec![Spec::new([inputs[0].shape[0], self.0.top_k], DType::I32)]
+        let logits = &inputs[0];
+        vec![match self {
+            Self::Choose(options) => Spec::new([logits.shape[0], options.top_k], DType::I32),
+            Self::Weights(_) => Spec::new(inputs[1].shape.clone(), wide(logits.dtype)),
+            Self::Gradient(_) => logits.clone(),
+        }]
     }
 
     fn cpu(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
-        let indices = for_float!(inputs[0].dtype(), E => cpu::choose::<E>(&self.0, &inputs));
-        vec![indices]
+        vec![for_float!(inputs[0].dtype(), E => match self {
+            Self::Choose(options) => cpu::choose::<E>(options, &inputs),
+            Self::Weights(options) => cpu::weights::<E>(options, &inputs),
+            Self::Gradient(options) => cpu::gradient::<E>(options, &inputs),
+        })]
     }
 
     #[cfg(feature = "cubecl")]
     fn cube(&self, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
-        vec![super::kernel::choose(&self.0, inputs)]
-    }
-}
-
-/// Logits and indices to weights.
-#[derive(Debug)]
-struct WeightsOp(RouterOptions);
-
-impl DeviceOp for WeightsOp {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
-    fn outputs(&self, inputs: &[Spec]) -> Vec<Spec> {
-        vec![Spec::new(inputs[1].shape.clone(), wide(inputs[0].dtype))]
-    }
-
-    fn cpu(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
-        let weights = for_float!(inputs[0].dtype(), E => cpu::weights::<E>(&self.0, &inputs));
-        vec![weights]
-    }
-
-    #[cfg(feature = "cubecl")]
-    fn cube(&self, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
-        vec![super::kernel::weights(&self.0, inputs)]
-    }
-}
-
-/// Logits, indices and the gradient of the weights to that of the logits.
-#[derive(Debug)]
-struct GradientOp(RouterOptions);
-
-impl DeviceOp for GradientOp {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
-    fn outputs(&self, inputs: &[Spec]) -> Vec<Spec> {
-        vec![inputs[0].clone()]
-    }
-
-    fn cpu(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
-        let gradient = for_float!(inputs[0].dtype(), E => cpu::gradient::<E>(&self.0, &inputs));
-        vec![gradient]
-    }
-
-    #[cfg(feature = "cubecl")]
-    fn cube(&self, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
-        vec![super::kernel::gradient(&self.0, inputs)]
+        vec![match self {
+            Self::Choose(options) => kernel::choose(options, inputs),
+            Self::Weights(options) => kernel::weights(options, inputs),
+            Self::Gradient(options) => kernel::gradient(options, inputs),
+        }]
     }
 }

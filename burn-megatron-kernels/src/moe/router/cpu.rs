@@ -1,38 +1,29 @@
 //! On Burn's CPU backend: tokens in parallel.
 
 use burn::backend::flex::FlexTensor;
-use burn::tensor::TensorData;
-use rayon::prelude::*;
 
 use super::{ExpertGroups, LOWEST, RouterOptions, ScoreFunction};
-use crate::cpu::{Element, ROW_GRAIN, Real, rows_per_task, slice, tensor};
+use crate::cpu::{Element, Real, for_row_tasks, slice, tensor};
 use crate::moe::permutation::sort::expert;
 use crate::moe::score::cpu::Denominator;
 
 /// Calls `work` with each row of `output` and its number, in parallel where that is worth it.
-fn for_rows<T: Send>(output: &mut [T], width: usize, work: impl Fn(usize, &mut [T]) + Sync) {
-    let task = |first: usize, output: &mut [T]| {
+fn each_row<T: Send>(output: &mut [T], width: usize, work: impl Fn(usize, &mut [T]) + Sync + Send) {
+    // Scores cost tens of instructions each.
+    for_row_tasks(output, width, 16, |first, output| {
         let rows = output.chunks_exact_mut(width).enumerate();
         rows.for_each(|(i, row)| work(first + i, row));
-    };
-    // Scores cost tens of instructions each.
-    if output.len() <= ROW_GRAIN / 16 {
-        task(0, output);
-    } else {
-        let rows = rows_per_task(16 * width);
-        let tasks = output.par_chunks_mut(rows * width).enumerate();
-        tasks.for_each(|(i, output)| task(i * rows, output));
-    }
+    });
 }
 
-/// See [`ChooseOp`](super::ChooseOp).
+/// See [`RouterOp`](super::backward::RouterOp).
 pub(super) fn choose<E: Element>(options: &RouterOptions, inputs: &[FlexTensor]) -> FlexTensor {
     let [tokens, experts] = sizes(&inputs[0]);
     let logits = slice::<E>(&inputs[0]);
     let bias = inputs.get(1).map(slice::<E::Wide>);
     let lowest = E::Wide::of(f64::from(LOWEST));
     let mut indices = vec![0i32; tokens * options.top_k];
-    for_rows(&mut indices, options.top_k, |token, chosen| {
+    each_row(&mut indices, options.top_k, |token, chosen| {
         let row = &logits[token * experts..(token + 1) * experts];
         let mut scores: Vec<E::Wide> = row.iter().map(|z| z.wide()).collect();
         if options.score != ScoreFunction::Softmax {
@@ -67,8 +58,7 @@ pub(super) fn choose<E: Element>(options: &RouterOptions, inputs: &[FlexTensor])
             last = Some(next);
         }
     });
-    let shape = [tokens, options.top_k];
-    FlexTensor::from_data(TensorData::new(indices, shape))
+    tensor(indices, [tokens, options.top_k])
 }
 
 /// The first candidate behind `last` in the order of scores: the larger first, then the smaller index.
@@ -94,12 +84,7 @@ fn open_groups<W: Real>(scores: &[W], groups: ExpertGroups) -> Vec<bool> {
     let score = |members: &[W]| {
         let (mut sum, mut last) = (W::ZERO, None);
         for _ in 0..groups.score.terms() {
-            let member = members
-                .iter()
-                .copied()
-                .enumerate()
-                .map(|(i, score)| (score, i));
-            let best = next(member, last);
+            let best = next(members.iter().copied().zip(0..), last);
             sum += best.0;
             last = Some(best);
         }
@@ -109,12 +94,7 @@ fn open_groups<W: Real>(scores: &[W], groups: ExpertGroups) -> Vec<bool> {
     let mut open = vec![false; groups.groups];
     let mut last = None;
     for _ in 0..groups.chosen {
-        let group = of_groups
-            .iter()
-            .copied()
-            .enumerate()
-            .map(|(i, score)| (score, i));
-        let best = next(group, last);
+        let best = next(of_groups.iter().copied().zip(0..), last);
         open[best.1] = true;
         last = Some(best);
     }
@@ -140,15 +120,15 @@ fn denominator<W: Real>(
     }
 }
 
-/// See [`WeightsOp`](super::backward::WeightsOp).
+/// See [`RouterOp`](super::backward::RouterOp).
 pub(super) fn weights<E: Element>(options: &RouterOptions, inputs: &[FlexTensor]) -> FlexTensor {
     let [tokens, experts] = sizes(&inputs[0]);
     let top_k = options.top_k;
     let logits = slice::<E>(&inputs[0]);
-    let indices: &[i32] = inputs[1].as_slice().unwrap_or_default();
+    let indices: &[i32] = slice(&inputs[1]);
     let factor = E::Wide::of(options.scaling_factor);
     let mut weights = vec![E::Wide::ZERO; tokens * top_k];
-    for_rows(&mut weights, top_k, |token, weights| {
+    each_row(&mut weights, top_k, |token, weights| {
         let row = &logits[token * experts..(token + 1) * experts];
         let slots = &indices[token * top_k..(token + 1) * top_k];
         let logit = |index: &i32| Some(row[expert(*index, experts)?].wide());
@@ -163,16 +143,16 @@ pub(super) fn weights<E: Element>(options: &RouterOptions, inputs: &[FlexTensor]
     tensor(weights, [tokens, top_k])
 }
 
-/// See [`GradientOp`](super::backward::GradientOp).
+/// See [`RouterOp`](super::backward::RouterOp).
 pub(super) fn gradient<E: Element>(options: &RouterOptions, inputs: &[FlexTensor]) -> FlexTensor {
     let [tokens, experts] = sizes(&inputs[0]);
     let (top_k, score) = (options.top_k, options.score);
     let logits = slice::<E>(&inputs[0]);
-    let indices: &[i32] = inputs[1].as_slice().unwrap_or_default();
+    let indices: &[i32] = slice(&inputs[1]);
     let upstream = slice::<E::Wide>(&inputs[2]);
     let factor = E::Wide::of(options.scaling_factor);
     let mut gradient = vec![E::narrow(E::Wide::ZERO); logits.len()];
-    for_rows(&mut gradient, experts, |token, gradient| {
+    each_row(&mut gradient, experts, |token, gradient| {
         let row = &logits[token * experts..(token + 1) * experts];
         let of_token = token * top_k..(token + 1) * top_k;
         let slots = indices[of_token.clone()].iter().zip(&upstream[of_token]);

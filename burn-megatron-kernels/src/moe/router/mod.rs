@@ -36,7 +36,7 @@ pub(super) mod tests;
 pub use super::score::ScoreFunction;
 pub use options::{ExpertGroups, GroupScore, RouterOptions};
 
-use backward::{ChooseOp, RouterWeights};
+use backward::{RouterOp, RouterWeights};
 
 const NAME: &str = "top_k_router";
 
@@ -76,7 +76,7 @@ pub fn top_k_router(
     let dtype = wide(logits.dtype());
     let bias = bias.map(|bias| bias.inner().cast(dtype).into_dispatch());
     let inputs = [Some(logits.clone().inner().into_dispatch()), bias];
-    let op = ChooseOp(*options);
+    let op = RouterOp::Choose(*options);
     let indices = launch_one(op, inputs.into_iter().flatten().collect());
     let indices = Tensor::from_dispatch(indices);
     (indices.clone(), router_weights(logits, indices, options))

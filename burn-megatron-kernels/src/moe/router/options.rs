@@ -83,12 +83,8 @@ impl RouterOptions {
             return Err(KernelError::shape(NAME, message));
         }
         if !self.scaling_factor.is_finite() {
-            return Err(KernelError::Option {
-                operation: NAME,
-                name: "scaling_factor",
-                value: self.scaling_factor.to_string(),
-                fits: "a finite number",
-            });
+            let (name, value) = ("scaling_factor", self.scaling_factor);
+            return Err(KernelError::option(NAME, name, value, "a finite number"));
         }
         self.groups
             .map_or(Ok(()), |groups| groups.check(experts, top_k))

@@ -6,9 +6,11 @@ use burn::tensor::DType;
 #[cfg(feature = "cubecl")]
 use burn_cubecl::tensor::CubeTensor;
 
+#[cfg(feature = "cubecl")]
+use super::kernel;
 use super::{NAME, cpu};
-use crate::Function;
 use crate::cpu::{for_float, wide};
+use crate::function::{Function, Gradients, Tensors};
 use crate::launch::{DeviceOp, Spec, launch_one};
 use crate::moe::score::ScoreFunction;
 
@@ -39,119 +41,85 @@ impl SumKind {
     }
 }
 
+/// The sums of each sequence.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SequenceSums {
+    pub kind: SumKind,
+    pub sequences: usize,
+}
+
 /// Input: the logits `[tokens, experts]`, which it saves. Output: `[sequences * width]`.
 #[derive(Debug)]
 pub(super) struct RouterSums {
-    pub kind: SumKind,
-    pub sequences: usize,
+    pub sums: SequenceSums,
     /// `[tokens]`: 1 for a token that counts, and 0.
     pub valid: Option<DispatchTensor>,
 }
 
 impl Function for RouterSums {
-    fn forward(&self, inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>) {
+    fn forward(&self, inputs: Tensors) -> (DispatchTensor, Tensors) {
         let mut all = inputs.clone();
         all.extend(self.valid.clone());
-        let op = SumsOp {
-            kind: self.kind,
-            sequences: self.sequences,
-        };
-        (launch_one(op, all), inputs)
+        (launch_one(StatisticsOp::Sums(self.sums), all), inputs)
     }
 
     fn backward(
         &self,
-        mut saved: Vec<DispatchTensor>,
+        mut saved: Tensors,
         gradient: DispatchTensor,
         _needed: &[bool],
-    ) -> Vec<Option<DispatchTensor>> {
+    ) -> Gradients {
         saved.push(gradient);
         saved.extend(self.valid.clone());
-        let op = GradientOp {
-            kind: self.kind,
-            sequences: self.sequences,
-        };
-        vec![Some(launch_one(op, saved))]
+        vec![Some(launch_one(StatisticsOp::Gradient(self.sums), saved))]
     }
 }
 
-/// Logits, and what is valid where it is given, to the sums.
+/// A device operation of the statistics.
 #[derive(Debug)]
-pub(super) struct SumsOp {
-    pub kind: SumKind,
-    pub sequences: usize,
+pub(super) enum StatisticsOp {
+    /// Logits, and what is valid where it is given, to the sums.
+    Sums(SequenceSums),
+    /// Logits, the gradient of the sums, and what is valid where it is given, to the gradient of the logits.
+    Gradient(SequenceSums),
+    /// Indices to counts.
+    Count { experts: usize, sequences: usize },
 }
 
-impl DeviceOp for SumsOp {
+impl DeviceOp for StatisticsOp {
     fn name(&self) -> &'static str {
         NAME
     }
 
     fn outputs(&self, inputs: &[Spec]) -> Vec<Spec> {
-        let length = self.sequences * self.kind.width(inputs[0].shape[1]);
-        vec![Spec::new([length], wide(inputs[0].dtype))]
+        let first = &inputs[0];
+        vec![match *self {
+            Self::Sums(SequenceSums { kind, sequences }) => {
+                let length = sequences * kind.width(first.shape[1]);
+                Spec::new([length], wide(first.dtype))
+            }
+            Self::Gradient(_) => first.clone(),
+            Self::Count { experts, sequences } => Spec::new([sequences, experts], DType::I32),
+        }]
     }
 
     fn cpu(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
-        let sums = for_float!(inputs[0].dtype(), E => cpu::sums::<E>(self, &inputs));
-        vec![sums]
+        let dtype = inputs[0].dtype();
+        vec![match *self {
+            Self::Sums(sums) => for_float!(dtype, E => cpu::sums::<E>(sums, &inputs)),
+            Self::Gradient(sums) => for_float!(dtype, E => cpu::gradient::<E>(sums, &inputs)),
+            Self::Count { experts, sequences } => cpu::count(&inputs[0], experts, sequences),
+        }]
     }
 
     #[cfg(feature = "cubecl")]
-    fn cube(&self, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
-        vec![super::kernel::sums(self, inputs)]
-    }
-}
-
-/// Logits, the gradient of the sums, and what is valid where it is given, to the gradient of the logits.
-#[derive(Debug)]
-pub(super) struct GradientOp {
-    pub kind: SumKind,
-    pub sequences: usize,
-}
-
-impl DeviceOp for GradientOp {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
-    fn outputs(&self, inputs: &[Spec]) -> Vec<Spec> {
-        vec![inputs[0].clone()]
-    }
-
-    fn cpu(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
-        let gradient = for_float!(inputs[0].dtype(), E => cpu::gradient::<E>(self, &inputs));
-        vec![gradient]
-    }
-
-    #[cfg(feature = "cubecl")]
-    fn cube(&self, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
-        vec![super::kernel::gradient(self, inputs)]
-    }
-}
-
-/// Indices to counts.
-#[derive(Debug)]
-pub(super) struct CountOp {
-    pub experts: usize,
-    pub sequences: usize,
-}
-
-impl DeviceOp for CountOp {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
-    fn outputs(&self, _inputs: &[Spec]) -> Vec<Spec> {
-        vec![Spec::new([self.sequences, self.experts], DType::I32)]
-    }
-
-    fn cpu(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
-        vec![cpu::count(self, &inputs[0])]
-    }
-
-    #[cfg(feature = "cubecl")]
-    fn cube(&self, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
-        vec![super::kernel::count(self, inputs)]
+    fn cube(&self, mut inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
+        vec![match *self {
+            Self::Sums(sums) => kernel::sums(sums, inputs),
+            Self::Gradient(sums) => kernel::gradient(sums, inputs),
+            Self::Count { experts, sequences } => {
+                kernel::count(inputs.remove(0), experts, sequences)
+            }
+        }]
     }
 }

@@ -1,10 +1,9 @@
 //! On Burn's CPU backend: strips of tokens in parallel, whose sums are added up in order.
 
 use burn::backend::flex::FlexTensor;
-use burn::tensor::TensorData;
 use rayon::prelude::*;
 
-use super::backward::{CountOp, GradientOp, SumKind, SumsOp};
+use super::backward::{SequenceSums, SumKind};
 use crate::cpu::{Element, Real, slice, tensor};
 use crate::moe::permutation::sort::expert;
 use crate::moe::score::cpu::Denominator;
@@ -12,8 +11,8 @@ use crate::moe::score::cpu::Denominator;
 /// Tokens of a strip.
 const STRIP: usize = 64;
 
-/// See [`SumsOp`].
-pub(super) fn sums<E: Element>(op: &SumsOp, inputs: &[FlexTensor]) -> FlexTensor {
+/// See [`StatisticsOp::Sums`](super::backward::StatisticsOp::Sums).
+pub(super) fn sums<E: Element>(op: SequenceSums, inputs: &[FlexTensor]) -> FlexTensor {
     let shape = inputs[0].layout().shape();
     let [tokens, experts] = [shape[0], shape[1]];
     let logits = slice::<E>(&inputs[0]);
@@ -66,8 +65,8 @@ fn add_token<E: Element>(kind: SumKind, row: &[E], sums: &mut [E::Wide]) {
     }
 }
 
-/// See [`GradientOp`].
-pub(super) fn gradient<E: Element>(op: &GradientOp, inputs: &[FlexTensor]) -> FlexTensor {
+/// See [`StatisticsOp::Gradient`](super::backward::StatisticsOp::Gradient).
+pub(super) fn gradient<E: Element>(op: SequenceSums, inputs: &[FlexTensor]) -> FlexTensor {
     let shape = inputs[0].layout().shape();
     let [tokens, experts] = [shape[0], shape[1]];
     let logits = slice::<E>(&inputs[0]);
@@ -114,15 +113,15 @@ fn token_gradient<E: Element>(kind: SumKind, row: &[E], upstream: &[E::Wide], gr
     }
 }
 
-/// See [`CountOp`].
-pub(super) fn count(op: &CountOp, indices: &FlexTensor) -> FlexTensor {
-    let values: &[i32] = indices.as_slice().unwrap_or_default();
-    let mut counts = vec![0i32; op.sequences * op.experts];
-    let length = (values.len() / op.sequences).max(1);
-    for (values, counts) in values.chunks(length).zip(counts.chunks_mut(op.experts)) {
-        for expert in values.iter().filter_map(|index| expert(*index, op.experts)) {
+/// See [`StatisticsOp::Count`](super::backward::StatisticsOp::Count).
+pub(super) fn count(indices: &FlexTensor, experts: usize, sequences: usize) -> FlexTensor {
+    let values: &[i32] = slice(indices);
+    let mut counts = vec![0i32; sequences * experts];
+    let length = (values.len() / sequences).max(1);
+    for (values, counts) in values.chunks(length).zip(counts.chunks_mut(experts)) {
+        for expert in values.iter().filter_map(|index| expert(*index, experts)) {
             counts[expert] += 1;
         }
     }
-    FlexTensor::from_data(TensorData::new(counts, [op.sequences, op.experts]))
+    tensor(counts, [sequences, experts])
 }

@@ -7,10 +7,10 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
-use super::backward::{CountOp, GradientOp, SumKind, SumsOp};
+use super::backward::{SequenceSums, SumKind};
 use crate::column_sum::kernel::{Partials, SumTarget, fold};
 use crate::cube::instance::{AotList, given, instance, types};
-use crate::cube::{cube_sum, empty, grid};
+use crate::cube::{cube_sum, empty, launch, matrix_sizes};
 use crate::moe::permutation::sort::kernel::histogram;
 use crate::moe::router::kernel::{AOT_CUBE, TokenCube, scores};
 use crate::moe::score::kernel::{numerator, slope};
@@ -188,28 +188,16 @@ fn add_counts_kernel(
     }
 }
 
-fn optional(valid: Option<CubeTensor>) -> ComptimeOptionArgs<OwnedTensor<f32>> {
-    match valid {
-        Some(valid) => ComptimeOptionArgs::Some(valid.into_tensor_arg()),
-        None => ComptimeOptionArgs::None,
-    }
-}
-
 fn zeros(like: &CubeTensor, length: usize) -> CubeTensor {
     let (client, device) = (like.client.clone(), like.device.clone());
     zeros_client(client, device, [length].into(), DType::F32)
 }
 
-/// See [`SumsOp`].
-pub(super) fn sums(op: &SumsOp, inputs: Vec<CubeTensor>) -> CubeTensor {
-    let mut inputs = inputs.into_iter();
-    let Some(logits) = inputs.next() else {
-        unreachable!("the sums are launched with logits")
-    };
-    let valid = inputs.next();
+/// See [`StatisticsOp::Sums`](super::backward::StatisticsOp::Sums).
+pub(super) fn sums(op: SequenceSums, mut inputs: Vec<CubeTensor>) -> CubeTensor {
+    let logits = inputs.remove(0);
     let client = logits.client.clone();
-    let shape = logits.meta.shape();
-    let [tokens, experts] = [shape[0], shape[1]];
+    let [tokens, experts] = matrix_sizes(&logits);
     let width = op.sequences * op.kind.width(experts);
     if tokens == 0 {
         return zeros(&logits, width);
@@ -226,36 +214,25 @@ pub(super) fn sums(op: &SumsOp, inputs: Vec<CubeTensor>) -> CubeTensor {
     let dtype = dtype_to_storage_type(logits.dtype);
     // SAFETY: tokens past the strip and experts past the last access no memory.
     unsafe {
-        router_sums_kernel::launch_unchecked(
-            &client,
-            grid(&client, op.sequences * strips),
-            CubeDim::new_1d(variant.cube.units),
-            logits.into_tensor_arg(),
-            optional(valid),
-            partials.clone().into_tensor_arg(),
-            op.sequences as u32,
-            length as u32,
-            strips as u32,
-            strip as u32,
-            experts as u32,
-            variant,
-            dtype,
+        launch!(
+            router_sums_kernel,
+            [client, op.sequences * strips, variant.cube.units],
+            [],
+            [logits, inputs.pop(), &partials],
+            (op.sequences as u32, length as u32),
+            (strips as u32, strip as u32, experts as u32),
+            (variant, dtype)
         );
     }
     let partials = Partials::of_rows(partials, width, strips);
     fold(partials, SumTarget::Each(DType::F32)).remove(0)
 }
 
-/// See [`GradientOp`].
-pub(super) fn gradient(op: &GradientOp, inputs: Vec<CubeTensor>) -> CubeTensor {
-    let mut inputs = inputs.into_iter();
-    let (Some(logits), Some(upstream)) = (inputs.next(), inputs.next()) else {
-        unreachable!("the gradient is launched with logits and that of the sums")
-    };
-    let valid = inputs.next();
+/// See [`StatisticsOp::Gradient`](super::backward::StatisticsOp::Gradient).
+pub(super) fn gradient(op: SequenceSums, mut inputs: Vec<CubeTensor>) -> CubeTensor {
+    let (upstream, logits) = (inputs.remove(1), inputs.remove(0));
     let client = logits.client.clone();
-    let shape = logits.meta.shape();
-    let [tokens, experts] = [shape[0], shape[1]];
+    let [tokens, experts] = matrix_sizes(&logits);
     let gradient = empty(&logits, [tokens, experts], logits.dtype);
     if tokens == 0 {
         return gradient;
@@ -264,47 +241,40 @@ pub(super) fn gradient(op: &GradientOp, inputs: Vec<CubeTensor>) -> CubeTensor {
     let dtype = dtype_to_storage_type(logits.dtype);
     // SAFETY: experts past the last access no memory.
     unsafe {
-        router_sums_gradient_kernel::launch_unchecked(
-            &client,
-            grid(&client, tokens),
-            CubeDim::new_1d(cube.units),
-            logits.into_tensor_arg(),
-            upstream.into_tensor_arg(),
-            optional(valid),
-            gradient.clone().into_tensor_arg(),
-            tokens as u32,
-            (tokens / op.sequences) as u32,
-            experts as u32,
-            op.kind,
-            cube,
-            dtype,
+        launch!(
+            router_sums_gradient_kernel,
+            [client, tokens, cube.units],
+            [],
+            [logits, upstream, inputs.pop(), &gradient],
+            (
+                tokens as u32,
+                (tokens / op.sequences) as u32,
+                experts as u32
+            ),
+            (op.kind, cube, dtype)
         );
     }
     gradient
 }
 
-/// See [`CountOp`].
-pub(super) fn count(op: &CountOp, mut inputs: Vec<CubeTensor>) -> CubeTensor {
-    let indices = inputs.remove(0);
+/// See [`StatisticsOp::Count`](super::backward::StatisticsOp::Count).
+pub(super) fn count(indices: CubeTensor, experts: usize, sequences: usize) -> CubeTensor {
     let client = indices.client.clone();
-    let output = empty(&indices, [op.sequences, op.experts], DType::I32);
+    let output = empty(&indices, [sequences, experts], DType::I32);
     if indices.meta.shape().num_elements() == 0 {
         let (device, shape) = (indices.device.clone(), output.meta.shape().clone());
         return zeros_client(client, device, shape, DType::I32);
     }
-    let (counts, chunks) = histogram(&indices, op.experts, op.sequences);
-    let all = op.sequences * op.experts;
+    let (counts, chunks) = histogram(&indices, experts, sequences);
+    let all = sequences * experts;
     // SAFETY: units past the counts access no memory.
     unsafe {
-        add_counts_kernel::launch_unchecked(
-            &client,
-            grid(&client, all.div_ceil(UNITS as usize)),
-            CubeDim::new_1d(UNITS),
-            counts.into_tensor_arg(),
-            output.clone().into_tensor_arg(),
-            all as u32,
-            chunks as u32,
-            op.experts as u32,
+        launch!(
+            add_counts_kernel,
+            [client, all.div_ceil(UNITS as usize), UNITS],
+            [],
+            [counts, &output],
+            (all as u32, chunks as u32, experts as u32)
         );
     }
     output

@@ -34,7 +34,7 @@ mod tests;
 
 use super::permutation::sort::check_experts;
 use super::score::ScoreFunction;
-use backward::{CountOp, RouterSums, SumKind};
+use backward::{RouterSums, SequenceSums, StatisticsOp, SumKind};
 
 const NAME: &str = "router statistics";
 
@@ -49,7 +49,7 @@ pub fn count_experts(indices: Tensor<2, Int>, experts: usize, sequences: usize) 
     accept(check_experts(NAME, experts));
     accept(check_sequences(indices.dims()[0], sequences));
     let indices = indices.inner().cast(IntDType::I32).into_dispatch();
-    let op = CountOp { experts, sequences };
+    let op = StatisticsOp::Count { experts, sequences };
     Tensor::from_dispatch(launch_one(op, vec![indices]))
 }
 
@@ -130,8 +130,7 @@ fn router_sums(
     accept(check_valid(valid.as_ref(), tokens));
     let dtype = wide(logits.dtype());
     let function = RouterSums {
-        kind,
-        sequences,
+        sums: SequenceSums { kind, sequences },
         valid: valid.map(|valid| valid.inner().float().cast(dtype).into_dispatch()),
     };
     apply(vec![logits.into_dispatch()], function)

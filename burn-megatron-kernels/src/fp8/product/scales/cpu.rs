@@ -1,36 +1,29 @@
 //! The CPU implementation.
 
 use burn::backend::flex::FlexTensor;
-use burn::tensor::{DType, TensorData};
+use burn::tensor::{DType, Element};
+use bytemuck::Pod;
 
 use super::{ScaleOrder, TILE};
+use crate::cpu::{slice, vector};
 
 /// See [`library_scales`](super::library_scales).
 pub(super) fn arrange(order: ScaleOrder, scales: &FlexTensor) -> FlexTensor {
-    let shape = scales.layout().shape();
-    let sizes = [shape[0], shape[1]];
-    let data = match scales.dtype() {
-        DType::F32 => arranged::<f32>(order, scales, sizes),
-        _ => arranged::<u32>(order, scales, sizes),
-    };
-    FlexTensor::from_data(data)
+    match scales.dtype() {
+        DType::F32 => arranged::<f32>(order, scales),
+        _ => arranged::<u32>(order, scales),
+    }
 }
 
-fn arranged<E: burn::tensor::Element + bytemuck::Pod>(
-    order: ScaleOrder,
-    scales: &FlexTensor,
-    sizes: [usize; 2],
-) -> TensorData {
-    let Some(scales) = scales.as_slice::<E>() else {
-        unreachable!("scales are words side by side")
-    };
+fn arranged<E: Element + Pod>(order: ScaleOrder, scales: &FlexTensor) -> FlexTensor {
+    let shape = scales.layout().shape();
+    let sizes = [shape[0], shape[1]];
+    let scales = slice::<E>(scales);
     let words = (0..order.len(sizes)).map(|at| match source(order, sizes, at) {
         Some(from) => scales[from],
         None => E::zeroed(),
     });
-    let words: Vec<E> = words.collect();
-    let count = words.len();
-    TensorData::new(words, [count])
+    vector(words.collect())
 }
 
 /// The element that goes to `at`; `None` beyond the matrix.

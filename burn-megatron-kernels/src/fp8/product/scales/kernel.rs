@@ -8,7 +8,7 @@ use cubecl::prelude::*;
 
 use super::{ScaleOrder, TILE};
 use crate::cube::instance::{AotList, instance};
-use crate::cube::{empty, grid};
+use crate::cube::{empty, launch};
 
 /// Units per cube. They share nothing, so any number that fills a multiprocessor works.
 const UNITS: u32 = 256;
@@ -71,17 +71,13 @@ pub(super) fn arrange(order: ScaleOrder, scales: CubeTensor) -> CubeTensor {
     }
     let dtype = dtype_to_storage_type(scales.dtype);
     unsafe {
-        arrange_kernel::launch_unchecked(
-            &client,
-            grid(&client, words.div_ceil(UNITS as usize)),
-            CubeDim::new_1d(UNITS),
-            scales.into_buffer_arg(),
-            arranged.clone().into_buffer_arg(),
-            sizes[0] as u32,
-            sizes[1] as u32,
-            words as u32,
-            order,
-            dtype,
+        launch!(
+            arrange_kernel,
+            [client, words.div_ceil(UNITS as usize), UNITS],
+            [],
+            [scales, &arranged],
+            (sizes[0] as u32, sizes[1] as u32, words as u32),
+            (order, dtype)
         );
     }
     arranged

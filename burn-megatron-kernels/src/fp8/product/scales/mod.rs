@@ -1,13 +1,10 @@
 //! Scales in the order in which cuBLASLt reads them ("Scaling factors layouts" in its documentation).
 
-use burn::backend::DispatchTensor;
-use burn::backend::flex::FlexTensor;
+use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::DType;
-#[cfg(feature = "cubecl")]
-use burn_cubecl::tensor::CubeTensor;
 
 use crate::fp8::matrix::{BLOCK, Fp8Matrix, Scales};
-use crate::launch::{DeviceOp, Spec, launch_one};
+use crate::launch::{SimpleOp, Spec, launch_one};
 
 mod cpu;
 #[cfg(feature = "cubecl")]
@@ -34,7 +31,20 @@ pub fn library_scales(matrix: &Fp8Matrix) -> DispatchTensor {
         Scales::Mx(_) => ScaleOrder::Tiled,
     };
     let [_, scales] = matrix.tensors();
-    launch_one(ArrangeOp(order), vec![scales])
+    let shape = scales.shape();
+    let dtype = match scales.dtype() {
+        DType::F32 => DType::F32,
+        _ => DType::U32,
+    };
+    let op = SimpleOp {
+        name: "library_scales",
+        parameters: order,
+        outputs: vec![Spec::new([order.len([shape[0], shape[1]])], dtype)],
+        cpu: |order, inputs| vec![cpu::arrange(*order, &inputs[0])],
+        #[cfg(feature = "cubecl")]
+        cube: |order, mut inputs| vec![kernel::arrange(*order, inputs.remove(0))],
+    };
+    launch_one(op, vec![scales])
 }
 
 /// The order of a matrix of scales, each element a word of 4 bytes.
@@ -56,33 +66,5 @@ impl ScaleOrder {
             Self::Filled => rows * columns.next_multiple_of(4),
             Self::Tiled => rows.next_multiple_of(TILE) * columns,
         }
-    }
-}
-
-/// Input: scales `[rows, columns]`, in f32 or packed E8M0.
-#[derive(Clone, Copy, Debug)]
-struct ArrangeOp(ScaleOrder);
-
-impl DeviceOp for ArrangeOp {
-    fn name(&self) -> &'static str {
-        "library_scales"
-    }
-
-    fn outputs(&self, inputs: &[Spec]) -> Vec<Spec> {
-        let [rows, columns] = [inputs[0].shape[0], inputs[0].shape[1]];
-        let dtype = match inputs[0].dtype {
-            DType::F32 => DType::F32,
-            _ => DType::U32,
-        };
-        vec![Spec::new([self.0.len([rows, columns])], dtype)]
-    }
-
-    fn cpu(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
-        vec![cpu::arrange(self.0, &inputs[0])]
-    }
-
-    #[cfg(feature = "cubecl")]
-    fn cube(&self, mut inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
-        vec![kernel::arrange(self.0, inputs.remove(0))]
     }
 }

@@ -11,10 +11,10 @@ mod values;
 use burn::backend::flex::FlexTensor;
 
 use self::copy::{CopyTask, MatrixSource, QuantizedCopy, RangeStatistics};
-use super::super::matrix::{mx_words, transposed_codes, words};
-use super::ops::{QuantizeOp, ScaleOp};
-use super::scaling::ScalingKind;
-use crate::cpu::{Element, ROW_GRAIN, for_float, map_tasks, slice, tensor, vectorized};
+use super::super::matrix::{transposed_codes, words};
+use super::ops::QuantizeOp;
+use super::scaling::{CurrentScale, ScalingKind};
+use crate::cpu::{Element, ROW_GRAIN, for_float, map_tasks, slice, tensor, vector, vectorized};
 use crate::fp8::delayed::log_entry;
 use crate::fp8::format::Format;
 use crate::fp8::matrix::BLOCK;
@@ -73,21 +73,19 @@ fn quantize_as<E: Element>(
     let mut all = vec![];
     for (copy, [rows, depth]) in pairs {
         let Some(copy) = copy else { continue };
-        all.push(tensor_of_words(copy.codes, [rows, words(depth)]));
-        let bits = copy.scales.into_iter();
+        all.push(tensor(copy.codes, [rows, words(depth)]));
+        let shape = kind.spec([rows, depth]).shape;
+        let floats = |bits: Vec<u32>| bits.into_iter().map(f32::from_bits).collect();
         all.push(match kind {
-            ScalingKind::Tensor => tensor(vec![1.0 / given], [1]),
-            ScalingKind::Blocks { .. } => {
-                let shape = [rows.div_ceil(kind.height()), depth.div_ceil(BLOCK)];
-                tensor(bits.map(f32::from_bits).collect(), shape)
-            }
-            ScalingKind::Mx => tensor_of_words(bits.collect(), [rows, mx_words(depth)]),
+            ScalingKind::Tensor => tensor(vec![1.0 / given], shape),
+            ScalingKind::Blocks { .. } => tensor(floats(copy.scales), shape),
+            ScalingKind::Mx => tensor(copy.scales, shape),
         });
     }
     let seen = [f32::from_bits(seen.amax), seen.beyond as f32];
     all.push(match log {
         Some((slot, log)) => log_entry(log, slot, seen, (rows * columns) as f32),
-        None => tensor(seen.to_vec(), [2]),
+        None => vector(seen.to_vec()),
     });
     all
 }
@@ -112,7 +110,7 @@ fn transposed_copy(copy: &QuantizedCopy, [rows, depth]: [usize; 2]) -> Quantized
 /// See [`amax`](super::amax).
 pub(super) fn amax(x: &FlexTensor) -> FlexTensor {
     let largest = for_float!(x.dtype(), E => largest::<E>(slice(x)));
-    tensor(vec![f32::from_bits(largest)], [1])
+    vector(vec![f32::from_bits(largest)])
 }
 
 /// The bits of the largest magnitude: NaN's, if there is one, are above all others.
@@ -128,14 +126,7 @@ fn largest<E: Element>(values: &[E]) -> u32 {
 }
 
 /// See [`current_scale`](super::current_scale).
-pub(super) fn scale_of(kernel: &ScaleOp, amax: &FlexTensor) -> FlexTensor {
+pub(super) fn scale_of(amax: &FlexTensor, format: Format, options: CurrentScale) -> FlexTensor {
     let amax = slice::<f32>(amax)[0];
-    tensor(
-        vec![scale::current(amax, kernel.format, kernel.options)],
-        [1],
-    )
-}
-
-fn tensor_of_words(values: Vec<u32>, shape: [usize; 2]) -> FlexTensor {
-    FlexTensor::from_data(burn::tensor::TensorData::new(values, shape))
+    vector(vec![scale::current(amax, format, options)])
 }

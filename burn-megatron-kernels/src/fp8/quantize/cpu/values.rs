@@ -2,57 +2,55 @@
 
 use burn::backend::flex::FlexTensor;
 
-use super::super::super::matrix::{mx_words, words, words_of};
-use super::super::ops::DequantizeOp;
+use super::super::super::matrix::{mx_words, words};
 use super::super::scaling::ScalingKind;
-use crate::cpu::{for_each_task, rows_per_task, slice, tensor, vectorized};
-use crate::fp8::format::e8m0;
+use crate::cpu::{for_rows, slice, tensor};
+use crate::fp8::format::{Format, e8m0};
 use crate::fp8::matrix::{BLOCK, MX_BLOCK};
 
-/// See [`DequantizeOp`].
-pub(in super::super) fn dequantize(kernel: &DequantizeOp, inputs: &[FlexTensor]) -> FlexTensor {
-    let (codes, depth) = (&inputs[0], kernel.depth);
+/// See [`dequantize`](super::super::dequantize).
+pub(in super::super) fn dequantize(
+    inputs: &[FlexTensor],
+    format: Format,
+    kind: ScalingKind,
+    depth: usize,
+) -> FlexTensor {
+    let codes = &inputs[0];
     let rows = codes.layout().shape()[0];
-    let codes = words_of(codes);
-    let table: Vec<f32> = (0..=255).map(|code| kernel.format.decode(code)).collect();
-    let width = match kernel.kind {
+    let codes = slice::<u32>(codes);
+    let table: Vec<f32> = (0..=255).map(|code| format.decode(code)).collect();
+    let width = match kind {
         ScalingKind::Tensor => depth,
         ScalingKind::Blocks { .. } => BLOCK,
         ScalingKind::Mx => MX_BLOCK,
     };
-    let scale = scales(kernel, &inputs[1]);
+    let scale = scales(&inputs[1], kind, depth);
     let mut values = vec![0f32; rows * depth];
-    let row = |(row, values): (usize, &mut [f32])| {
-        let codes = &codes[row * words(depth)..];
-        for (block, values) in values.chunks_mut(width).enumerate() {
-            let scale = scale(row, block);
-            let codes = &codes[block * width / 4..];
-            for (values, word) in values.chunks_mut(4).zip(codes) {
-                let codes = values.iter_mut().zip(word.to_le_bytes());
-                codes.for_each(|(value, code)| *value = table[usize::from(code)] * scale);
+    for_rows(
+        &mut values,
+        depth,
+        #[inline(always)]
+        |row, values| {
+            let codes = &codes[row * words(depth)..];
+            for (block, values) in values.chunks_mut(width).enumerate() {
+                let scale = scale(row, block);
+                let codes = &codes[block * width / 4..];
+                for (values, word) in values.chunks_mut(4).zip(codes) {
+                    let codes = values.iter_mut().zip(word.to_le_bytes());
+                    codes.for_each(|(value, code)| *value = table[usize::from(code)] * scale);
+                }
             }
-        }
-    };
-    let row_block = rows_per_task(depth);
-    let of_band = |(number, values): (usize, &mut [f32])| {
-        let lines = values.chunks_mut(depth).enumerate();
-        let lines = lines.map(|(at, values)| (number * row_block + at, values));
-        vectorized(
-            #[inline(always)]
-            || lines.for_each(row),
-        );
-    };
-    let bands = values.chunks_mut((row_block * depth).max(1)).enumerate();
-    for_each_task(bands, of_band);
+        },
+    );
     tensor(values, [rows, depth])
 }
 
 /// The scale of a row and a block of it.
-fn scales<'a>(
-    kernel: &DequantizeOp,
-    scales: &'a FlexTensor,
-) -> Box<dyn Fn(usize, usize) -> f32 + Sync + 'a> {
-    let (kind, depth) = (kernel.kind, kernel.depth);
+fn scales(
+    scales: &FlexTensor,
+    kind: ScalingKind,
+    depth: usize,
+) -> Box<dyn Fn(usize, usize) -> f32 + Sync + '_> {
     match kind {
         ScalingKind::Tensor => {
             let scale = slice::<f32>(scales)[0];
@@ -63,7 +61,7 @@ fn scales<'a>(
             Box::new(move |row, block| scales[row / kind.height() * depth.div_ceil(BLOCK) + block])
         }
         ScalingKind::Mx => {
-            let scales = words_of(scales);
+            let scales = slice::<u32>(scales);
             Box::new(move |row, block| {
                 let word = scales[row * mx_words(depth) + block / 4];
                 e8m0::decode((word >> (8 * (block % 4))) as u8)

@@ -17,12 +17,14 @@ pub(super) use self::plan::with_cuda_forms;
 use self::plan::{QuantizePlan, RowLoads, is_cuda};
 use self::reduce::{FinishVariant, finish_kernel, scale_kernel};
 use self::values::{DequantizeVariant, VECTORS, amax_kernel, dequantize_kernel};
-use super::super::matrix::{mx_words, words};
-use super::ops::{DequantizeOp, QuantizeOp, ScaleOp};
-use super::scaling::ScalingKind;
-use crate::cube::{empty, grid, own};
+use super::super::matrix::words;
+use super::ops::QuantizeOp;
+use super::scaling::{CurrentScale, ScalingKind};
+use crate::cube::{empty, launch, own};
+use crate::fp8::format::Format;
 use crate::fp8::kernel::tile::UNITS;
 use crate::fp8::matrix::BLOCK;
+use crate::launch::{Spec, exactly};
 
 mod aot_instances;
 mod copies;
@@ -59,30 +61,18 @@ pub(super) fn quantize(kernel: &QuantizeOp, mut inputs: Vec<CubeTensor>) -> Vec<
     let bias = has_bias.then(|| inputs.remove(0));
     let given = inputs.pop().unwrap_or_else(scrap);
     if cubes > 0 {
-        let arg = |tensor: &CubeTensor| tensor.clone().into_buffer_arg();
         // SAFETY: a unit writes what is inside of the matrix and of its padded rows alone, and the
         // outputs have these sizes.
         unsafe {
-            quantize_kernel::launch_unchecked(
-                &client,
-                grid(&client, cubes),
-                CubeDim::new_1d(UNITS),
-                plan.vector,
-                plan.patch() / 4,
-                4,
-                arg(&x),
-                ComptimeOptionArgs::from(bias.map(CubeTensor::into_tensor_arg)),
-                arg(&given),
-                arg(&rowwise[0]),
-                arg(&rowwise[1]),
-                arg(&columnwise[0]),
-                arg(&columnwise[1]),
-                arg(&partials),
-                kernel.given as u32,
-                rows as u32,
-                columns as u32,
-                plan,
-                dtype_to_storage_type(x.dtype),
+            launch!(
+                quantize_kernel,
+                [client, cubes, UNITS],
+                [plan.vector, plan.patch() / 4, 4],
+                [&x, bias, &given],
+                [&rowwise[0], &rowwise[1]],
+                [&columnwise[0], &columnwise[1], &partials],
+                (kernel.given as u32, rows as u32, columns as u32),
+                (plan, dtype_to_storage_type(x.dtype))
             );
         }
     }
@@ -124,13 +114,11 @@ pub(super) fn quantize(kernel: &QuantizeOp, mut inputs: Vec<CubeTensor>) -> Vec<
 
 /// Codes and scales of a copy.
 fn outputs(like: &CubeTensor, kind: ScalingKind, [rows, depth]: [usize; 2]) -> [CubeTensor; 2] {
-    let wide = depth.div_ceil(BLOCK);
-    let scales = match kind {
-        ScalingKind::Tensor => empty(like, [1], DType::F32),
-        ScalingKind::Blocks { .. } => empty(like, [kind.scale_rows(rows), wide], DType::F32),
-        ScalingKind::Mx => empty(like, [rows, mx_words(depth)], DType::U32),
-    };
-    [empty(like, [rows, words(depth)], DType::U32), scales]
+    let Spec { shape, dtype } = kind.spec([rows, depth]);
+    [
+        empty(like, [rows, words(depth)], DType::U32),
+        empty(like, shape, dtype),
+    ]
 }
 
 /// The second launch of a quantiser or of [`amax`](super::amax); see [`finish_kernel`].
@@ -150,19 +138,14 @@ impl Finish {
         // SAFETY: one cube reads the partial results and writes one or two words, or the entry of a
         // log, which has it.
         unsafe {
-            finish_kernel::launch_unchecked(
-                &client,
-                CubeCount::Static(1, 1, 1),
-                CubeDim::new_1d(UNITS),
-                self.partials.into_buffer_arg(),
-                self.given.into_buffer_arg(),
-                seen.clone().into_buffer_arg(),
-                descale.clone().into_buffer_arg(),
-                self.parts as u32,
-                self.index as u32,
-                self.slot as u32,
-                self.elements as f32,
-                self.variant,
+            launch!(
+                finish_kernel,
+                [client, 1, UNITS],
+                [],
+                [self.partials, self.given, seen, descale],
+                (self.parts as u32, self.index as u32, self.slot as u32),
+                (self.elements as f32),
+                (self.variant)
             );
         }
     }
@@ -181,16 +164,13 @@ pub(super) fn amax(x: CubeTensor) -> CubeTensor {
         let dtype = dtype_to_storage_type(x.dtype);
         // SAFETY: units past the end access no memory.
         unsafe {
-            amax_kernel::launch_unchecked(
-                &client,
-                grid(&client, cubes),
-                CubeDim::new_1d(UNITS),
-                vector,
-                x.into_buffer_arg(),
-                partials.clone().into_buffer_arg(),
-                vectors as u32,
-                planes,
-                dtype,
+            launch!(
+                amax_kernel,
+                [client, cubes, UNITS],
+                [vector],
+                [x, &partials],
+                (vectors as u32),
+                (planes, dtype)
             );
         }
     }
@@ -214,55 +194,52 @@ pub(super) fn amax(x: CubeTensor) -> CubeTensor {
 }
 
 /// See [`current_scale`](super::current_scale).
-pub(super) fn scale_of(kernel: &ScaleOp, amax: CubeTensor) -> CubeTensor {
+pub(super) fn scale_of(amax: CubeTensor, format: Format, options: CurrentScale) -> CubeTensor {
     let client = amax.client.clone();
     let scale = empty(&amax, [1], DType::F32);
     // A 0 with a sign would be the largest of all as bits.
-    let epsilon = kernel.options.epsilon.abs();
+    let epsilon = options.epsilon.abs();
     // SAFETY: one unit reads and writes one word.
     unsafe {
-        scale_kernel::launch_unchecked(
-            &client,
-            CubeCount::Static(1, 1, 1),
-            CubeDim::new_1d(1),
-            amax.into_buffer_arg(),
-            scale.clone().into_buffer_arg(),
-            epsilon,
-            kernel.options.power_of_two,
-            kernel.format,
+        launch!(
+            scale_kernel,
+            [client, 1, 1],
+            [],
+            [amax, &scale],
+            (epsilon, options.power_of_two, format)
         );
     }
     scale
 }
 
-/// See [`DequantizeOp`].
-pub(super) fn dequantize(kernel: &DequantizeOp, inputs: Vec<CubeTensor>) -> CubeTensor {
-    let [codes, scales] = [inputs[0].clone(), inputs[1].clone()];
+/// See [`dequantize`](super::dequantize).
+pub(super) fn dequantize(
+    inputs: Vec<CubeTensor>,
+    format: Format,
+    kind: ScalingKind,
+    depth: usize,
+) -> CubeTensor {
+    let [codes, scales] = exactly(inputs);
     let client = codes.client.clone();
-    let (rows, depth) = (codes.shape()[0], kernel.depth);
+    let rows = codes.shape()[0];
     let values = empty(&codes, [rows, depth], DType::F32);
     let units = rows * depth.div_ceil(4);
     if units > 0 {
         let vector = if depth.is_multiple_of(4) { 4 } else { 1 };
         let reading = DequantizeVariant {
-            kind: kernel.kind,
-            format: kernel.format,
+            kind,
+            format,
             flushes: !is_cuda(&codes),
         };
         // SAFETY: units past the rows access no memory, and codes and scales were checked.
         unsafe {
-            dequantize_kernel::launch_unchecked(
-                &client,
-                grid(&client, units.div_ceil(UNITS as usize)),
-                CubeDim::new_1d(UNITS),
-                vector,
-                codes.into_buffer_arg(),
-                scales.into_buffer_arg(),
-                values.clone().into_buffer_arg(),
-                rows as u32,
-                depth as u32,
-                reading,
-                vector,
+            launch!(
+                dequantize_kernel,
+                [client, units.div_ceil(UNITS as usize), UNITS],
+                [vector],
+                [codes, scales, &values],
+                (rows as u32, depth as u32),
+                (reading, vector)
             );
         }
     }

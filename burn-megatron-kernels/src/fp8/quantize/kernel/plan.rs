@@ -7,7 +7,7 @@ use burn_cubecl::tensor::CubeTensor;
 use super::super::ops::QuantizeOp;
 use super::super::scaling::{QuantizerUsage, ScalingKind};
 use crate::activation::kernel::ActivationVariant;
-use crate::cube::{Reduction, RowPlan};
+use crate::cube::RowPlan;
 use crate::fp8::format::Format;
 use crate::fp8::kernel::tile::{GROUPS, PATCH_ROWS, UNITS};
 use crate::fp8::matrix::{BLOCK, MX_BLOCK};
@@ -151,7 +151,7 @@ impl RowLoads {
         let plan = RowPlan::new(&like.client, dtype, width);
         Self {
             vector: plan.vector,
-            planes: plan.reduction == Reduction::Planes,
+            planes: plan.planes(),
         }
     }
 }

@@ -72,14 +72,14 @@ fn codes_and_scales_that_do_not_belong_together_are_refused() {
                 depth: 49,
                 ..mx.clone()
             }),
-            "dequantize: invalid codes [4, 12] for rows of 49 elements: expected 16 words per row"
+            "dequantize: the matrix is [4, 49] and its codes [4, 12]: expected [4, 16] (see Fp8Matrix)"
         );
         assert_eq!(
             refused(Fp8Matrix {
                 scales: Scales::Tensor(Tensor::ones([4], &device)),
                 ..mx.clone()
             }),
-            "dequantize: the scales of a matrix [4, 40] are [4]: expected [1]"
+            "dequantize: the matrix is [4, 40] and its scales [4]: expected [1] (see Fp8Matrix)"
         );
         let blocks = |height, scales| Fp8Matrix {
             scales: Scales::Blocks { scales, height },
@@ -87,15 +87,15 @@ fn codes_and_scales_that_do_not_belong_together_are_refused() {
         };
         assert_eq!(
             refused(blocks(64, Tensor::ones([1, 1], &device))),
-            "dequantize: blocks are 64 rows high: expected 1 and 128"
+            "dequantize: invalid rows that share a scale = 64 of the matrix: expected 1 or 128"
         );
         assert_eq!(
             refused(blocks(1, Tensor::ones([1, 1], &device))),
-            "dequantize: the scales of a matrix [4, 40] are [1, 1]: expected [4, 1]"
+            "dequantize: the matrix is [4, 40] and its scales [1, 1]: expected [4, 1] (see Fp8Matrix)"
         );
         assert_eq!(
             refused(blocks(BLOCK, Tensor::ones([1, 1], (&device, DType::F16)))),
-            "dequantize: the scales are in F16: expected F32"
+            "dequantize: invalid type of the scales = F16: expected F32"
         );
     }
 }

@@ -9,7 +9,6 @@ use burn::tensor::DType;
 use burn_cubecl::ops::permute;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::ir::ElemType;
-use cubecl::prelude::CubeDim;
 
 mod aot_instances;
 mod plan;
@@ -23,7 +22,7 @@ pub(crate) use aot_instances::aot_instances;
 
 use super::backward::{ProductOp, WeightGradientOp};
 use crate::cube::mma::{CHUNK, PAIR, aligned, missing_support};
-use crate::cube::{empty, grid, own, upload};
+use crate::cube::{empty, launch, own, upload};
 use plan::{Factors, TILE, UNITS, in_one_launch, row_tiles, summed_rows};
 use product::grouped_product;
 use weight_gradient::grouped_weight_gradient;
@@ -84,23 +83,14 @@ pub(super) fn product(op: &ProductOp, x: CubeTensor, weights: CubeTensor) -> Cub
     let expert_stride = chunks(&weights, 0);
     // SAFETY: cubes access only rows of their expert, which the caller checked, and none past them.
     unsafe {
-        grouped_product::launch_unchecked(
-            &client,
-            grid(&client, count * columns.div_ceil(TILE)),
-            CubeDim::new_1d(UNITS as u32),
-            CHUNK,
-            x.into_buffer_arg(),
-            weights.into_buffer_arg(),
-            tiles.into_buffer_arg(),
-            y.clone().into_buffer_arg(),
-            x_stride,
-            weight_stride,
-            expert_stride,
-            count as u32,
-            depth as u32,
-            columns as u32,
-            Factors::of_product(transposed, bf16),
-            dtype,
+        launch!(
+            grouped_product,
+            [client, count * columns.div_ceil(TILE), UNITS as u32],
+            [CHUNK],
+            [x, weights, tiles, &y],
+            (x_stride, weight_stride, expert_stride),
+            (count as u32, depth as u32, columns as u32),
+            (Factors::of_product(transposed, bf16), dtype)
         );
     }
     y
@@ -131,23 +121,14 @@ pub(super) fn weight_gradient(
     let cubes = experts * inputs.div_ceil(TILE) * outputs.div_ceil(TILE);
     // SAFETY: as for the product; the place in the flat buffer was checked.
     unsafe {
-        grouped_weight_gradient::launch_unchecked(
-            &client,
-            grid(&client, cubes),
-            CubeDim::new_1d(UNITS as u32),
-            CHUNK,
-            vector,
-            x.into_buffer_arg(),
-            gradient.into_buffer_arg(),
-            rows.into_buffer_arg(),
-            flat.clone().into_buffer_arg(),
-            experts as u32,
-            inputs as u32,
-            outputs as u32,
-            (op.offset / vector) as u32,
-            op.add,
-            Factors::of_weight_gradient(bf16),
-            dtype,
+        launch!(
+            grouped_weight_gradient,
+            [client, cubes, UNITS as u32],
+            [CHUNK, vector],
+            [x, gradient, rows, &flat],
+            (experts as u32, inputs as u32, outputs as u32),
+            ((op.offset / vector) as u32, op.add),
+            (Factors::of_weight_gradient(bf16), dtype)
         );
     }
     flat

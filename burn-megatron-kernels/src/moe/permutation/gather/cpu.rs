@@ -1,15 +1,17 @@
 //! On Burn's CPU backend: rows in parallel.
 
 use burn::backend::flex::FlexTensor;
-use rayon::prelude::*;
 
-use super::GatherOp;
-use crate::cpu::{Element, ROW_GRAIN, Real, rows_per_task, slice, tensor, vectorized};
+use super::GatherSizes;
+use crate::cpu::{Element, Real, for_row_tasks, slice, tensor, vectorized};
 
-pub(super) fn gather<E: Element>(op: &GatherOp, inputs: &[FlexTensor]) -> FlexTensor {
-    let sizes = op.sizes;
+pub(super) fn gather<E: Element>(
+    sizes: GatherSizes,
+    shape: &[usize],
+    inputs: &[FlexTensor],
+) -> FlexTensor {
     let x = slice::<E>(&inputs[0]);
-    let index: &[i32] = inputs[1].as_slice().unwrap_or_default();
+    let index: &[i32] = slice(&inputs[1]);
     let mut output = vec![E::narrow(E::Wide::ZERO); sizes.rows * sizes.width];
     let row_of = |index: &i32| {
         let row = usize::try_from(*index).ok()? / sizes.divisor;
@@ -45,16 +47,8 @@ pub(super) fn gather<E: Element>(op: &GatherOp, inputs: &[FlexTensor]) -> FlexTe
             },
         )
     };
-    if output.is_empty() || sizes.terms == 0 {
-        return tensor(output, op.shape.clone());
+    if sizes.terms > 0 {
+        for_row_tasks(&mut output, sizes.width, sizes.terms, task);
     }
-    let read = output.len() * sizes.terms;
-    if read <= ROW_GRAIN {
-        task(0, &mut output);
-    } else {
-        let rows = rows_per_task(sizes.width * sizes.terms);
-        let tasks = output.par_chunks_mut(rows * sizes.width).enumerate();
-        tasks.for_each(|(i, output)| task(i * rows, output));
-    }
-    tensor(output, op.shape.clone())
+    tensor(output, shape.to_vec())
 }

@@ -5,9 +5,10 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
-use super::GatherOp;
+use super::GatherSizes;
 use crate::cube::instance::{AotList, instance, types};
-use crate::cube::{RowPlan, empty, grid};
+use crate::cube::{RowPlan, empty, launch};
+use crate::launch::exactly;
 
 /// Units of a cube.
 const UNITS: u32 = 256;
@@ -39,12 +40,11 @@ fn gather_kernel<F: Float, N: Size>(
     }
 }
 
-/// See [`GatherOp`].
-pub(super) fn gather(op: &GatherOp, mut inputs: Vec<CubeTensor>) -> CubeTensor {
-    let (index, x) = (inputs.remove(1), inputs.remove(0));
+/// Inputs: the rows, and the indices; `shape` is that of the result.
+pub(super) fn gather(sizes: GatherSizes, shape: &[usize], inputs: Vec<CubeTensor>) -> CubeTensor {
+    let [x, index] = exactly(inputs);
     let client = x.client.clone();
-    let sizes = op.sizes;
-    let output = empty(&x, op.shape.clone(), x.dtype);
+    let output = empty(&x, shape.to_vec(), x.dtype);
     if sizes.rows * sizes.width == 0 {
         return output;
     }
@@ -54,7 +54,7 @@ pub(super) fn gather(op: &GatherOp, mut inputs: Vec<CubeTensor>) -> CubeTensor {
         return burn_cubecl::ops::numeric::zeros_client(
             client,
             x.device.clone(),
-            op.shape.clone().into(),
+            shape.to_vec().into(),
             x.dtype,
         );
     }
@@ -64,19 +64,14 @@ pub(super) fn gather(op: &GatherOp, mut inputs: Vec<CubeTensor>) -> CubeTensor {
     let dtype = dtype_to_storage_type(x.dtype);
     // SAFETY: a unit past the result accesses no memory, and indices are those of a map.
     unsafe {
-        gather_kernel::launch_unchecked(
-            &client,
-            grid(&client, vectors.div_ceil(UNITS as usize)),
-            CubeDim::new_1d(UNITS),
-            vector,
-            x.into_tensor_arg(),
-            index.into_tensor_arg(),
-            output.clone().into_tensor_arg(),
-            vectors as u32,
-            columns as u32,
-            sizes.terms as u32,
-            sizes.divisor as u32,
-            dtype,
+        launch!(
+            gather_kernel,
+            [client, vectors.div_ceil(UNITS as usize), UNITS],
+            [vector],
+            [x, index, &output],
+            (vectors as u32, columns as u32),
+            (sizes.terms as u32, sizes.divisor as u32),
+            (dtype)
         );
     }
     output

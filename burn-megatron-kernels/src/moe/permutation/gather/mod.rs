@@ -1,16 +1,14 @@
 //! Sums of gathered rows: the only operation of both directions.
 
-use burn::backend::DispatchTensor;
-use burn::backend::flex::FlexTensor;
+use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::{Int, Tensor};
-#[cfg(feature = "cubecl")]
-use burn_cubecl::tensor::CubeTensor;
 
 use super::{RowMap, check_rows};
 use crate::cpu::for_float;
 use crate::error::accept;
-use crate::launch::{DeviceOp, Spec, launch_one};
-use crate::{Function, KernelError, apply};
+use crate::function::{Function, Gradients, Tensors};
+use crate::launch::{SimpleOp, Spec, launch_one};
+use crate::{KernelError, apply};
 
 mod cpu;
 #[cfg(feature = "cubecl")]
@@ -146,9 +144,16 @@ struct Gather {
 
 impl Gather {
     fn of(&self, x: DispatchTensor) -> DispatchTensor {
-        let op = GatherOp {
-            sizes: self.sizes,
-            shape: self.shape.clone(),
+        let op = SimpleOp {
+            name: NAME,
+            parameters: (self.sizes, self.shape.clone()),
+            outputs: vec![Spec::new(self.shape.clone(), x.dtype())],
+            cpu: |(sizes, shape), inputs| {
+                let dtype = inputs[0].dtype();
+                vec![for_float!(dtype, E => cpu::gather::<E>(*sizes, shape, &inputs))]
+            },
+            #[cfg(feature = "cubecl")]
+            cube: |(sizes, shape), inputs| vec![kernel::gather(*sizes, shape, inputs)],
         };
         launch_one(op, vec![x, self.index.clone()])
     }
@@ -162,43 +167,11 @@ struct GatherFunction {
 }
 
 impl Function for GatherFunction {
-    fn forward(&self, mut inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>) {
+    fn forward(&self, mut inputs: Tensors) -> (DispatchTensor, Tensors) {
         (self.forward.of(inputs.remove(0)), vec![])
     }
 
-    fn backward(
-        &self,
-        _saved: Vec<DispatchTensor>,
-        gradient: DispatchTensor,
-        _needed: &[bool],
-    ) -> Vec<Option<DispatchTensor>> {
+    fn backward(&self, _saved: Tensors, gradient: DispatchTensor, _needed: &[bool]) -> Gradients {
         vec![Some(self.backward.of(gradient))]
-    }
-}
-
-/// Inputs: the rows, and the indices.
-#[derive(Debug)]
-struct GatherOp {
-    sizes: GatherSizes,
-    shape: Vec<usize>,
-}
-
-impl DeviceOp for GatherOp {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
-    fn outputs(&self, inputs: &[Spec]) -> Vec<Spec> {
-        vec![Spec::new(self.shape.clone(), inputs[0].dtype)]
-    }
-
-    fn cpu(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
-        let sum = for_float!(inputs[0].dtype(), E => cpu::gather::<E>(self, &inputs));
-        vec![sum]
-    }
-
-    #[cfg(feature = "cubecl")]
-    fn cube(&self, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
-        vec![kernel::gather(self, inputs)]
     }
 }

@@ -9,9 +9,10 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::super::layout::LayoutSizes;
-use super::{CHUNK, CountOp, MAX_EXPERTS, PlaceOp};
+use super::{CHUNK, MAX_EXPERTS};
 use crate::cube::instance::{AotList, instance};
-use crate::cube::{empty, grid};
+use crate::cube::{empty, launch, matrix_sizes};
+use crate::launch::exactly;
 
 /// Units of a cube.
 const UNITS: u32 = 256;
@@ -176,87 +177,65 @@ pub(in crate::moe) fn histogram(
     let counts = empty(indices, [cubes, experts], DType::I32);
     // SAFETY: units past a chunk or the experts access no memory.
     unsafe {
-        histogram_kernel::launch_unchecked(
-            &client,
-            grid(&client, cubes),
-            CubeDim::new_1d(UNITS),
-            indices.clone().into_tensor_arg(),
-            counts.clone().into_tensor_arg(),
-            pairs as u32,
-            chunks as u32,
-            cubes as u32,
-            experts as u32,
+        launch!(
+            histogram_kernel,
+            [client, cubes, UNITS],
+            [],
+            [indices, &counts],
+            (pairs as u32, chunks as u32, cubes as u32, experts as u32)
         );
     }
     (counts, chunks)
 }
 
-/// See [`CountOp`].
-pub(super) fn count(op: &CountOp, mut inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
-    let indices = inputs.remove(0);
+/// See [`count`](super::count).
+pub(super) fn count(experts: usize, sizes: &LayoutSizes, indices: CubeTensor) -> Vec<CubeTensor> {
     let client = indices.client.clone();
-    let (before, chunks) = histogram(&indices, op.experts, 1);
-    let counts = empty(&indices, [op.experts], DType::I32);
-    let offsets = empty(&indices, [op.experts + 1], DType::I32);
+    let (before, chunks) = histogram(&indices, experts, 1);
+    let counts = empty(&indices, [experts], DType::I32);
+    let offsets = empty(&indices, [experts + 1], DType::I32);
     // SAFETY: units past the experts access no memory.
     unsafe {
-        scan_kernel::launch_unchecked(
-            &client,
-            grid(&client, 1),
-            CubeDim::new_1d(UNITS),
-            before.clone().into_tensor_arg(),
-            counts.clone().into_tensor_arg(),
-            offsets.clone().into_tensor_arg(),
-            Sizes::launch(&op.sizes),
-            chunks as u32,
-            op.experts as u32,
+        launch!(
+            scan_kernel,
+            [client, 1, UNITS],
+            [],
+            [&before, &counts, &offsets],
+            (Sizes::launch(sizes), chunks as u32, experts as u32)
         );
     }
     vec![before, counts, offsets]
 }
 
-/// See [`PlaceOp`].
-pub(super) fn place(op: &PlaceOp, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
-    let Ok([indices, before, offsets]) = <[CubeTensor; 3]>::try_from(inputs) else {
-        unreachable!("`PlaceOp` is launched with three inputs")
-    };
+/// See [`place`](super::place); `fills`: whether each row has a pair.
+pub(super) fn place(rows: usize, fills: bool, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
+    let [indices, before, offsets] = exactly(inputs);
     let client = indices.client.clone();
-    let (shape, [chunks, experts]) = (indices.meta.shape().clone(), matrix(&before));
+    let (shape, [chunks, experts]) = (indices.meta.shape().clone(), matrix_sizes(&before));
     let pair_to_row = empty(&indices, shape.clone(), DType::I32);
-    let row_to_pair = if op.fills || op.rows == 0 {
+    let row_to_pair = if fills || rows == 0 {
         // Without a row, the kernel still needs memory.
-        empty(&indices, [op.rows.max(1)], DType::I32)
+        empty(&indices, [rows.max(1)], DType::I32)
     } else {
         let (device, element) = (indices.device.clone(), i32::elem_type_native());
         let fill = InputScalar::new(-1i32, element);
-        full_device_dtype(client.clone(), [op.rows].into(), device, fill, DType::I32)
+        full_device_dtype(client.clone(), [rows].into(), device, fill, DType::I32)
     };
     // SAFETY: a pair has a row below the offset of the next expert, which is at most the number of rows.
     unsafe {
-        place_kernel::launch_unchecked(
-            &client,
-            grid(&client, chunks),
-            CubeDim::new_1d(UNITS),
-            indices.into_tensor_arg(),
-            before.into_tensor_arg(),
-            offsets.into_tensor_arg(),
-            row_to_pair.clone().into_tensor_arg(),
-            pair_to_row.clone().into_tensor_arg(),
-            shape.num_elements() as u32,
-            chunks as u32,
-            experts as u32,
+        launch!(
+            place_kernel,
+            [client, chunks, UNITS],
+            [],
+            [indices, before, offsets, &row_to_pair, &pair_to_row],
+            (shape.num_elements() as u32, chunks as u32, experts as u32)
         );
     }
-    let row_to_pair = match op.rows {
+    let row_to_pair = match rows {
         0 => empty(&row_to_pair, [0], DType::I32),
         _ => row_to_pair,
     };
     vec![row_to_pair, pair_to_row]
-}
-
-fn matrix(tensor: &CubeTensor) -> [usize; 2] {
-    let shape = tensor.meta.shape();
-    [shape[0], shape[1]]
 }
 
 /// One of each: nothing depends on sizes.

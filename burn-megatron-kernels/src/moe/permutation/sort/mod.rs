@@ -2,15 +2,11 @@
 //! those before it.
 
 use burn::backend::DispatchTensor;
-use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, Int, Tensor};
-#[cfg(feature = "cubecl")]
-use burn_cubecl::tensor::CubeTensor;
 
-use super::layout::LayoutSizes;
 use super::{NAME, RowLayout};
 use crate::KernelError;
-use crate::launch::{DeviceOp, Spec, launch};
+use crate::launch::{SimpleOp, Spec, exactly, launch};
 
 mod cpu;
 #[cfg(feature = "cubecl")]
@@ -30,12 +26,12 @@ pub(in crate::moe) fn check_experts(
     if (1..=MAX_EXPERTS).contains(&experts) {
         return Ok(());
     }
-    Err(KernelError::Option {
+    Err(KernelError::option(
         operation,
-        name: "experts",
-        value: experts.to_string(),
-        fits: "1 to 2048",
-    })
+        "experts",
+        experts,
+        "1 to 2048",
+    ))
 }
 
 /// The expert of an index, if there is one.
@@ -57,16 +53,25 @@ pub(super) struct Counted {
 
 /// Counts `indices` `[tokens, k]` in I32, of which there are some.
 pub(super) fn count(indices: Tensor<2, Int>, experts: usize, layout: RowLayout) -> Counted {
-    let op = CountOp {
-        experts,
-        sizes: layout.sizes(),
+    let chunks = indices.shape().num_elements().div_ceil(CHUNK);
+    let ints = |shape: &[usize]| Spec::new(shape.to_vec(), DType::I32);
+    let op = SimpleOp {
+        name: NAME,
+        parameters: (experts, layout.sizes()),
+        outputs: vec![
+            ints(&[chunks, experts]),
+            ints(&[experts]),
+            ints(&[experts + 1]),
+        ],
+        cpu: |(experts, sizes), inputs| cpu::count(*experts, sizes, &inputs[0]),
+        #[cfg(feature = "cubecl")]
+        cube: |(experts, sizes), mut inputs| kernel::count(*experts, sizes, inputs.remove(0)),
     };
-    let mut outputs = launch(op, vec![indices.into_dispatch()]);
-    let offsets = Tensor::from_dispatch(outputs.remove(2));
+    let [before, counts, offsets] = exactly(launch(op, vec![indices.into_dispatch()]));
     Counted {
-        counts: Tensor::from_dispatch(outputs.remove(1)),
-        before: outputs.remove(0),
-        offsets,
+        before,
+        counts: Tensor::from_dispatch(counts),
+        offsets: Tensor::from_dispatch(offsets),
     }
 }
 
@@ -77,82 +82,22 @@ pub(super) fn place(
     rows: usize,
     layout: RowLayout,
 ) -> (Tensor<1, Int>, Tensor<2, Int>) {
+    let op = SimpleOp {
+        name: NAME,
+        parameters: (rows, layout == RowLayout::Kept),
+        outputs: vec![
+            Spec::new([rows], DType::I32),
+            Spec::new(indices.shape(), DType::I32),
+        ],
+        cpu: |(rows, _), inputs| cpu::place(*rows, &inputs),
+        #[cfg(feature = "cubecl")]
+        cube: |&(rows, fills), inputs| kernel::place(rows, fills, inputs),
+    };
     let inputs = vec![
         indices.into_dispatch(),
         counted.before.clone(),
         counted.offsets.clone().into_dispatch(),
     ];
-    let op = PlaceOp {
-        rows,
-        fills: layout == RowLayout::Kept,
-    };
-    let mut outputs = launch(op, inputs);
-    let slots = Tensor::from_dispatch(outputs.remove(1));
-    (Tensor::from_dispatch(outputs.remove(0)), slots)
-}
-
-/// Indices to [`Counted`].
-#[derive(Debug)]
-struct CountOp {
-    experts: usize,
-    sizes: LayoutSizes,
-}
-
-impl DeviceOp for CountOp {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
-    fn outputs(&self, inputs: &[Spec]) -> Vec<Spec> {
-        let chunks = inputs[0].shape.num_elements().div_ceil(CHUNK);
-        let ints = |shape: &[usize]| Spec::new(shape.to_vec(), DType::I32);
-        vec![
-            ints(&[chunks, self.experts]),
-            ints(&[self.experts]),
-            ints(&[self.experts + 1]),
-        ]
-    }
-
-    fn cpu(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
-        cpu::count(self, &inputs[0])
-    }
-
-    #[cfg(feature = "cubecl")]
-    fn cube(&self, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
-        kernel::count(self, inputs)
-    }
-}
-
-/// Indices, `before` and the offsets to the pair of each row and the row of each pair.
-#[derive(Debug)]
-struct PlaceOp {
-    rows: usize,
-    /// Whether each row has a pair.
-    #[cfg_attr(
-        not(feature = "cubecl"),
-        expect(dead_code, reason = "on the CPU all rows are empty at first")
-    )]
-    fills: bool,
-}
-
-impl DeviceOp for PlaceOp {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
-    fn outputs(&self, inputs: &[Spec]) -> Vec<Spec> {
-        vec![
-            Spec::new([self.rows], DType::I32),
-            Spec::new(inputs[0].shape.clone(), DType::I32),
-        ]
-    }
-
-    fn cpu(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
-        cpu::place(self, &inputs)
-    }
-
-    #[cfg(feature = "cubecl")]
-    fn cube(&self, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
-        kernel::place(self, inputs)
-    }
+    let [pairs, rows] = exactly(launch(op, inputs));
+    (Tensor::from_dispatch(pairs), Tensor::from_dispatch(rows))
 }

@@ -4,9 +4,10 @@ use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::PermuteWordsOp;
+use super::WordSizes;
 use crate::cube::instance::{AotList, instance};
-use crate::cube::{empty, grid};
+use crate::cube::{empty, launch};
+use crate::launch::exactly;
 
 /// Units of a cube.
 const UNITS: u32 = 256;
@@ -41,25 +42,21 @@ fn permute_words_kernel(
 }
 
 /// See [`super::permute_words`].
-pub(super) fn permute_words(op: &PermuteWordsOp, mut inputs: Vec<CubeTensor>) -> CubeTensor {
-    let (index, right, left) = (inputs.remove(2), inputs.remove(1), inputs.remove(0));
+pub(super) fn permute_words(sizes: &WordSizes, inputs: Vec<CubeTensor>) -> CubeTensor {
+    let [left, right, index] = exactly(inputs);
     let client = left.client.clone();
-    let output = empty(&left, vec![op.rows, op.width()], DType::U32);
-    let words = op.rows * op.width();
+    let output = empty(&left, [sizes.rows, sizes.width()], DType::U32);
+    let words = sizes.rows * sizes.width();
     // SAFETY: units past the words access no memory, and indices are those of a map.
     unsafe {
-        permute_words_kernel::launch_unchecked(
-            &client,
-            grid(&client, words.div_ceil(UNITS as usize)),
-            CubeDim::new_1d(UNITS),
-            left.into_tensor_arg(),
-            right.into_tensor_arg(),
-            index.into_tensor_arg(),
-            output.clone().into_tensor_arg(),
-            words as u32,
-            op.widths[0] as u32,
-            op.widths[1] as u32,
-            op.top_k as u32,
+        launch!(
+            permute_words_kernel,
+            [client, words.div_ceil(UNITS as usize), UNITS],
+            [],
+            [left, right, index, &output],
+            (words as u32),
+            (sizes.widths[0] as u32, sizes.widths[1] as u32),
+            (sizes.top_k as u32)
         );
     }
     output

@@ -1,14 +1,10 @@
 //! Rows of words that two tensors have parts of, written once in the order of a map.
 
-use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, Int, Tensor};
-#[cfg(feature = "cubecl")]
-use burn_cubecl::tensor::CubeTensor;
 
 use super::{RowMap, check_rows};
-use crate::KernelError;
-use crate::error::accept;
-use crate::launch::{DeviceOp, Spec, launch_one};
+use crate::error::{U32, accept, check_type};
+use crate::launch::{SimpleOp, Spec, launch_one};
 
 mod cpu;
 #[cfg(feature = "cubecl")]
@@ -23,7 +19,7 @@ const NAME: &str = "permute_words";
 ///
 /// # Panics
 ///
-/// With a [`KernelError`] for another number of tokens than the map's, or another type.
+/// With a [`KernelError`](crate::KernelError) for another number of tokens than the map's, or another type.
 ///
 /// # Example
 ///
@@ -42,63 +38,41 @@ const NAME: &str = "permute_words";
 pub fn permute_words(left: Tensor<2, Int>, right: Tensor<2, Int>, map: &RowMap) -> Tensor<2, Int> {
     for part in [&left, &right] {
         accept(check_rows(NAME, part.dims()[0], map.tokens));
-        accept(check_type(part.dtype()));
+        accept(check_type(NAME, "type of the words", part.dtype(), U32));
     }
-    let op = PermuteWordsOp {
+    let sizes = WordSizes {
         rows: map.rows,
         top_k: map.top_k,
         widths: [left.dims()[1], right.dims()[1]],
     };
-    if op.rows * op.width() * map.tokens == 0 {
-        return Tensor::zeros([op.rows, op.width()], (&left.device(), DType::U32));
+    let shape = [sizes.rows, sizes.width()];
+    if shape.iter().product::<usize>() * map.tokens == 0 {
+        return Tensor::zeros(shape, (&left.device(), DType::U32));
     }
+    let op = SimpleOp {
+        name: NAME,
+        parameters: sizes,
+        outputs: vec![Spec::new(shape, DType::U32)],
+        cpu: |sizes, inputs| vec![cpu::permute_words(sizes, &inputs)],
+        #[cfg(feature = "cubecl")]
+        cube: |sizes, inputs| vec![kernel::permute_words(sizes, inputs)],
+    };
     let index = map.row_to_pair.clone().into_dispatch();
     let inputs = vec![left.into_dispatch(), right.into_dispatch(), index];
     Tensor::from_dispatch(launch_one(op, inputs))
 }
 
-fn check_type(dtype: DType) -> Result<(), KernelError> {
-    if dtype == DType::U32 {
-        return Ok(());
-    }
-    Err(KernelError::Option {
-        operation: NAME,
-        name: "type of the words",
-        value: format!("{dtype:?}"),
-        fits: "U32",
-    })
-}
-
 /// The inputs: both parts, and the pair of each row. There are some words.
 #[derive(Debug)]
-struct PermuteWordsOp {
+struct WordSizes {
     rows: usize,
     top_k: usize,
     /// The widths of the parts.
     widths: [usize; 2],
 }
 
-impl PermuteWordsOp {
+impl WordSizes {
     fn width(&self) -> usize {
         self.widths.iter().sum()
-    }
-}
-
-impl DeviceOp for PermuteWordsOp {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
-    fn outputs(&self, _inputs: &[Spec]) -> Vec<Spec> {
-        vec![Spec::new([self.rows, self.width()], DType::U32)]
-    }
-
-    fn cpu(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
-        vec![cpu::permute_words(self, &inputs)]
-    }
-
-    #[cfg(feature = "cubecl")]
-    fn cube(&self, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
-        vec![kernel::permute_words(self, inputs)]
     }
 }

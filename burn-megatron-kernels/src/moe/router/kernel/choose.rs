@@ -6,9 +6,9 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
-use super::{AOT_CUBE, TokenCube, matrix, scores};
+use super::{AOT_CUBE, TokenCube, scores};
 use crate::cube::instance::{AotList, given, instance, types};
-use crate::cube::{empty, grid};
+use crate::cube::{empty, launch, matrix_sizes};
 use crate::moe::router::{LOWEST, RouterOptions};
 use crate::moe::score::ScoreFunction;
 use crate::moe::score::kernel::numerator;
@@ -147,18 +147,14 @@ fn choose_kernel<F: Float>(
     }
 }
 
-/// See [`ChooseOp`](super::super::backward::ChooseOp).
+/// See [`RouterOp`](super::super::backward::RouterOp).
 pub(in crate::moe::router) fn choose(
     options: &RouterOptions,
-    inputs: Vec<CubeTensor>,
+    mut inputs: Vec<CubeTensor>,
 ) -> CubeTensor {
-    let mut inputs = inputs.into_iter();
-    let Some(logits) = inputs.next() else {
-        unreachable!("the choice is launched with logits")
-    };
-    let bias = inputs.next();
+    let logits = inputs.remove(0);
     let client = logits.client.clone();
-    let [tokens, experts] = matrix(&logits);
+    let [tokens, experts] = matrix_sizes(&logits);
     let indices = empty(&logits, [tokens, options.top_k], DType::I32);
     if tokens == 0 {
         return indices;
@@ -175,27 +171,16 @@ pub(in crate::moe::router) fn choose(
         None => (1, 1, 1),
     };
     let dtype = dtype_to_storage_type(logits.dtype);
-    let bias = match bias {
-        Some(bias) => ComptimeOptionArgs::Some(bias.into_tensor_arg()),
-        None => ComptimeOptionArgs::None,
-    };
     // SAFETY: experts past the last access no memory, and only `top_k` have a place to be written to.
     unsafe {
-        choose_kernel::launch_unchecked(
-            &client,
-            grid(&client, tokens),
-            CubeDim::new_1d(variant.cube.units),
-            logits.into_tensor_arg(),
-            bias,
-            indices.clone().into_tensor_arg(),
-            tokens as u32,
-            experts as u32,
-            options.top_k as u32,
-            all as u32,
-            chosen as u32,
-            terms as u32,
-            variant,
-            dtype,
+        launch!(
+            choose_kernel,
+            [client, tokens, variant.cube.units],
+            [],
+            [logits, inputs.pop(), &indices],
+            (tokens as u32, experts as u32, options.top_k as u32),
+            (all as u32, chosen as u32, terms as u32),
+            (variant, dtype)
         );
     }
     indices

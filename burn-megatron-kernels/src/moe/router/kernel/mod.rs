@@ -3,8 +3,8 @@
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::client::Client;
 
+use crate::cube::RowPlan;
 use crate::cube::instance::AotList;
-use crate::cube::{Reduction, RowPlan};
 use crate::moe::score::ScoreFunction;
 
 mod choose;
@@ -25,7 +25,7 @@ impl TokenCube {
         let plan = RowPlan::new(client, like.dtype, 1);
         Self {
             units: plan.units,
-            planes: plan.reduction == Reduction::Planes,
+            planes: plan.planes(),
         }
     }
 }
@@ -44,11 +44,6 @@ pub(in crate::moe) fn scores() -> [(&'static str, ScoreFunction); 4] {
         ("sigmoid", ScoreFunction::Sigmoid),
         ("sqrt-softplus", ScoreFunction::SqrtSoftplus),
     ]
-}
-
-fn matrix(tensor: &CubeTensor) -> [usize; 2] {
-    let shape = tensor.meta.shape();
-    [shape[0], shape[1]]
 }
 
 pub(crate) fn aot_instances(list: &mut AotList) {

@@ -6,9 +6,10 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
-use super::{AOT_CUBE, TokenCube, matrix, scores};
+use super::{AOT_CUBE, TokenCube, scores};
 use crate::cube::instance::{AotList, instance, types};
-use crate::cube::{empty, grid};
+use crate::cube::{empty, launch, matrix_sizes};
+use crate::launch::exactly;
 use crate::moe::router::RouterOptions;
 use crate::moe::score::ScoreFunction;
 use crate::moe::score::kernel::{is_softmax, least, numerator, slope};
@@ -165,14 +166,14 @@ fn router_weights_gradient_kernel<F: Float>(
     }
 }
 
-/// See [`WeightsOp`](super::super::backward::WeightsOp).
+/// See [`RouterOp`](super::super::backward::RouterOp).
 pub(in crate::moe::router) fn weights(
     options: &RouterOptions,
-    mut inputs: Vec<CubeTensor>,
+    inputs: Vec<CubeTensor>,
 ) -> CubeTensor {
-    let (indices, logits) = (inputs.remove(1), inputs.remove(0));
+    let [logits, indices] = exactly(inputs);
     let client = logits.client.clone();
-    let [tokens, experts] = matrix(&logits);
+    let [tokens, experts] = matrix_sizes(&logits);
     let weights = empty(&logits, [tokens, options.top_k], DType::F32);
     if tokens == 0 {
         return weights;
@@ -181,34 +182,27 @@ pub(in crate::moe::router) fn weights(
     let dtype = dtype_to_storage_type(logits.dtype);
     // SAFETY: slots past the last, and indices that are no expert's, access no memory.
     unsafe {
-        router_weights_kernel::launch_unchecked(
-            &client,
-            grid(&client, tokens),
-            CubeDim::new_1d(variant.cube.units),
-            logits.into_tensor_arg(),
-            indices.into_tensor_arg(),
-            weights.clone().into_tensor_arg(),
-            tokens as u32,
-            experts as u32,
-            options.top_k as u32,
-            options.scaling_factor as f32,
-            variant,
-            dtype,
+        launch!(
+            router_weights_kernel,
+            [client, tokens, variant.cube.units],
+            [],
+            [logits, indices, &weights],
+            (tokens as u32, experts as u32, options.top_k as u32),
+            (options.scaling_factor as f32),
+            (variant, dtype)
         );
     }
     weights
 }
 
-/// See [`GradientOp`](super::super::backward::GradientOp).
+/// See [`RouterOp`](super::super::backward::RouterOp).
 pub(in crate::moe::router) fn gradient(
     options: &RouterOptions,
     inputs: Vec<CubeTensor>,
 ) -> CubeTensor {
-    let Ok([logits, indices, upstream]) = <[CubeTensor; 3]>::try_from(inputs) else {
-        unreachable!("the gradient is launched with three inputs")
-    };
+    let [logits, indices, upstream] = exactly(inputs);
     let client = logits.client.clone();
-    let [tokens, experts] = matrix(&logits);
+    let [tokens, experts] = matrix_sizes(&logits);
     let gradient = empty(&logits, [tokens, experts], logits.dtype);
     if tokens == 0 {
         return gradient;
@@ -217,20 +211,14 @@ pub(in crate::moe::router) fn gradient(
     let dtype = dtype_to_storage_type(logits.dtype);
     // SAFETY: as above.
     unsafe {
-        router_weights_gradient_kernel::launch_unchecked(
-            &client,
-            grid(&client, tokens),
-            CubeDim::new_1d(variant.cube.units),
-            logits.into_tensor_arg(),
-            indices.into_tensor_arg(),
-            upstream.into_tensor_arg(),
-            gradient.clone().into_tensor_arg(),
-            tokens as u32,
-            experts as u32,
-            options.top_k as u32,
-            options.scaling_factor as f32,
-            variant,
-            dtype,
+        launch!(
+            router_weights_gradient_kernel,
+            [client, tokens, variant.cube.units],
+            [],
+            [logits, indices, upstream, &gradient],
+            (tokens as u32, experts as u32, options.top_k as u32),
+            (options.scaling_factor as f32),
+            (variant, dtype)
         );
     }
     gradient
