@@ -1,10 +1,7 @@
 //! The autodiff functions of the norms: what is saved, and which kernel computes the gradients.
 
-use burn::backend::flex::FlexTensor;
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::{DType, Tensor};
-#[cfg(feature = "cubecl")]
-use burn_cubecl::tensor::CubeTensor;
 
 use super::NormOptions;
 use super::cpu;
@@ -14,7 +11,7 @@ use crate::column_sum::bias_gradient;
 use crate::cpu::wide;
 use crate::function::{Function, Gradients, MultiFunction, Tensors};
 use crate::gradient::{self, Destination, FlatGradients, Place};
-use crate::launch::{DeviceOp, Spec, exactly, launch};
+use crate::launch::{SimpleOp, Spec, exactly, launch};
 
 /// The formula of a norm.
 #[derive(Clone, Copy, Debug)]
@@ -100,33 +97,6 @@ pub(super) struct NormForwardOp {
     pub inputs: NormInputs,
 }
 
-impl DeviceOp for NormForwardOp {
-    fn name(&self) -> &'static str {
-        self.formula.name
-    }
-
-    fn outputs(&self, inputs: &[Spec]) -> Vec<Spec> {
-        let x = inputs[0].clone();
-        let width = x.shape[x.shape.num_dims() - 1];
-        let rows = x.shape.num_elements() / width;
-        let statistics = Spec::new([rows, self.formula.statistics()], wide(x.dtype));
-        let mut outputs = vec![x, statistics];
-        if self.inputs.residual {
-            outputs.push(inputs[1].clone());
-        }
-        outputs
-    }
-
-    fn cpu(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
-        cpu::forward(self, &inputs)
-    }
-
-    #[cfg(feature = "cubecl")]
-    fn cube(&self, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
-        kernel::forward(self, inputs)
-    }
-}
-
 /// `[source, statistics, gradient, weight, so far?, flat?]` to the gradients that are requested;
 /// with places, those of the parameters are the flat buffer.
 #[derive(Debug)]
@@ -136,33 +106,6 @@ pub(super) struct NormBackwardOp {
     /// The type of the gradients of the parameters.
     pub sums: DType,
     pub places: Option<Vec<Place>>,
-}
-
-impl DeviceOp for NormBackwardOp {
-    fn name(&self) -> &'static str {
-        self.formula.name
-    }
-
-    fn outputs(&self, inputs: &[Spec]) -> Vec<Spec> {
-        let input = self.wanted.input.then(|| inputs[0].clone());
-        let sums = match inputs.last().filter(|_| self.places.is_some()) {
-            Some(flat) => vec![flat.clone()],
-            None => {
-                let sum = Spec::new(inputs[3].shape.clone(), self.sums);
-                vec![sum; self.wanted.sums()]
-            }
-        };
-        input.into_iter().chain(sums).collect()
-    }
-
-    fn cpu(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
-        cpu::backward(self, inputs)
-    }
-
-    #[cfg(feature = "cubecl")]
-    fn cube(&self, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
-        kernel::backward(self, inputs)
-    }
 }
 
 /// A norm of tensors.
@@ -182,7 +125,23 @@ impl Norm {
 
     fn forward(&self, inputs: NormInputs, tensors: Tensors) -> Tensors {
         let formula = self.formula;
-        launch(NormForwardOp { formula, inputs }, tensors)
+        let x = Spec::of_any(&tensors[0]);
+        let width = x.shape[x.shape.num_dims() - 1];
+        let rows = x.shape.num_elements() / width;
+        let statistics = Spec::new([rows, formula.statistics()], wide(x.dtype));
+        let sum = inputs.residual.then(|| Spec::of_any(&tensors[1]));
+        let op = SimpleOp {
+            name: formula.name,
+            parameters: NormForwardOp { formula, inputs },
+            outputs: [Some(x), Some(statistics), sum]
+                .into_iter()
+                .flatten()
+                .collect(),
+            cpu: cpu::forward,
+            #[cfg(feature = "cubecl")]
+            cube: kernel::forward,
+        };
+        launch(op, tensors)
     }
 
     /// The norm of `[sum, weight, bias?, ..]`, and its statistics.
@@ -392,13 +351,25 @@ impl BackwardSource<'_> {
         let width = inputs[2].shape().num_elements();
         let dtype = self.gradient.dtype();
         let (flat, places) = gradient::split(formula.name, target, width, dtype);
+        let of_parameters = match &flat {
+            Some(flat) => vec![Spec::of_any(flat)],
+            None => vec![Spec::new([width], sums); wanted.sums()],
+        };
+        let input = wanted.input.then(|| Spec::of_any(&inputs[0]));
         inputs.insert(2, self.gradient);
         inputs.extend([self.so_far, flat].into_iter().flatten());
-        let op = NormBackwardOp {
-            formula,
-            wanted,
-            sums,
-            places,
+        let op = SimpleOp {
+            name: formula.name,
+            parameters: NormBackwardOp {
+                formula,
+                wanted,
+                sums,
+                places,
+            },
+            outputs: input.into_iter().chain(of_parameters).collect(),
+            cpu: cpu::backward,
+            #[cfg(feature = "cubecl")]
+            cube: kernel::backward,
         };
         launch(op, inputs)
     }

@@ -15,8 +15,8 @@ use crate::cpu::{
 const PARTIALS: usize = 32;
 
 /// See [`NormForwardOp`].
-pub(super) fn forward(op: &NormForwardOp, inputs: &[FlexTensor]) -> Vec<FlexTensor> {
-    let inputs = op.inputs.split(inputs);
+pub(super) fn forward(op: &NormForwardOp, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
+    let inputs = op.inputs.split(&inputs);
     let dtype = inputs.x.dtype();
     let residual = inputs.residual.map_or(dtype, FlexTensor::dtype);
     for_float!(dtype, X => if residual != dtype {
