@@ -37,12 +37,7 @@ impl<const D: usize> Function for SoftCap<D> {
         (capped.into_dispatch(), vec![saved])
     }
 
-    fn backward(
-        &self,
-        mut saved: Tensors,
-        gradient: DispatchTensor,
-        _needed: &[bool],
-    ) -> Gradients {
+    fn backward(&self, mut saved: Tensors, gradient: DispatchTensor, _: &[bool]) -> Gradients {
         let capped = Tensor::<D>::from_dispatch(saved.swap_remove(0));
         let gradient = Tensor::<D>::from_dispatch(gradient);
         let dtype = gradient.dtype();

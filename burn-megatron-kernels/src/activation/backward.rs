@@ -2,16 +2,18 @@
 
 use burn::backend::flex::FlexTensor;
 use burn::backend::{DispatchTensor, TensorMetadata};
-use burn::tensor::{Shape, Tensor};
+use burn::tensor::Tensor;
 #[cfg(feature = "cubecl")]
 use burn_cubecl::tensor::CubeTensor;
 
+#[cfg(feature = "cubecl")]
+use super::kernel;
 use super::{Activation, ActivationOptions, NAME, check_options, cpu, statistics};
 use crate::cpu::for_float;
 use crate::error::accept;
 use crate::function::{Function, Gradients, Tensors};
 use crate::gradient::{self, Destination, Place};
-use crate::launch::{DeviceOp, Spec, launch, launch_one};
+use crate::launch::{DeviceOp, SimpleOp, Spec, launch, launch_one};
 
 /// Inputs: `x`, then the bias and the row weight where there are any.
 #[derive(Clone, Copy, Debug)]
@@ -111,8 +113,19 @@ impl ActivationFunction {
 
 impl Function for ActivationFunction {
     fn forward(&self, inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>) {
-        let forward = ActivationForwardOp(self.fused);
-        (launch_one(forward, inputs.clone()), inputs)
+        let mut output = Spec::of_any(&inputs[0]);
+        if let Some(width) = output.shape.last_mut() {
+            *width = self.fused.kind.output_width(*width);
+        }
+        let op = SimpleOp {
+            name: NAME,
+            parameters: self.fused,
+            outputs: vec![output],
+            cpu: |fused, inputs| vec![fused.on_cpu(inputs)],
+            #[cfg(feature = "cubecl")]
+            cube: |fused, inputs| vec![kernel::forward(fused, inputs)],
+        };
+        (launch_one(op, inputs.clone()), inputs)
     }
 
     fn backward(&self, mut saved: Tensors, gradient: DispatchTensor, needed: &[bool]) -> Gradients {
@@ -145,33 +158,6 @@ impl Function for ActivationFunction {
             .iter()
             .map(|needed| needed.then(|| gradients.next()).flatten())
             .collect()
-    }
-}
-
-/// `f(x + bias) row_weight`.
-#[derive(Debug)]
-struct ActivationForwardOp(FusedActivation);
-
-impl DeviceOp for ActivationForwardOp {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
-    fn outputs(&self, inputs: &[Spec]) -> Vec<Spec> {
-        let mut shape: Vec<usize> = inputs[0].shape.iter().copied().collect();
-        if let Some(width) = shape.last_mut() {
-            *width = self.0.kind.output_width(*width);
-        }
-        vec![Spec::new(Shape::from(shape), inputs[0].dtype)]
-    }
-
-    fn cpu(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
-        vec![self.0.on_cpu(inputs)]
-    }
-
-    #[cfg(feature = "cubecl")]
-    fn cube(&self, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
-        vec![super::kernel::forward(&self.0, inputs)]
     }
 }
 
@@ -211,6 +197,6 @@ impl DeviceOp for ActivationBackwardOp {
 
     #[cfg(feature = "cubecl")]
     fn cube(&self, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
-        super::kernel::backward(self, inputs)
+        kernel::backward(self, inputs)
     }
 }

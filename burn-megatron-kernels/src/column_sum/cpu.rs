@@ -10,9 +10,20 @@ use crate::gradient::Place;
 /// Columns of a task: a few cache lines of a row.
 const TASK_COLUMNS: usize = 128;
 
-/// The sum of the rows of a matrix, in the type that sums are computed in.
-pub(super) fn column_sum(x: &FlexTensor, columns: usize) -> FlexTensor {
-    for_float!(x.dtype(), E => tensor(sum::<E>(slice(x), columns), [columns]))
+/// The sum of the rows of a matrix, in the type that sums are computed in; or the buffer, which is the second input where
+/// there is a place.
+pub(super) fn column_sum(
+    (columns, place): &(usize, Option<Place>),
+    mut inputs: Vec<FlexTensor>,
+) -> Vec<FlexTensor> {
+    let (x, columns) = (inputs.remove(0), *columns);
+    let sum = for_float!(x.dtype(), E => tensor(sum::<E>(slice(&x), columns), [columns]));
+    let dtype = sum.dtype();
+    write(
+        vec![sum],
+        dtype,
+        inputs.pop().zip(place.map(|place| vec![place])),
+    )
 }
 
 fn sum<E: Element>(x: &[E], columns: usize) -> Vec<E::Wide> {

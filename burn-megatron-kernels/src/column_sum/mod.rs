@@ -3,15 +3,12 @@
 //! Sums are computed in f32 (f64 for f64), in an order that depends on the sizes alone. Not
 //! differentiable: nothing is recorded for autodiff.
 
-use burn::backend::flex::FlexTensor;
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::{DType, Device, Tensor};
-#[cfg(feature = "cubecl")]
-use burn_cubecl::tensor::CubeTensor;
 
 use crate::cpu::wide;
-use crate::gradient::{self, Destination, FlatGradients, Place};
-use crate::launch::{DeviceOp, Spec, launch_one};
+use crate::gradient::{self, Destination, FlatGradients};
+use crate::launch::{SimpleOp, Spec, launch_one};
 
 pub(crate) mod cpu;
 #[cfg(feature = "cubecl")]
@@ -84,40 +81,15 @@ fn sum_of_rows(x: DispatchTensor, columns: usize, target: Option<FlatGradients>)
         let options = (&device, wide(dtype));
         return flat.map_or_else(|| Tensor::empty([0], options), Tensor::from_dispatch);
     }
-    let place = places.map(|places| places[0]);
-    let op = ColumnSumOp { columns, place };
+    let sum = Spec::new([columns], wide(dtype));
+    let op = SimpleOp {
+        name: NAME,
+        parameters: (columns, places.map(|places| places[0])),
+        outputs: vec![flat.as_ref().map_or(sum, Spec::of_any)],
+        cpu: cpu::column_sum,
+        #[cfg(feature = "cubecl")]
+        cube: kernel::sum_of_rows,
+    };
     let inputs = [Some(x), flat].into_iter().flatten();
     Tensor::from_dispatch(launch_one(op, inputs.collect()))
-}
-
-/// Inputs: the matrix, and the buffer where there is a place.
-#[derive(Debug)]
-struct ColumnSumOp {
-    columns: usize,
-    place: Option<Place>,
-}
-
-impl DeviceOp for ColumnSumOp {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
-    fn outputs(&self, inputs: &[Spec]) -> Vec<Spec> {
-        let sum = || Spec::new([self.columns], wide(inputs[0].dtype));
-        vec![inputs.get(1).cloned().unwrap_or_else(sum)]
-    }
-
-    fn cpu(&self, mut inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
-        let sum = cpu::column_sum(&inputs[0], self.columns);
-        let dtype = sum.dtype();
-        let target = self.place.map(|place| (inputs.remove(1), vec![place]));
-        cpu::write(vec![sum], dtype, target)
-    }
-
-    #[cfg(feature = "cubecl")]
-    fn cube(&self, mut inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
-        let x = inputs.remove(0);
-        let target = kernel::SumTarget::new(inputs.pop(), self.place, wide(x.dtype));
-        kernel::column_sum(x, self.columns, target)
-    }
 }

@@ -1,6 +1,7 @@
 use burn::tensor::{DType, Device, Tensor, TensorData};
 
 use super::*;
+use crate::gradient::Place;
 use crate::testing::{Input, devices, tolerance};
 
 fn wave<const D: usize>(shape: [usize; D], phase: f64, device: &Device, dtype: DType) -> Tensor<D> {

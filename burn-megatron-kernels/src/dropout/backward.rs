@@ -1,17 +1,16 @@
-//! The autodiff function, and its forward and backward as device operations.
+//! The autodiff function, and the parameters of its forward and backward.
 
-use burn::backend::flex::FlexTensor;
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::{DType, Tensor};
-#[cfg(feature = "cubecl")]
-use burn_cubecl::tensor::CubeTensor;
 
+#[cfg(feature = "cubecl")]
+use super::kernel;
 use super::{DropoutMask, NAME, RowSizes, cpu};
 use crate::column_sum::bias_gradient;
 use crate::cpu::wide;
 use crate::function::{Function, Gradients, Tensors};
 use crate::gradient::{self, Destination, FlatGradients, Place};
-use crate::launch::{DeviceOp, Spec, launch, launch_one};
+use crate::launch::{SimpleOp, Spec, launch, launch_one};
 
 /// Inputs: `x`, the bias and the residual, the latter two where there are any.
 #[derive(Debug)]
@@ -28,13 +27,21 @@ pub(super) struct BiasDropoutAdd {
 
 impl Function for BiasDropoutAdd {
     fn forward(&self, inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>) {
-        let kernel = DropoutForwardOp {
-            sizes: self.sizes,
-            mask: self.mask,
-            bias: self.bias.is_some(),
-            residual: self.residual.is_some(),
+        let dtype = self.residual.unwrap_or(self.input);
+        let op = SimpleOp {
+            name: NAME,
+            parameters: DropoutForwardOp {
+                sizes: self.sizes,
+                mask: self.mask,
+                bias: self.bias.is_some(),
+                residual: self.residual.is_some(),
+            },
+            outputs: vec![Spec::new(inputs[0].shape(), dtype)],
+            cpu: cpu::forward,
+            #[cfg(feature = "cubecl")]
+            cube: kernel::forward,
         };
-        (launch_one(kernel, inputs), vec![])
+        (launch_one(op, inputs), vec![])
     }
 
     fn backward(&self, _saved: Tensors, gradient: DispatchTensor, needed: &[bool]) -> Gradients {
@@ -87,15 +94,27 @@ impl BiasDropoutAdd {
         target: Option<FlatGradients>,
     ) -> Vec<DispatchTensor> {
         let (flat, places) = gradient::split(NAME, target, self.sizes.width, self.input);
-        let kernel = DropoutBackwardOp {
-            sizes: self.sizes,
-            mask: self.mask,
-            input: self.input,
-            bias,
-            place: places.map(|places| places[0]),
+        let mut outputs = vec![Spec::new(gradient.shape(), self.input)];
+        if bias {
+            let sum = Spec::new([self.sizes.width], wide(self.input));
+            outputs.push(flat.as_ref().map_or(sum, Spec::of_any));
+        }
+        let op = SimpleOp {
+            name: NAME,
+            parameters: DropoutBackwardOp {
+                sizes: self.sizes,
+                mask: self.mask,
+                input: self.input,
+                bias,
+                place: places.map(|places| places[0]),
+            },
+            outputs,
+            cpu: cpu::backward,
+            #[cfg(feature = "cubecl")]
+            cube: kernel::backward,
         };
         let inputs = [Some(gradient), flat].into_iter().flatten();
-        launch(kernel, inputs.collect())
+        launch(op, inputs.collect())
     }
 }
 
@@ -106,26 +125,6 @@ pub(super) struct DropoutForwardOp {
     pub mask: Option<DropoutMask>,
     pub bias: bool,
     pub residual: bool,
-}
-
-impl DeviceOp for DropoutForwardOp {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
-    fn outputs(&self, inputs: &[Spec]) -> Vec<Spec> {
-        let residual = if self.residual { inputs.last() } else { None };
-        vec![residual.unwrap_or(&inputs[0]).clone()]
-    }
-
-    fn cpu(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
-        cpu::forward(self, inputs)
-    }
-
-    #[cfg(feature = "cubecl")]
-    fn cube(&self, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
-        super::kernel::forward(self, inputs)
-    }
 }
 
 /// From the gradient of the output to that of `x` and, if requested, that of the bias, the latter
@@ -139,28 +138,4 @@ pub(super) struct DropoutBackwardOp {
     pub input: DType,
     pub bias: bool,
     pub place: Option<Place>,
-}
-
-impl DeviceOp for DropoutBackwardOp {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
-    fn outputs(&self, inputs: &[Spec]) -> Vec<Spec> {
-        let mut outputs = vec![Spec::new(inputs[0].shape.clone(), self.input)];
-        if self.bias {
-            let sum = || Spec::new([self.sizes.width], wide(self.input));
-            outputs.push(inputs.get(1).cloned().unwrap_or_else(sum));
-        }
-        outputs
-    }
-
-    fn cpu(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
-        cpu::backward(self, inputs)
-    }
-
-    #[cfg(feature = "cubecl")]
-    fn cube(&self, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
-        super::kernel::backward(self, inputs)
-    }
 }

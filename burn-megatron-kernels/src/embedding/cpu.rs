@@ -5,6 +5,7 @@ use burn::tensor::{DType, bf16, f16};
 
 use super::AccumulateRowsOp;
 use crate::cpu::{Element, ROW_GRAIN, Real, for_each_task, own, slice, slice_mut, vectorized};
+use crate::launch::exactly;
 
 /// Rows of a task.
 const TASK_ROWS: usize = 256;
@@ -30,14 +31,14 @@ macro_rules! for_32 {
 }
 
 /// See [`accumulate_rows`](super::accumulate_rows).
-pub(super) fn accumulate_rows(op: &AccumulateRowsOp, mut inputs: Vec<FlexTensor>) -> FlexTensor {
-    let (flat, gradient) = (inputs.remove(1), inputs.remove(0));
-    match flat.dtype() {
+pub(super) fn accumulate_rows(op: &AccumulateRowsOp, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
+    let [gradient, flat] = exactly(inputs);
+    vec![match flat.dtype() {
         DType::F64 => run::<f64, f64>(op, flat, &gradient),
         DType::F16 => for_32!(gradient, G => run::<f16, G>(op, flat, &gradient)),
         DType::BF16 => for_32!(gradient, G => run::<bf16, G>(op, flat, &gradient)),
         _ => for_32!(gradient, G => run::<f32, G>(op, flat, &gradient)),
-    }
+    }]
 }
 
 fn run<F, G>(op: &AccumulateRowsOp, flat: FlexTensor, gradient: &FlexTensor) -> FlexTensor

@@ -11,6 +11,7 @@ use super::AccumulateRowsOp;
 use super::table::{SEGMENT, SPLIT, SegmentTable, WHOLE};
 use crate::cube::instance::{AotList, instance, types};
 use crate::cube::{RowPlan, empty, launch, own, upload};
+use crate::launch::exactly;
 
 /// The most units of a cube.
 const MAX_UNITS: u32 = 256;
@@ -123,8 +124,9 @@ fn parts_kernel<F: Float, N: Size>(
 }
 
 /// See [`accumulate_rows`](super::accumulate_rows).
-pub(super) fn accumulate_rows(op: &AccumulateRowsOp, mut inputs: Vec<CubeTensor>) -> CubeTensor {
-    let (flat, gradient) = (own(inputs.remove(1)), inputs.remove(0));
+pub(super) fn accumulate_rows(op: &AccumulateRowsOp, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
+    let [gradient, flat] = exactly(inputs);
+    let flat = own(flat);
     let table = SegmentTable::new(&op.lookups, op.found.clone(), op.first_row);
     let numbers = upload(&gradient, &table.numbers);
     let client = gradient.client.clone();
@@ -159,7 +161,7 @@ pub(super) fn accumulate_rows(op: &AccumulateRowsOp, mut inputs: Vec<CubeTensor>
             );
         }
     }
-    flat
+    vec![flat]
 }
 
 /// The embeddings of GPT-2 124M and XL, into f32.

@@ -7,16 +7,13 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use burn::backend::flex::FlexTensor;
 use burn::tensor::Tensor;
-#[cfg(feature = "cubecl")]
-use burn_cubecl::tensor::CubeTensor;
 
 use crate::KernelError;
 use crate::error::accept;
 use crate::flat::{self, Ranges};
 use crate::gradient::{FlatGradients, check};
-use crate::launch::{DeviceOp, Spec, launch_one};
+use crate::launch::{SimpleOp, Spec, launch_one};
 
 mod cpu;
 #[cfg(feature = "cubecl")]
@@ -85,14 +82,21 @@ pub fn accumulate_rows(
     if found.is_empty() || width == 0 {
         return flat;
     }
-    let inputs = vec![gradient.into_dispatch(), flat.into_dispatch()];
-    let op = AccumulateRowsOp {
-        lookups: lookups.clone(),
-        found,
-        first_row: rows.start,
-        offset: place.offset,
-        width,
+    let op = SimpleOp {
+        name: NAME,
+        parameters: AccumulateRowsOp {
+            lookups: lookups.clone(),
+            found,
+            first_row: rows.start,
+            offset: place.offset,
+            width,
+        },
+        outputs: vec![Spec::of(&flat)],
+        cpu: cpu::accumulate_rows,
+        #[cfg(feature = "cubecl")]
+        cube: kernel::accumulate_rows,
     };
+    let inputs = vec![gradient.into_dispatch(), flat.into_dispatch()];
     Tensor::from_dispatch(launch_one(op, inputs))
 }
 
@@ -117,23 +121,4 @@ struct AccumulateRowsOp {
     first_row: usize,
     offset: usize,
     width: usize,
-}
-
-impl DeviceOp for AccumulateRowsOp {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
-    fn outputs(&self, inputs: &[Spec]) -> Vec<Spec> {
-        vec![inputs[1].clone()]
-    }
-
-    fn cpu(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
-        vec![cpu::accumulate_rows(self, inputs)]
-    }
-
-    #[cfg(feature = "cubecl")]
-    fn cube(&self, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
-        vec![kernel::accumulate_rows(self, inputs)]
-    }
 }

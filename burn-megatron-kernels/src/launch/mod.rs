@@ -39,6 +39,11 @@ impl Spec {
         }
     }
 
+    /// Shape and type of a rank-erased tensor.
+    pub(crate) fn of_any(tensor: &DispatchTensor) -> Self {
+        Self::new(tensor.shape(), tensor.dtype())
+    }
+
     /// Shape and type of `tensor`.
     pub(crate) fn of<const D: usize, K: Basic>(tensor: &Tensor<D, K>) -> Self {
         Self::new(tensor.shape(), tensor.dtype())
@@ -129,10 +134,7 @@ impl<P: Debug + Send + Sync + 'static> DeviceOp for SimpleOp<P> {
 /// With a [`KernelError`](crate::KernelError): an element type that the device does not support, a
 /// tensor with too many elements, a backend without an implementation.
 pub(crate) fn launch(kernel: impl DeviceOp, inputs: Vec<DispatchTensor>) -> Vec<DispatchTensor> {
-    let specs: Vec<_> = inputs
-        .iter()
-        .map(|tensor| Spec::new(tensor.shape(), tensor.dtype()))
-        .collect();
+    let specs: Vec<_> = inputs.iter().map(Spec::of_any).collect();
     let outputs = kernel.outputs(&specs);
     for spec in specs.iter().chain(&outputs) {
         let shape: Vec<usize> = spec.shape.iter().copied().collect();

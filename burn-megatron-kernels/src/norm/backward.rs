@@ -1,10 +1,7 @@
 //! The autodiff functions of the norms: what is saved, and which kernel computes the gradients.
 
-use burn::backend::flex::FlexTensor;
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::{DType, Tensor};
-#[cfg(feature = "cubecl")]
-use burn_cubecl::tensor::CubeTensor;
 
 use super::NormOptions;
 use super::cpu;
@@ -14,7 +11,7 @@ use crate::column_sum::bias_gradient;
 use crate::cpu::wide;
 use crate::function::{Function, Gradients, MultiFunction, Tensors};
 use crate::gradient::{self, Destination, FlatGradients, Place};
-use crate::launch::{DeviceOp, Spec, launch};
+use crate::launch::{SimpleOp, Spec, exactly, launch};
 
 /// The formula of a norm.
 #[derive(Clone, Copy, Debug)]
@@ -72,14 +69,25 @@ impl NormInputs {
     }
 }
 
-/// The requested gradients: of the input, or of the sum; and of the parameters, in this order.
+/// One of each of the weight, the bias and the bias of `x`, in this order.
+pub(super) type EachParameter<T> = [T; 3];
+
+/// The place of the bias of `x` in [`EachParameter`].
+const X_BIAS: usize = 2;
+
+/// The requested gradients: of the input, or of the sum; and of the parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct NormGradients {
     /// Also where that of the bias of `x` is requested, which is the sum of its rows.
     pub input: bool,
-    pub weight: bool,
-    pub bias: bool,
-    pub x_bias: bool,
+    pub parameters: EachParameter<bool>,
+}
+
+impl NormGradients {
+    /// The number of requested gradients of parameters.
+    pub(super) fn sums(&self) -> usize {
+        self.parameters.iter().filter(|wanted| **wanted).count()
+    }
 }
 
 /// `[x, residual?, weight, bias?, x_bias?]` to `[y, statistics, sum?]`.
@@ -87,33 +95,6 @@ pub(super) struct NormGradients {
 pub(super) struct NormForwardOp {
     pub formula: NormFormula,
     pub inputs: NormInputs,
-}
-
-impl DeviceOp for NormForwardOp {
-    fn name(&self) -> &'static str {
-        self.formula.name
-    }
-
-    fn outputs(&self, inputs: &[Spec]) -> Vec<Spec> {
-        let x = inputs[0].clone();
-        let width = x.shape[x.shape.num_dims() - 1];
-        let rows = x.shape.num_elements() / width;
-        let statistics = Spec::new([rows, self.formula.statistics()], wide(x.dtype));
-        let mut outputs = vec![x, statistics];
-        if self.inputs.residual {
-            outputs.push(inputs[1].clone());
-        }
-        outputs
-    }
-
-    fn cpu(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
-        cpu::forward(self, &inputs)
-    }
-
-    #[cfg(feature = "cubecl")]
-    fn cube(&self, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
-        kernel::forward(self, inputs)
-    }
 }
 
 /// `[source, statistics, gradient, weight, so far?, flat?]` to the gradients that are requested;
@@ -127,86 +108,73 @@ pub(super) struct NormBackwardOp {
     pub places: Option<Vec<Place>>,
 }
 
-impl DeviceOp for NormBackwardOp {
-    fn name(&self) -> &'static str {
-        self.formula.name
-    }
-
-    fn outputs(&self, inputs: &[Spec]) -> Vec<Spec> {
-        let NormGradients {
-            input,
-            weight,
-            bias,
-            x_bias,
-        } = self.wanted;
-        let input = input.then(|| inputs[0].clone());
-        let sums = match inputs.last().filter(|_| self.places.is_some()) {
-            Some(flat) => vec![flat.clone()],
-            None => {
-                let sum = Spec::new(inputs[3].shape.clone(), self.sums);
-                let wanted = [weight, bias, x_bias].into_iter().filter(|wanted| *wanted);
-                wanted.map(|_| sum.clone()).collect()
-            }
-        };
-        input.into_iter().chain(sums).collect()
-    }
-
-    fn cpu(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
-        cpu::backward(self, inputs)
-    }
-
-    #[cfg(feature = "cubecl")]
-    fn cube(&self, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
-        kernel::backward(self, inputs)
-    }
-}
-
-/// The destinations of the gradients of the parameters. If there are none, the gradients go to the graph. If there are
-/// some, the parameters without a destination are constants, such as frozen ones.
-#[derive(Clone, Debug)]
-pub(super) struct NormDestinations {
-    pub weight: Option<Destination>,
-    pub bias: Option<Destination>,
-    pub x_bias: Option<Destination>,
-}
-
-impl NormDestinations {
-    /// The destinations in the order of [`NormGradients`].
-    pub(super) fn given(&self) -> Vec<&Destination> {
-        let all = [&self.weight, &self.bias, &self.x_bias];
-        all.into_iter().flatten().collect()
-    }
-}
-
-/// A norm.
+/// A norm of tensors.
 #[derive(Debug)]
-pub(super) struct NormFunction {
+pub(super) struct Norm {
     pub formula: NormFormula,
     pub inputs: NormInputs,
-    pub destinations: NormDestinations,
+    /// The destinations of the gradients of the parameters. If there are none, the gradients go to the graph. If there are
+    /// some, the parameters without a destination are constants, such as frozen ones.
+    pub destinations: EachParameter<Option<Destination>>,
 }
+
+impl Norm {
+    fn given(&self) -> Vec<&Destination> {
+        self.destinations.iter().flatten().collect()
+    }
+
+    fn forward(&self, inputs: NormInputs, tensors: Tensors) -> Tensors {
+        let formula = self.formula;
+        let x = Spec::of_any(&tensors[0]);
+        let width = x.shape[x.shape.num_dims() - 1];
+        let rows = x.shape.num_elements() / width;
+        let statistics = Spec::new([rows, formula.statistics()], wide(x.dtype));
+        let sum = inputs.residual.then(|| Spec::of_any(&tensors[1]));
+        let op = SimpleOp {
+            name: formula.name,
+            parameters: NormForwardOp { formula, inputs },
+            outputs: [Some(x), Some(statistics), sum]
+                .into_iter()
+                .flatten()
+                .collect(),
+            cpu: cpu::forward,
+            #[cfg(feature = "cubecl")]
+            cube: kernel::forward,
+        };
+        launch(op, tensors)
+    }
+
+    /// The norm of `[sum, weight, bias?, ..]`, and its statistics.
+    fn of_sum(&self, mut tensors: Tensors) -> [DispatchTensor; 2] {
+        let of_sum = NormInputs {
+            residual: false,
+            x_bias: None,
+            ..self.inputs
+        };
+        tensors.truncate(2 + usize::from(of_sum.bias));
+        exactly(self.forward(of_sum, tensors))
+    }
+}
+
+/// A norm without a residual and a bias of `x`.
+#[derive(Debug)]
+pub(super) struct NormFunction(pub Norm);
 
 impl Function for NormFunction {
     fn forward(&self, inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>) {
-        let NamedInputs { x, weight, .. } = self.inputs.split(inputs.clone());
-        let kernel = NormForwardOp {
-            formula: self.formula,
-            inputs: self.inputs,
-        };
-        let mut outputs = launch(kernel, inputs);
-        let statistics = outputs.remove(1);
-        (outputs.remove(0), vec![x, statistics, weight])
+        let (x, weight) = (inputs[0].clone(), inputs[1].clone());
+        let [y, statistics] = self.0.of_sum(inputs);
+        (y, vec![x, statistics, weight])
     }
 
     fn backward(&self, saved: Tensors, gradient: DispatchTensor, needed: &[bool]) -> Gradients {
         let source = BackwardSource {
-            formula: self.formula,
-            inputs: self.inputs,
+            norm: &self.0,
             saved,
             gradient,
             so_far: None,
         };
-        source.gradients(needed, &self.destinations)
+        source.gradients(needed)
     }
 }
 
@@ -216,32 +184,23 @@ impl Function for NormFunction {
 /// Its inputs are those of a norm of a stream; it saves the sum and what its backward needs beside it.
 #[derive(Debug)]
 pub struct StreamNormFunction<const D: usize> {
-    pub(super) formula: NormFormula,
     /// Without a residual the first input is the sum.
-    pub(super) inputs: NormInputs,
+    pub(super) norm: Norm,
     /// The type of `x`. The sum has that of the residual.
     pub(super) dtype: DType,
-    pub(super) destinations: NormDestinations,
 }
 
 impl<const D: usize> MultiFunction for StreamNormFunction<D> {
     fn forward(&self, inputs: Vec<DispatchTensor>) -> (Vec<DispatchTensor>, Vec<DispatchTensor>) {
-        if !self.inputs.residual {
+        let weight = inputs[self.terms()].clone();
+        let [norm, statistics, sum] = if self.norm.inputs.residual {
+            exactly(self.norm.forward(self.norm.inputs, inputs))
+        } else {
             let sum = inputs[0].clone();
-            let (norm, statistics) = self.of_sum(inputs.clone());
-            let saved = vec![sum.clone(), statistics, inputs[1].clone()];
-            return (vec![norm, sum], saved);
-        }
-        let weight = inputs[2].clone();
-        let kernel = NormForwardOp {
-            formula: self.formula,
-            inputs: self.inputs,
+            let [norm, statistics] = self.norm.of_sum(inputs);
+            [norm, statistics, sum]
         };
-        let mut outputs = launch(kernel, inputs);
-        let sum = outputs.remove(2);
-        let statistics = outputs.remove(1);
-        let saved = vec![sum.clone(), statistics, weight];
-        (vec![outputs.remove(0), sum], saved)
+        (vec![norm, sum.clone()], vec![sum, statistics, weight])
     }
 
     fn backward(&self, saved: Tensors, mut of_outputs: Gradients, needed: &[bool]) -> Gradients {
@@ -250,15 +209,13 @@ impl<const D: usize> MultiFunction for StreamNormFunction<D> {
         let mut results = match (of_norm, of_sum) {
             (Some(gradient), of_sum) => {
                 let source = BackwardSource {
-                    formula: self.formula,
-                    inputs: self.inputs,
+                    norm: &self.norm,
                     saved,
                     gradient,
                     so_far: of_sum,
                 };
                 let of_sum = needed[..terms].contains(&true);
-                let needed = [&[of_sum], &needed[terms..]].concat();
-                source.gradients(&needed, &self.destinations)
+                source.gradients(&[&[of_sum], &needed[terms..]].concat())
             }
             (None, Some(of_sum)) => self.of_sum_alone(of_sum, needed),
             (None, None) => unreachable!("the backward runs for an output with a gradient"),
@@ -280,24 +237,7 @@ impl<const D: usize> MultiFunction for StreamNormFunction<D> {
 impl<const D: usize> StreamNormFunction<D> {
     /// The inputs that are added.
     fn terms(&self) -> usize {
-        if self.inputs.residual { 2 } else { 1 }
-    }
-
-    /// The norm of `[sum, weight, bias?, ..]`, and its statistics.
-    fn of_sum(&self, mut inputs: Vec<DispatchTensor>) -> (DispatchTensor, DispatchTensor) {
-        let of_sum = NormInputs {
-            residual: false,
-            x_bias: None,
-            ..self.inputs
-        };
-        inputs.truncate(2 + usize::from(of_sum.bias));
-        let kernel = NormForwardOp {
-            formula: self.formula,
-            inputs: of_sum,
-        };
-        let mut outputs = launch(kernel, inputs);
-        let statistics = outputs.remove(1);
-        (outputs.remove(0), statistics)
+        if self.norm.inputs.residual { 2 } else { 1 }
     }
 
     /// The norm once more, to the bit, from what the forward has saved and the bias that it was given.
@@ -307,25 +247,27 @@ impl<const D: usize> StreamNormFunction<D> {
         bias: Option<&DispatchTensor>,
     ) -> DispatchTensor {
         let inputs = [&saved[0], &saved[2]].into_iter().chain(bias);
-        self.of_sum(inputs.cloned().collect()).0
+        let [norm, _] = self.norm.of_sum(inputs.cloned().collect());
+        norm
     }
 
     /// The number of the bias among the inputs, if there is one.
     pub fn bias_input(&self) -> Option<usize> {
-        self.inputs.bias.then(|| self.terms() + 1)
+        self.norm.inputs.bias.then(|| self.terms() + 1)
     }
 
     /// Whether the gradient of some parameter goes to a buffer.
     pub fn has_buffer(&self) -> bool {
-        !self.destinations.given().is_empty()
+        self.norm.destinations.iter().any(Option::is_some)
     }
 
     /// The gradients of `[sum, weight, bias?, x_bias?]` where the loss does not depend on the norm.
     fn of_sum_alone(&self, gradient: DispatchTensor, needed: &[bool]) -> Gradients {
         let mut results = vec![None; needed.len() + 1 - self.terms()];
-        if let (Some(dtype), Some(last)) = (self.inputs.x_bias, results.last_mut()) {
+        if let (Some(dtype), Some(last)) = (self.norm.inputs.x_bias, results.last_mut()) {
             let dtype = (needed.last() == Some(&true)).then_some(dtype);
-            *last = bias_gradient(gradient.clone(), dtype, self.destinations.x_bias.as_ref());
+            let destination = self.norm.destinations[X_BIAS].as_ref();
+            *last = bias_gradient(gradient.clone(), dtype, destination);
         }
         results[0] = Some(gradient);
         results
@@ -333,43 +275,34 @@ impl<const D: usize> StreamNormFunction<D> {
 }
 
 /// The values from which a backward computes the gradients.
-struct BackwardSource {
-    formula: NormFormula,
-    inputs: NormInputs,
+struct BackwardSource<'a> {
+    norm: &'a Norm,
     /// `[source, statistics, weight]`
-    saved: Vec<DispatchTensor>,
+    saved: Tensors,
     /// The gradient of the norm.
     gradient: DispatchTensor,
     /// The gradient of the sum's other users, to which the kernel adds its own.
     so_far: Option<DispatchTensor>,
 }
 
-impl BackwardSource {
+impl BackwardSource<'_> {
     /// The gradients of `[source, weight, bias?, x_bias?]`. Those of parameters with destinations go there.
-    fn gradients(self, needed: &[bool], destinations: &NormDestinations) -> Gradients {
-        let NormDestinations {
-            weight: to_weight,
-            bias: to_bias,
-            x_bias: to_x_bias,
-        } = destinations;
-        let given = destinations.given();
-        let mut parameters = needed[1..].iter();
-        let mut wants = |has_parameter: bool, to: &Option<Destination>| {
-            let is_needed = has_parameter && parameters.next() == Some(&true);
+    fn gradients(self, needed: &[bool]) -> Gradients {
+        let given = self.norm.given();
+        let inputs = self.norm.inputs;
+        let has_parameter = [true, inputs.bias, inputs.x_bias.is_some()];
+        let mut of_parameters = needed[1..].iter();
+        let parameters = std::array::from_fn(|i| {
+            let is_needed = has_parameter[i] && of_parameters.next() == Some(&true);
             if given.is_empty() {
                 is_needed
             } else {
-                to.is_some()
+                self.norm.destinations[i].is_some()
             }
-        };
-        let weight = wants(true, to_weight);
-        let bias = wants(self.inputs.bias, to_bias);
-        let x_bias = wants(self.inputs.x_bias.is_some(), to_x_bias);
+        });
         let wanted = NormGradients {
-            input: needed[0] || x_bias,
-            weight,
-            bias,
-            x_bias,
+            input: needed[0] || parameters[X_BIAS],
+            parameters,
         };
         let results = if given.is_empty() {
             self.narrowed(wanted)
@@ -392,21 +325,18 @@ impl BackwardSource {
     }
 
     /// The requested gradients, those of the parameters in their types.
-    fn narrowed(self, wanted: NormGradients) -> Vec<DispatchTensor> {
+    fn narrowed(self, wanted: NormGradients) -> Tensors {
         let weight = self.saved[2].dtype();
-        let x_bias = self.inputs.x_bias.unwrap_or(weight);
+        let x_bias = self.norm.inputs.x_bias.unwrap_or(weight);
         let sums = if x_bias == weight {
             weight
         } else {
             wide(self.gradient.dtype())
         };
         let mut results = self.launch(wanted, sums, None);
-        let first = results.len() - usize::from(wanted.x_bias);
-        for (i, result) in results
-            .iter_mut()
-            .enumerate()
-            .skip(usize::from(wanted.input))
-        {
+        let first = results.len() - usize::from(wanted.parameters[X_BIAS]);
+        let of_parameters = results.iter_mut().enumerate();
+        for (i, result) in of_parameters.skip(usize::from(wanted.input)) {
             let dtype = if i < first { weight } else { x_bias };
             let sum = Tensor::<1>::from_dispatch(result.clone());
             *result = sum.cast::<DType>(dtype).into_dispatch();
@@ -415,24 +345,32 @@ impl BackwardSource {
     }
 
     /// The requested gradients; with a target, those of the parameters are the flat buffer.
-    fn launch(
-        self,
-        wanted: NormGradients,
-        sums: DType,
-        target: Option<FlatGradients>,
-    ) -> Vec<DispatchTensor> {
+    fn launch(self, wanted: NormGradients, sums: DType, target: Option<FlatGradients>) -> Tensors {
         let mut inputs = self.saved;
+        let formula = self.norm.formula;
         let width = inputs[2].shape().num_elements();
         let dtype = self.gradient.dtype();
-        let (flat, places) = gradient::split(self.formula.name, target, width, dtype);
+        let (flat, places) = gradient::split(formula.name, target, width, dtype);
+        let of_parameters = match &flat {
+            Some(flat) => vec![Spec::of_any(flat)],
+            None => vec![Spec::new([width], sums); wanted.sums()],
+        };
+        let input = wanted.input.then(|| Spec::of_any(&inputs[0]));
         inputs.insert(2, self.gradient);
         inputs.extend([self.so_far, flat].into_iter().flatten());
-        let kernel = NormBackwardOp {
-            formula: self.formula,
-            wanted,
-            sums,
-            places,
+        let op = SimpleOp {
+            name: formula.name,
+            parameters: NormBackwardOp {
+                formula,
+                wanted,
+                sums,
+                places,
+            },
+            outputs: input.into_iter().chain(of_parameters).collect(),
+            cpu: cpu::backward,
+            #[cfg(feature = "cubecl")]
+            cube: kernel::backward,
         };
-        launch(kernel, inputs)
+        launch(op, inputs)
     }
 }

@@ -3,7 +3,9 @@
 
 use burn::backend::flex::FlexTensor;
 
-use super::backward::{NamedInputs, NormBackwardOp, NormFormula, NormForwardOp, NormGradients};
+use super::backward::{
+    EachParameter, NamedInputs, NormBackwardOp, NormFormula, NormForwardOp, NormGradients,
+};
 use crate::column_sum::cpu::write;
 use crate::cpu::{
     Element, Real, add, for_each_task, for_float, rows_per_task, slice, tensor, vectorized, widen,
@@ -13,8 +15,8 @@ use crate::cpu::{
 const PARTIALS: usize = 32;
 
 /// See [`NormForwardOp`].
-pub(super) fn forward(op: &NormForwardOp, inputs: &[FlexTensor]) -> Vec<FlexTensor> {
-    let inputs = op.inputs.split(inputs);
+pub(super) fn forward(op: &NormForwardOp, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
+    let inputs = op.inputs.split(&inputs);
     let dtype = inputs.x.dtype();
     let residual = inputs.residual.map_or(dtype, FlexTensor::dtype);
     for_float!(dtype, X => if residual != dtype {
@@ -236,14 +238,13 @@ struct NormBackwardTask<'a, Y: Element, S: Element> {
     /// The gradient of the input.
     dx: Option<&'a mut [S]>,
     /// The sums over its rows.
-    of_weight: Option<&'a mut [Y::Wide]>,
-    of_bias: Option<&'a mut [Y::Wide]>,
-    of_x_bias: Option<&'a mut [Y::Wide]>,
+    of_parameters: EachParameter<Option<&'a mut [Y::Wide]>>,
 }
 
 impl<Y: Element, S: Element<Wide = Y::Wide>> NormBackwardTask<'_, Y, S> {
     #[inline(always)]
     fn run(mut self, formula: NormFormula, factors: &[Y::Wide]) {
+        let [mut of_weight, mut of_bias, mut of_x_bias] = self.of_parameters;
         let width = factors.len();
         let kept = formula.statistics();
         let count = Y::Wide::of(width as f64);
@@ -260,12 +261,12 @@ impl<Y: Element, S: Element<Wide = Y::Wide>> NormBackwardTask<'_, Y, S> {
                 *x = (source.wide() - mean - rest) * rstd;
             }
             widen(&self.gradient[at.clone()], &mut product);
-            if let Some(of_weight) = &mut self.of_weight {
+            if let Some(of_weight) = &mut of_weight {
                 for ((sum, x), g) in of_weight.iter_mut().zip(&normalised).zip(&product) {
                     *sum += *x * *g;
                 }
             }
-            if let Some(of_bias) = &mut self.of_bias {
+            if let Some(of_bias) = &mut of_bias {
                 add(of_bias, &product);
             }
             let Some(dx) = &mut self.dx else { continue };
@@ -295,7 +296,7 @@ impl<Y: Element, S: Element<Wide = Y::Wide>> NormBackwardTask<'_, Y, S> {
                     }
                 }
             }
-            if let Some(of_x_bias) = &mut self.of_x_bias {
+            if let Some(of_x_bias) = &mut of_x_bias {
                 add(of_x_bias, &product);
             }
         }
@@ -324,8 +325,7 @@ where
     let tasks = (source.len() / width).div_ceil(grain);
 
     let mut dx = vec![S::narrow(Y::Wide::ZERO); if wanted.input { source.len() } else { 0 }];
-    let all = [wanted.weight, wanted.bias, wanted.x_bias];
-    let each_task = width * all.into_iter().filter(|wanted| *wanted).count();
+    let each_task = width * wanted.sums();
     let mut params = vec![Y::Wide::ZERO; tasks * each_task];
     let mut dx_chunks = dx.chunks_mut(grain * width);
     let mut param_chunks = params.chunks_mut(each_task.max(1));
@@ -333,16 +333,14 @@ where
         let at = i * grain * width..source.len().min((i + 1) * grain * width);
         let rows = at.start / width * kept..at.end / width * kept;
         let mut sums = param_chunks.next().unwrap_or_default().chunks_mut(width);
-        let mut next = |wanted: bool| wanted.then(|| sums.next()).flatten();
+        let next = |wanted: bool| wanted.then(|| sums.next()).flatten();
         NormBackwardTask {
             source: &source[at.clone()],
             statistics: &statistics[rows],
             gradient: &gradient[at.clone()],
             so_far: so_far.map(|so_far| &so_far[at]),
             dx: dx_chunks.next(),
-            of_weight: next(wanted.weight),
-            of_bias: next(wanted.bias),
-            of_x_bias: next(wanted.x_bias),
+            of_parameters: wanted.parameters.map(next),
         }
     });
     for_each_task(work, |task: NormBackwardTask<'_, Y, S>| {

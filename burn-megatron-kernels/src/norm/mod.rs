@@ -31,7 +31,7 @@ pub(crate) mod kernel;
 mod tests;
 
 pub use backward::StreamNormFunction;
-use backward::{NormDestinations, NormFormula, NormFunction, NormInputs};
+use backward::{EachParameter, Norm, NormFormula, NormFunction, NormInputs};
 
 /// The kind of a norm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -128,11 +128,7 @@ pub fn normalise<const D: usize>(
         x_bias: None,
     };
     accept(parameters.check(formula, &x));
-    let function = NormFunction {
-        formula,
-        inputs: parameters.inputs(false),
-        destinations: parameters.destinations(),
-    };
+    let function = NormFunction(parameters.norm(formula, false));
     let inputs = [vec![x.into_dispatch()], parameters.into_values()].concat();
     apply(inputs, function)
 }
@@ -237,10 +233,8 @@ impl<const D: usize> StreamNorm<D> {
             accept(check_residual(formula.name, &x, residual));
         }
         let function = StreamNormFunction {
-            formula,
-            inputs: parameters.inputs(residual.is_some()),
+            norm: parameters.norm(formula, residual.is_some()),
             dtype: x.dtype(),
-            destinations: parameters.destinations(),
         };
         let terms = [Some(x), residual].into_iter().flatten();
         let terms = terms.map(Tensor::into_dispatch).collect();
@@ -264,26 +258,19 @@ struct GivenParameters {
 }
 
 impl GivenParameters {
-    /// In the order of the inputs.
-    fn all(&self) -> impl Iterator<Item = &Parameter> {
-        let biases = self.bias.iter().chain(&self.x_bias);
-        std::iter::once(&self.weight).chain(biases)
+    fn each(&self) -> EachParameter<Option<&Parameter>> {
+        [Some(&self.weight), self.bias.as_ref(), self.x_bias.as_ref()]
     }
 
-    fn inputs(&self, residual: bool) -> NormInputs {
-        NormInputs {
-            residual,
-            bias: self.bias.is_some(),
-            x_bias: self.x_bias.as_ref().map(|bias| bias.value.dtype()),
-        }
-    }
-
-    fn destinations(&self) -> NormDestinations {
-        let of = |parameter: &Option<Parameter>| parameter.as_ref()?.destination.clone();
-        NormDestinations {
-            weight: self.weight.destination.clone(),
-            bias: of(&self.bias),
-            x_bias: of(&self.x_bias),
+    fn norm(&self, formula: NormFormula, residual: bool) -> Norm {
+        Norm {
+            formula,
+            inputs: NormInputs {
+                residual,
+                bias: self.bias.is_some(),
+                x_bias: self.x_bias.as_ref().map(|bias| bias.value.dtype()),
+            },
+            destinations: self.each().map(|parameter| parameter?.destination.clone()),
         }
     }
 
@@ -293,7 +280,7 @@ impl GivenParameters {
             let Parameter { value, destination } = parameter;
             destination.is_none() && value.is_autodiff() && value.is_tracked()
         };
-        self.all().filter(is_tracked).count()
+        self.each().into_iter().flatten().filter(is_tracked).count()
     }
 
     /// The values; that of the bias in the type of the weight.
@@ -322,12 +309,8 @@ impl GivenParameters {
             );
             return Err(KernelError::shape(name, message));
         }
-        let named = [
-            ("weight", Some(&self.weight)),
-            ("bias", self.bias.as_ref()),
-            ("bias of x", self.x_bias.as_ref()),
-        ];
-        for (what, parameter) in named {
+        let names = ["weight", "bias", "bias of x"];
+        for (what, parameter) in names.into_iter().zip(self.each()) {
             let dims = parameter.map(|parameter| parameter.value.dims());
             if let Some(dims) = dims.filter(|dims| *dims != [width]) {
                 let message = format!(
@@ -337,15 +320,10 @@ impl GivenParameters {
                 return Err(KernelError::shape(name, message));
             }
         }
-        let refuse = |option, value, fits| {
-            Err(KernelError::Option {
-                operation: name,
-                name: option,
-                value,
-                fits,
-            })
-        };
-        let (with, tracked) = (self.destinations().given().len(), self.tracked());
+        let refuse = |option, value, fits| Err(KernelError::option(name, option, value, fits));
+        let given = self.each().into_iter().flatten();
+        let with = given.filter(|parameter| parameter.destination.is_some());
+        let (with, tracked) = (with.count(), self.tracked());
         if with > 0 && tracked > 0 {
             let value = format!("{with} for {} trained parameters", with + tracked);
             return refuse("destinations", value, "one for each of them, or none");
@@ -375,11 +353,13 @@ fn check_residual<const D: usize>(
     if fits.contains(&residual.dtype()) {
         Ok(())
     } else {
-        Err(KernelError::Option {
+        let value = format!("{:?} beside {:?}", residual.dtype(), x.dtype());
+        let fits = "the type of x, or F32 beside F16 and BF16";
+        Err(KernelError::option(
             operation,
-            name: "type of the residual",
-            value: format!("{:?} beside {:?}", residual.dtype(), x.dtype()),
-            fits: "the type of x, or F32 beside F16 and BF16",
-        })
+            "type of the residual",
+            value,
+            fits,
+        ))
     }
 }

@@ -1,6 +1,6 @@
 //! The autodiff functions of rotations.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use burn::backend::DispatchTensor;
 use burn::tensor::{DType, Int, Tensor};
@@ -108,81 +108,74 @@ pub(super) fn rotate_mla(
     positions: &Positions,
     heads: RotaryHeads,
 ) -> (Tensor<4>, Tensor<4>) {
-    let angles = AngleInputs::new(table, positions);
-    let made = std::sync::Arc::new(Mutex::new(None));
     let constants = [
         kv.clone().inner().into_dispatch(),
         k_rope.clone().inner().into_dispatch(),
     ];
-    let queries = RotateMlaQueries {
-        angles: angles.clone(),
+    let rotation = MlaRotation {
+        angles: AngleInputs::new(table, positions),
         heads,
         mla,
-        keys: made.clone(),
+        keys: MlaKeysSlot::default(),
     };
     let [kv_constant, k_constant] = constants;
+    let queries = RotateMlaQueries(rotation.clone());
     let q = apply(vec![q.into_dispatch(), kv_constant, k_constant], queries);
-    let keys = RotateMlaKeys {
-        angles,
-        heads,
-        mla,
-        keys: made,
-    };
-    let k = apply(vec![kv.into_dispatch(), k_rope.into_dispatch()], keys);
-    (q, k)
+    let keys = vec![kv.into_dispatch(), k_rope.into_dispatch()];
+    (q, apply(keys, RotateMlaKeys(rotation)))
 }
 
 /// The keys, passed from the forward of the queries to that of the keys.
-type MlaKeysSlot = std::sync::Arc<Mutex<Option<DispatchTensor>>>;
+type MlaKeysSlot = Arc<Mutex<Option<DispatchTensor>>>;
 
-#[derive(Debug)]
-struct RotateMlaQueries {
+#[derive(Clone, Debug)]
+struct MlaRotation {
     angles: AngleInputs,
     heads: RotaryHeads,
     mla: MlaDims,
     keys: MlaKeysSlot,
 }
 
+impl MlaRotation {
+    fn launch(&self, rotation: Rotation, tensors: Tensors) -> Tensors {
+        self.angles.launch(rotation, self.heads, tensors)
+    }
+
+    fn keys(&self) -> MutexGuard<'_, Option<DispatchTensor>> {
+        self.keys.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[derive(Debug)]
+struct RotateMlaQueries(MlaRotation);
+
 impl Function for RotateMlaQueries {
     fn forward(&self, inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>) {
-        let outputs = self
-            .angles
-            .launch(Rotation::Mla(self.mla), self.heads, inputs);
-        let [queries, keys] = exactly(outputs);
-        *self.keys.lock().unwrap_or_else(PoisonError::into_inner) = Some(keys);
+        let [queries, keys] = exactly(self.0.launch(Rotation::Mla(self.0.mla), inputs));
+        *self.0.keys() = Some(keys);
         (queries, vec![])
     }
 
     fn backward(&self, _saved: Tensors, gradient: DispatchTensor, _needed: &[bool]) -> Gradients {
-        let gradient = self.angles.rotate(gradient, self.heads, true);
+        let gradient = self.0.angles.rotate(gradient, self.0.heads, true);
         vec![Some(gradient), None, None]
     }
 }
 
 #[derive(Debug)]
-struct RotateMlaKeys {
-    angles: AngleInputs,
-    heads: RotaryHeads,
-    mla: MlaDims,
-    keys: MlaKeysSlot,
-}
+struct RotateMlaKeys(MlaRotation);
 
 impl Function for RotateMlaKeys {
     fn forward(&self, _inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>) {
-        let keys = self
-            .keys
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
-        match keys {
+        match self.0.keys().take() {
             Some(keys) => (keys, vec![]),
             None => unreachable!("the step of the queries has run before and made the keys"),
         }
     }
 
     fn backward(&self, _saved: Tensors, gradient: DispatchTensor, _needed: &[bool]) -> Gradients {
-        let rotation = Rotation::MlaBack(self.mla);
-        let gradients = self.angles.launch(rotation, self.heads, vec![gradient]);
+        let rotation = Rotation::MlaBack(self.0.mla);
+        let gradients = self.0.launch(rotation, vec![gradient]);
         gradients.into_iter().map(Some).collect()
     }
 }

@@ -9,6 +9,7 @@ use cubecl::prelude::*;
 
 use crate::cube::instance::{AotList, instance, types};
 use crate::cube::{RowPlan, empty, launch};
+use crate::gradient::Place;
 
 mod fold;
 mod strips;
@@ -41,6 +42,16 @@ fn column_sum_kernel<F: Float, N: Size>(
         }
         partials[strip * columns + column] = sum;
     }
+}
+
+/// [`column_sum`] of the first input to the second, where there is a place.
+pub(super) fn sum_of_rows(
+    (columns, place): &(usize, Option<Place>),
+    mut inputs: Vec<CubeTensor>,
+) -> Vec<CubeTensor> {
+    let x = inputs.remove(0);
+    let target = SumTarget::new(inputs.pop(), *place, DType::F32);
+    column_sum(x, *columns, target)
 }
 
 /// The sum of the rows of a tensor, which have at least one column.

@@ -18,6 +18,7 @@ use super::backward::{NamedInputs, NormBackwardOp, NormForwardOp};
 use crate::column_sum::kernel::{Partials, SumTarget, column_sum, fold_sets};
 use crate::cube::{empty, launch};
 use crate::gradient::Place;
+use crate::launch::exactly;
 
 mod aot_instances;
 mod backward;
@@ -128,21 +129,17 @@ pub(super) fn forward(op: &NormForwardOp, inputs: Vec<CubeTensor>) -> Vec<CubeTe
 pub(super) fn backward(op: &NormBackwardOp, mut inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
     let (formula, wanted) = (op.formula, op.wanted);
     let flat = op.places.as_ref().and_then(|_| inputs.pop());
-    let mut inputs = inputs.into_iter();
-    let (Some(source), Some(statistics), Some(gradient), Some(weight)) =
-        (inputs.next(), inputs.next(), inputs.next(), inputs.next())
-    else {
-        unreachable!("a norm saves its input, statistics and weight")
-    };
-    let so_far = inputs.next();
+    let so_far = inputs.split_off(4).pop();
+    let [source, statistics, gradient, weight] = exactly(inputs);
+    let [of_weight, of_bias, of_x_bias] = wanted.parameters;
     let variant = NormBackwardVariant {
         centred: formula.centred,
         zero_centered: formula.options.zero_centered,
         input: wanted.input,
         onto: wanted.input && so_far.is_some(),
-        weight: wanted.weight,
-        bias: wanted.bias,
-        x_bias: wanted.x_bias,
+        weight: of_weight,
+        bias: of_bias,
+        x_bias: of_x_bias,
     };
     let rows = BackwardInputs {
         source,
