@@ -65,7 +65,7 @@ pub(super) struct ReducedGradients {
     /// By bucket: this rank's shard, summed over the data axis.
     pub shards: Vec<TrackedTensor>,
     pub fingerprint: u64,
-    /// See [`GradientCheck`](super::gradient_check::GradientCheck).
+    /// See [`GradientCheck`].
     pub measured: Option<Tensor<1>>,
 }
 
