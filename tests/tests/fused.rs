@@ -136,7 +136,7 @@ fn each_kernel_alone_changes_nothing() {
     let unfused = KernelChoices::all(KernelChoice::Unfused);
     for (name, config) in models() {
         let expected = train(&config, &unfused, DType::F64);
-        for &operation in Operation::ALL {
+        for operation in Operation::ALL.iter().copied() {
             let mut choices = unfused.clone();
             choices.choose(operation, KernelChoice::Auto);
             let found = train(&config, &choices, DType::F64);

@@ -41,21 +41,28 @@ impl MappedFile {
 
     fn check_size(&self, found: u64) -> Result<(), CheckpointError> {
         if found == self.size {
-            Ok(())
-        } else {
-            Err(CheckpointError::corrupt(
-                &self.path,
-                format!("the file has {found} bytes, expected {}", self.size),
-            ))
+            return Ok(());
         }
+        let what = format!("the file has {found} bytes, expected {}", self.size);
+        Err(CheckpointError::corrupt(&self.path, what))
+    }
+
+    /// Checks the size that the open file has now.
+    fn check_open(&self, file: &File) -> Result<(), CheckpointError> {
+        let metadata = file.metadata().map_err(|error| self.failed(error))?;
+        self.check_size(metadata.len())
+    }
+
+    fn failed(&self, error: io::Error) -> CheckpointError {
+        CheckpointError::io("read", &self.path, error)
     }
 
     /// Reads a range within the file without the mapping: an I/O error is returned, while a mapped page that
     /// cannot be read kills the process.
     pub fn read(&self, range: Range<u64>) -> Result<Vec<u8>, CheckpointError> {
-        let failed = |error: io::Error| CheckpointError::io("read", &self.path, error);
+        let failed = |error| self.failed(error);
         let mut file = disk::open_to_read(&self.path)?;
-        self.check_size(file.metadata().map_err(failed)?.len())?;
+        self.check_open(&file)?;
         file.seek(SeekFrom::Start(range.start)).map_err(failed)?;
         let mut bytes = vec![0; (range.end - range.start) as usize];
         file.read_exact(&mut bytes).map_err(failed)?;
@@ -64,11 +71,11 @@ impl MappedFile {
 
     /// The bytes of a range within the file. The file must not shrink while they are used.
     pub fn bytes(&self, range: Range<u64>) -> Result<&[u8], CheckpointError> {
-        let failed = |error: io::Error| CheckpointError::io("read", &self.path, error);
+        let failed = |error| self.failed(error);
         if self.mapped.get().is_none() {
             let file = disk::open_to_read(&self.path)?;
             // Checked before mapping: access to a page beyond the end of the file kills the process.
-            self.check_size(file.metadata().map_err(failed)?.len())?;
+            self.check_open(&file)?;
             // Safety: published files are never written again, and the size was checked.
             let map = unsafe { Mmap::map(&file) }.map_err(failed)?;
             // Another thread may have mapped it meanwhile.
@@ -77,7 +84,7 @@ impl MappedFile {
         let Some((file, map)) = self.mapped.get() else {
             unreachable!("it was mapped above")
         };
-        self.check_size(file.metadata().map_err(failed)?.len())?;
+        self.check_open(file)?;
         let known = || format!("it has {} bytes, and {range:?} was requested", map.len());
         map.get(range.start as usize..range.end as usize)
             .ok_or_else(|| CheckpointError::corrupt(&self.path, known()))

@@ -97,17 +97,14 @@ impl CheckpointFolder {
         skip: &[u64],
         check: &mut dyn FnMut(&Checkpoint) -> Result<(), CheckpointError>,
     ) -> Result<NewestCheckpoint, CheckpointError> {
-        let mut skipped = vec![];
+        let mut newest = NewestCheckpoint::default();
         for name in self.names()?.into_iter().rev() {
             let path = self.path().join(name.text());
             let found = is_reachable(&path).and_then(|()| Checkpoint::open_at(path));
             let error = match found.and_then(|found| check(&found).map(|()| found)) {
                 Ok(checkpoint) => {
-                    let checkpoint = Some(checkpoint);
-                    return Ok(NewestCheckpoint {
-                        checkpoint,
-                        skipped,
-                    });
+                    newest.checkpoint = Some(checkpoint);
+                    break;
                 }
                 Err(error) => error,
             };
@@ -117,12 +114,9 @@ impl CheckpointFolder {
                     source: Box::new(error),
                 });
             }
-            skipped.push(SkippedCheckpoint { name, error });
+            newest.skipped.push(SkippedCheckpoint { name, error });
         }
-        Ok(NewestCheckpoint {
-            checkpoint: None,
-            skipped,
-        })
+        Ok(newest)
     }
 }
 

@@ -27,7 +27,7 @@ pub struct TensorShard {
 }
 
 /// The manifest of one rank's part. Its file has index 0.
-#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PartManifest {
     /// Its data file; `None` if the rank writes no data.
@@ -71,12 +71,7 @@ pub fn write(
     objects: &[(String, Vec<u8>)],
     mut data: impl FnMut(usize, &mut EntryWriter) -> Result<(), CheckpointError>,
 ) -> Result<(), CheckpointError> {
-    let mut part = PartManifest {
-        file: None,
-        tensors: vec![],
-        objects: vec![],
-        _checksum: None,
-    };
+    let mut part = PartManifest::default();
     let (mut entries, origins) = plan_entries(shards, objects)?;
     let empty = shards.iter().filter(|shard| shard.slice.is_empty());
     part.tensors

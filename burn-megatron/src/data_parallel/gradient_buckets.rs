@@ -19,6 +19,7 @@ use super::error::DataParallelError;
 use super::gradient_check::GradientCheck;
 use super::gradient_tracker::GradientTracker;
 use super::memory_usage::{MemoryCategory, TrackedAllocation, TrackedTensor};
+use super::prefetch_order::extend_fingerprint;
 use super::reduction::{PendingReduction, has_several_collectives, start_reductions};
 use super::sharding_plan::ShardingPlan;
 use crate::fingerprint;
@@ -65,7 +66,7 @@ pub(super) struct ReducedGradients {
     /// By bucket: this rank's shard, summed over the data axis.
     pub shards: Vec<TrackedTensor>,
     pub fingerprint: u64,
-    /// See [`GradientCheck`](super::gradient_check::GradientCheck).
+    /// See [`GradientCheck`].
     pub measured: Option<Tensor<1>>,
 }
 
@@ -263,10 +264,7 @@ impl GradientBuckets {
                     let gradients = buffer.tensor.clone();
                     self.measured = Some(check.measure(number, gradients, self.measured.take()));
                 }
-                self.fingerprint = self
-                    .fingerprint
-                    .wrapping_mul(0x0000_0100_0000_01b3)
-                    .wrapping_add(number as u64 + 1);
+                extend_fingerprint(&mut self.fingerprint, number);
                 self.buckets[number].reductions += 1;
                 buffer
             })

@@ -51,10 +51,7 @@ impl PrefetchOrder {
         if !self.in_step {
             return adjacent;
         }
-        self.fingerprint = self
-            .fingerprint
-            .wrapping_mul(0x0000_0100_0000_01b3)
-            .wrapping_add(unit as u64 + 1);
+        extend_fingerprint(&mut self.fingerprint, unit);
         if !self.recorded {
             self.sequence.push(unit);
             return adjacent;
@@ -71,6 +68,12 @@ impl PrefetchOrder {
             None => adjacent,
         }
     }
+}
+
+/// Adds a number to the hash of a sequence.
+pub(super) fn extend_fingerprint(fingerprint: &mut u64, number: usize) {
+    let hash = fingerprint.wrapping_mul(0x0000_0100_0000_01b3);
+    *fingerprint = hash.wrapping_add(number as u64 + 1);
 }
 
 #[cfg(test)]

@@ -3,9 +3,6 @@
 //! Burn panics on a device that is compiled in but not present, and its default device is a GPU
 //! if one is compiled in. So a device is always named, and checked first.
 
-use std::fmt;
-use std::str::FromStr;
-
 use burn::tensor::Device;
 
 use crate::comm::probe::CudaProblem;
@@ -20,7 +17,9 @@ pub use results::check_results;
 pub use crate::kernels::unchecked::{UNCHECKED, is_unchecked};
 
 /// A kind of device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::Display, strum::EnumString)]
+#[strum(serialize_all = "lowercase")]
+#[strum(parse_err_ty = DeviceError, parse_err_fn = unknown)]
 pub enum DeviceKind {
     /// The CPU, through Burn's Flex.
     Cpu,
@@ -73,24 +72,8 @@ pub enum DeviceError {
     Failed(String),
 }
 
-impl fmt::Display for DeviceKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Cpu => "cpu",
-            Self::Wgpu => "wgpu",
-            Self::Cuda => "cuda",
-        })
-    }
-}
-
-impl FromStr for DeviceKind {
-    type Err = DeviceError;
-
-    fn from_str(text: &str) -> Result<Self, DeviceError> {
-        let kinds = [Self::Cpu, Self::Wgpu, Self::Cuda];
-        let kind = kinds.into_iter().find(|kind| kind.to_string() == text);
-        kind.ok_or_else(|| DeviceError::Unknown(text.into()))
-    }
+fn unknown(text: &str) -> DeviceError {
+    DeviceError::Unknown(text.into())
 }
 
 impl DeviceKind {

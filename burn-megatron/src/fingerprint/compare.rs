@@ -40,24 +40,17 @@ pub enum Comparison {
 
 /// Compares two runs of one rank.
 pub fn compare(a: &[Event], b: &[Event]) -> Comparison {
-    let pairs = a.iter().zip(b).enumerate();
-    let mut differing = pairs.filter(|(_, (a, b))| a != b);
-    let Some((position, (first, other))) = differing.next() else {
-        if a.len() == b.len() {
-            return Comparison::Equal;
+    let equal = a.iter().zip(b).take_while(|(a, b)| a == b).count();
+    let (first, other) = match (a.get(equal), b.get(equal)) {
+        (None, None) => return Comparison::Equal,
+        (Some(first), Some(other)) if first.site == other.site => (first, other),
+        (first, second) => {
+            return Comparison::OtherOperations {
+                first: first.map(|event| event.site.clone()),
+                second: second.map(|event| event.site.clone()),
+            };
         }
-        let end = a.len().min(b.len());
-        return Comparison::OtherOperations {
-            first: a.get(end).map(|event| event.site.clone()),
-            second: b.get(end).map(|event| event.site.clone()),
-        };
     };
-    if first.site != other.site {
-        return Comparison::OtherOperations {
-            first: Some(first.site.clone()),
-            second: Some(other.site.clone()),
-        };
-    }
     let difference = |position: usize, a: &Event, b: &Event| {
         let pairs = a.outputs.iter().zip(&b.outputs).enumerate();
         let outputs = pairs.filter(|(_, (a, b))| a != b);
@@ -69,11 +62,11 @@ pub fn compare(a: &[Event], b: &[Event]) -> Comparison {
             returned: a.outputs.len(),
         }
     };
-    let mut all = vec![difference(position, first, other)];
+    let mut all = vec![difference(equal, first, other)];
     // By their keys: from the first difference on, the operations between the calls may be others.
     let is_call = |event: &&Event| matches!(event.site, Site::Call(_));
     let calls: HashMap<_, _> = b.iter().filter(is_call).map(|it| (&it.site, it)).collect();
-    for (at, event) in a.iter().enumerate().skip(position + 1) {
+    for (at, event) in a.iter().enumerate().skip(equal + 1) {
         let other = calls.get(&event.site).filter(|other| **other != event);
         all.extend(other.map(|other| difference(at, event, other)));
     }

@@ -168,15 +168,12 @@ impl OptimizerState for ParallelOptimizer {
         {
             average.restore(bucket, own);
         }
-        match &mut self.implementation {
-            Implementation::AdamW(adamw) => {
-                OptimizerState::restore(adamw, bucket, shard, tensors, steps);
-            }
-            Implementation::Muon(muon) => muon.restore(bucket, shard, tensors, steps),
-            Implementation::ElementWise(optimizer) => {
-                optimizer.restore(bucket, shard, tensors, steps);
-            }
-        }
+        let state: &mut dyn OptimizerState = match &mut self.implementation {
+            Implementation::AdamW(adamw) => adamw,
+            Implementation::Muon(muon) => &mut **muon,
+            Implementation::ElementWise(optimizer) => &mut **optimizer,
+        };
+        state.restore(bucket, shard, tensors, steps);
     }
 }
 

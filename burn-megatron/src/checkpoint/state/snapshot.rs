@@ -33,6 +33,7 @@ enum SnapshotData {
     Read(Vec<Vec<u8>>),
 }
 
+#[derive(Default)]
 struct LiveTensors {
     /// Weights, what the optimizer has of each, and frozen weights, by bucket.
     kinds: Vec<Vec<Tensor<1>>>,
@@ -70,11 +71,7 @@ impl Snapshot {
         let mut parts = SnapshotParts {
             rank,
             shards: vec![],
-            tensors: LiveTensors {
-                kinds: vec![],
-                sources: vec![],
-                window: None,
-            },
+            tensors: LiveTensors::default(),
         };
         let entries = ddp.table().entries();
         let shards = ddp.shards().iter();

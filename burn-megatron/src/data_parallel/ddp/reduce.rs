@@ -71,20 +71,20 @@ impl<M: Module> DistributedDataParallel<M> {
     }
 
     /// The sum of the squares of the elements of a grid that this rank accounts for, `[1]`, from the measurements of
-    /// a [`ReductionRecord`](ReductionRecord); `None` where the reduced gradients differ from those that were measured.
+    /// a [`ReductionRecord`]; `None` where the reduced gradients differ from those that were measured.
     pub(crate) fn measured_squares(&self, measured: &Tensor<1>, grid: Grid) -> Option<Tensor<1>> {
         let shares = self.measured_shares.iter().find(|shares| shares.0 == grid);
         // One unit adds them in order.
         shares.map(|(_, shares)| (measured.clone() * shares.clone()).sum_dim(0))
     }
 
-    /// The largest valid measurement of a [`ReductionRecord`](ReductionRecord).
+    /// The largest valid measurement of a [`ReductionRecord`].
     pub(crate) fn largest_valid_gradient(&self) -> f64 {
         let check = self.buffers.gradients().check.clone();
         check.map_or(f64::INFINITY, |check| check.largest_valid())
     }
 
-    /// The invalid gradients of this rank, from the measurements of a [`ReductionRecord`](ReductionRecord).
+    /// The invalid gradients of this rank, from the measurements of a [`ReductionRecord`].
     pub(crate) fn invalid_gradients(&self, measured: &[f64]) -> Vec<InvalidGradient> {
         let check = self.buffers.gradients().check.clone();
         check.map_or(vec![], |check| check.invalid(measured, &self.buffers.plan))
