@@ -64,12 +64,8 @@ impl From<Tensor<3>> for Residual {
 impl Residual {
     /// The stream, with the branch added to it: `(output + bias) + stream`.
     pub fn sum(self) -> Tensor<3> {
-        let Self {
-            stream,
-            branch,
-            added_bias,
-        } = self;
-        match (branch, added_bias) {
+        let stream = self.stream;
+        match (self.branch, self.added_bias) {
             (None, None) => stream,
             (None, Some(Parameter { destination, .. })) => {
                 let inputs = vec![stream.into_dispatch()];
