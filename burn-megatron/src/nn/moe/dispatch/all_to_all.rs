@@ -98,7 +98,7 @@ impl Dispatcher for AllToAll {
         };
         PendingDispatch::new(move |x, exchanges| {
             exchanges.cover_counts();
-            let exchange = own.exchange(&sizes.wait());
+            let exchange = own.exchange(&sizes());
             let map = map.unwrap_or_else(|| {
                 let rows = RowLayout::Rows(exchange.rows.send.iter().sum());
                 RowMap::new(indices, experts, rows)

@@ -98,7 +98,7 @@ impl Flex {
             }
             let here = self.ranks.own_experts().chain(columns);
             let all = self.ranks.expected(&own, settings.expert_imbalance, here);
-            return PendingCounts::Ready(all);
+            return Box::new(|| all);
         }
         let mut counts = vec![count(indices.clone(), self.all.experts)];
         if self.is_hierarchical() {
@@ -218,7 +218,7 @@ impl Dispatcher for Flex {
                 weights,
             };
             exchanges.cover_counts();
-            flex.dispatch(tokens, first_hop, &counts.wait(), exchanges)
+            flex.dispatch(tokens, first_hop, &counts(), exchanges)
         })
     }
 }
