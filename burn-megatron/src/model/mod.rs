@@ -24,8 +24,7 @@ pub use config::{
     ConfigDifference, ModelConfig, RoundingSizes, check_context, check_without_experts,
     compare_settings,
 };
-pub use stages::LayerNote;
-pub use stages::{StageBuilder, StageLayers, StageRun, on_stage};
+pub use stages::{LayerNote, StageBuilder, StageLayers, StageRun, on_stage};
 
 /// A decoder that predicts the next token: a whole model, or the stages of one pipeline rank.
 ///

@@ -254,27 +254,16 @@ impl ParallelAttention {
         rotary: Option<&RopeTable>,
         context: AttentionContext<'_>,
     ) -> Tensor<3> {
-        let y = self.product(x, rotary, context);
+        let y = match self.body(rotary, &context) {
+            Some(body) => self.output.reduced(self.region.run(x, body)),
+            None => self.output.product(self.attend(x, rotary, context)),
+        };
         self.output.with_bias(y)
     }
 
-    /// The output before its bias, and the bias, for an operation that adds it.
+    /// The output of a normalized residual stream before its bias, and the bias, for an operation that adds it; and the sum of
+    /// the stream.
     ///
-    /// # Panics
-    ///
-    /// See [`forward_with_context`](Self::forward_with_context).
-    pub fn forward_without_bias(
-        &self,
-        x: Tensor<3>,
-        rotary: Option<&RopeTable>,
-        context: AttentionContext<'_>,
-    ) -> (Tensor<3>, Option<Bias>) {
-        let y = self.product(x, rotary, context);
-        let bias = self.output.bias_of(&y);
-        (y, bias)
-    }
-
-    /// [`forward_without_bias`](Self::forward_without_bias) of a normalized residual stream, and the sum of the stream.
     /// The norm is that of [`NormConfig::init_for_linear`](super::NormConfig::init_for_linear).
     ///
     /// # Panics
@@ -300,19 +289,6 @@ impl ParallelAttention {
         };
         let bias = self.output.bias_of(&y);
         ((y, bias), stream)
-    }
-
-    /// The output before its bias.
-    fn product(
-        &self,
-        x: Tensor<3>,
-        rotary: Option<&RopeTable>,
-        context: AttentionContext<'_>,
-    ) -> Tensor<3> {
-        match self.body(rotary, &context) {
-            Some(body) => self.output.reduced(self.region.run(x, body)),
-            None => self.output.product(self.attend(x, rotary, context)),
-        }
     }
 
     /// The body of a recomputed region; `None` if it is not recomputed now.

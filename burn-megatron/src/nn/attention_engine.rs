@@ -20,14 +20,8 @@ pub(super) struct AttentionEngines(Vec<(HeadKind, Arc<dyn AttentionEngine>)>);
 pub(super) type HeadKind = (Heads, usize, Option<Window>);
 
 impl AttentionEngines {
-    /// The engine for these heads, if it was selected before.
-    pub fn get(&self, heads: HeadKind) -> Option<Arc<dyn AttentionEngine>> {
-        let found = self.0.iter().find(|(of, _)| *of == heads);
-        found.map(|(_, engine)| Arc::clone(engine))
-    }
-
-    /// Selects the engine for these heads, and notes it in `kernels`. Collective over `ranks`, if given, where ranks
-    /// could select different ones.
+    /// Returns the engine for these heads. The first time it is selected, and noted in `kernels`: collective over `ranks`, if
+    /// given, where ranks could select different ones.
     ///
     /// # Errors
     ///
@@ -39,6 +33,9 @@ impl AttentionEngines {
         (device, dtype): (&Device, DType),
         heads: HeadKind,
     ) -> Result<Arc<dyn AttentionEngine>, BuildError> {
+        if let Some((_, engine)) = self.0.iter().find(|(of, _)| *of == heads) {
+            return Ok(Arc::clone(engine));
+        }
         let (of_rank, value_width, window) = heads;
         let device = device.clone().inner();
         let select = |kinds: &[EngineKind]| {

@@ -144,17 +144,10 @@ impl VocabParallelEmbedding {
             .lower_scalar(0)
             .bool_or(local.clone().greater_equal_scalar(rows as i64));
         let local = local.clamp(0, rows as i64 - 1);
-        let ids = LookupIds {
-            rows: local,
-            sorted,
-        };
-        let found = lookup(&self.weight, ids);
-        let partial = found.mask_fill(
-            is_foreign
-                .unsqueeze_dim::<2>(1)
-                .expand([batch * seq, hidden]),
-            0.0,
-        );
+        let rows = local;
+        let found = lookup(&self.weight, LookupIds { rows, sorted });
+        let is_foreign = is_foreign.unsqueeze_dim::<2>(1);
+        let partial = found.mask_fill(is_foreign.expand([batch * seq, hidden]), 0.0);
         let partial = partial.reshape([batch, seq, hidden]);
         if self.sequence_parallel {
             collective::reduce_scatter_sequence(partial, SEQUENCE_DIM, &self.comm)

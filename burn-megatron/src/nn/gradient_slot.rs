@@ -5,18 +5,22 @@ use std::sync::Arc;
 
 use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;
-use burn_megatron_kernels::{Function, apply};
 use parking_lot::Mutex;
+
+use super::unsaved::unsaved;
 
 /// Holds the gradient of an output until its backward.
 #[derive(Clone, Default)]
 pub(crate) struct GradientSlot(Arc<Mutex<Option<DispatchTensor>>>);
 
 impl GradientSlot {
-    /// A scalar whose backward passes the gradient in this slot to `output`: see [`BackwardRoot::of`].
+    /// A scalar whose backward passes the gradient in this slot to `output`: see [`backward_root`].
     pub fn backward_root<const D: usize>(&self, output: Tensor<D>, anchor: Tensor<1>) -> Tensor<1> {
-        let root = BackwardRoot(vec![Some(self.clone())]);
-        root.of(vec![output.into_dispatch()], anchor)
+        backward_root(
+            vec![Some(self.clone())],
+            vec![output.into_dispatch()],
+            anchor,
+        )
     }
 
     /// Stores the gradient.
@@ -36,32 +40,23 @@ impl fmt::Debug for GradientSlot {
     }
 }
 
-/// Passes the gradients in the slots to its inputs, in order; none to one without.
-#[derive(Debug)]
-pub(crate) struct BackwardRoot(pub Vec<Option<GradientSlot>>);
-
-impl BackwardRoot {
-    /// A scalar whose backward is that of `outputs`.
-    ///
-    /// Only the graph of the outputs is kept, not their data. `anchor`, `[1]`, is tracked, so that there is a backward even
-    /// if no output is.
-    pub fn of(self, outputs: Vec<DispatchTensor>, anchor: Tensor<1>) -> Tensor<1> {
-        apply([outputs, vec![anchor.into_dispatch()]].concat(), self)
-    }
-}
-
-impl Function for BackwardRoot {
-    fn forward(&self, mut inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>) {
-        (inputs.swap_remove(self.0.len()), vec![])
-    }
-
-    fn backward(
-        &self,
-        _saved: Vec<DispatchTensor>,
-        _gradient: DispatchTensor,
-        _needed: &[bool],
-    ) -> Vec<Option<DispatchTensor>> {
-        let gradient = |slot: &Option<GradientSlot>| slot.as_ref().and_then(GradientSlot::take);
-        self.0.iter().map(gradient).chain([None]).collect()
-    }
+/// A scalar whose backward passes the gradients in the slots to `outputs`, in order; none to one without.
+///
+/// Only the graph of the outputs is kept, not their data. `anchor`, `[1]`, is tracked, so that there is a backward even
+/// if no output is.
+pub(crate) fn backward_root(
+    slots: Vec<Option<GradientSlot>>,
+    outputs: Vec<DispatchTensor>,
+    anchor: Tensor<1>,
+) -> Tensor<1> {
+    let at = outputs.len();
+    unsaved(
+        "BackwardRoot",
+        [outputs, vec![anchor.into_dispatch()]].concat(),
+        move |mut inputs| inputs.swap_remove(at),
+        move |_| {
+            let gradient = |slot: &Option<GradientSlot>| slot.as_ref().and_then(GradientSlot::take);
+            slots.iter().map(gradient).chain([None]).collect()
+        },
+    )
 }

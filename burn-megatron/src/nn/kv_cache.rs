@@ -174,18 +174,14 @@ impl KvCache {
 
     /// Returns the padding and the positions of the tokens that this rank reads, for the routers of experts.
     pub(super) fn routed(&self) -> RoutedTokens {
-        let Reading {
-            parts,
-            positions,
-            is_share,
-            ..
-        } = &self.reading;
-        let tokens = positions.len();
-        let read = parts.iter().map(|part| part.count).sum::<usize>();
-        let is_real = (0..tokens).map(|token| *is_share || token < read);
+        let reading = &self.reading;
+        let tokens = reading.positions.len();
+        let read = reading.parts.iter().map(|part| part.count).sum::<usize>();
+        let is_real = (0..tokens).map(|token| reading.is_share || token < read);
+        let positions = TokenPositions::Each(reading.positions.clone().into());
         RoutedTokens::new(
             [1, tokens],
-            TokenPositions::Each(positions.clone().into()),
+            positions,
             RealTokens::new(is_real.collect(), 1),
         )
     }
@@ -340,10 +336,8 @@ impl LayerKvCache<'_> {
 
     /// Returns the row of position 0 of a sequence.
     fn first_row(&self, part: SequencePart, table: &RopeTable) -> usize {
-        let (first, text) = (
-            self.cache.len(part.sequence),
-            self.cache.text(part.sequence),
-        );
+        let first = self.cache.len(part.sequence);
+        let text = self.cache.text(part.sequence);
         let row = table.first_row(text.max(first + part.count));
         assert!(
             first == 0 || table.first_row(text.max(first)) == row,
@@ -399,14 +393,12 @@ impl LayerKvCache<'_> {
             window: window.map(|window| cache.own(window + 1)),
             capacity: cache.own(cache.capacity),
         };
-        let (split, reading) = (cache.split.clone(), &cache.reading);
-        let (is_prefill, is_share) = (reading.is_prefill, reading.is_share);
         SequenceKvCache {
             first,
             end,
-            is_prefill,
-            is_share,
-            split,
+            is_prefill: cache.reading.is_prefill,
+            is_share: cache.reading.is_share,
+            split: cache.split.clone(),
             extent,
             layer: &mut cache.sequence(part.sequence).layers[index],
         }

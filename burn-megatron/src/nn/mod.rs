@@ -94,8 +94,7 @@ pub use crate::mesh::{AxisRank, MeshRank};
 pub use activation::Activation;
 pub use arithmetic::LinearKernels;
 pub use attention::{ParallelAttention, ParallelAttentionConfig, unfused_reason};
-pub use attention_logits::AttentionLogits;
-pub use attention_logits::{AttentionLayer, HeadPart};
+pub use attention_logits::{AttentionLayer, AttentionLogits, HeadPart};
 pub use batch_format::{
     AttentionContext, BatchFormat, OwnedAttentionContext, PackedSequences, PackedSequencesError,
 };
@@ -134,11 +133,10 @@ pub use placement::{LocalSection, Placement, Placements, Section};
 pub use qk_norm::{QkNorm, QkNormConfig};
 pub use real_tokens::RealTokens;
 pub use recompute::{
-    ActivationOffload, ActivationUsage, Recompute, RecomputeConfig, RecomputeError,
-    RecomputeGranularity, RecomputeLayers, RecomputeMethod, RecomputeModule, RecomputeRegion,
-    recompute, recompute_at,
+    ActivationOffload, ActivationUsage, LayerRun, OffloadNote, Recompute, RecomputeConfig,
+    RecomputeError, RecomputeGranularity, RecomputeLayers, RecomputeMethod, RecomputeModule,
+    RecomputeRegion, recompute, recompute_at,
 };
-pub use recompute::{LayerRun, OffloadNote};
 pub use replicated_linear::{ReplicatedLinear, ReplicatedLinearConfig};
 pub use residual::Residual;
 pub use row::{RowParallelLinear, RowParallelLinearConfig};

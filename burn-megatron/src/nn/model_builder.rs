@@ -299,43 +299,32 @@ impl ModelBuilder {
         name: &str,
         spec: ParameterSpec<D>,
     ) -> Param<Tensor<D>> {
-        let ParameterSpec {
-            shape,
-            grid,
-            placements,
-            init,
-            sum_over,
-            decay,
-            hidden,
-        } = spec;
         let entry = ParameterEntry {
             path: self.join(name),
-            shape: shape.to_vec(),
-            grid,
-            placements,
-            sum_over: sum_over.union(grid.data_axes()),
-            decay,
-            hidden,
+            shape: spec.shape.to_vec(),
+            grid: spec.grid,
+            placements: spec.placements,
+            sum_over: spec.sum_over.union(spec.grid.data_axes()),
+            decay: spec.decay,
+            hidden: spec.hidden,
             stage: self.stage,
             pipeline_copies: self.pipeline_copies.clone(),
             frozen: self.freezes(),
         };
-        let (rank, key) = (
-            self.groups.mesh_rank(),
-            stream_key(self.shared.seed, &entry.path),
-        );
+        let rank = self.groups.mesh_rank();
+        let key = stream_key(self.shared.seed, &entry.path);
         let options = (&self.shared.device, self.shared.dtype);
         let value = match entry.check(rank.mesh()) {
             // `finish` returns the error.
-            Err(_) => placeholder(shape, options),
+            Err(_) => placeholder(spec.shape, options),
             Ok(()) => {
                 let local = entry.local_shape(rank);
                 match <[usize; D]>::try_from(local.as_slice()) {
                     Ok(shape) if self.is_outline => placeholder(shape, options),
-                    _ => Tensor::from_data(
-                        TensorData::new(init.values(&entry, rank, key), local),
-                        options,
-                    ),
+                    _ => {
+                        let values = spec.init.values(&entry, rank, key);
+                        Tensor::from_data(TensorData::new(values, local), options)
+                    }
                 }
             }
         };

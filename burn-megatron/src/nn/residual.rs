@@ -64,12 +64,8 @@ impl From<Tensor<3>> for Residual {
 impl Residual {
     /// The stream, with the branch added to it: `(output + bias) + stream`.
     pub fn sum(self) -> Tensor<3> {
-        let Self {
-            stream,
-            branch,
-            added_bias,
-        } = self;
-        match (branch, added_bias) {
+        let stream = self.stream;
+        match (self.branch, self.added_bias) {
             (None, None) => stream,
             (None, Some(Parameter { destination, .. })) => {
                 let inputs = vec![stream.into_dispatch()];
@@ -91,31 +87,23 @@ impl Residual {
     /// A recomputed region keeps its input, so that it begins and ends with a sum. The gradients have the bits of one
     /// stream that was not divided: the kernel of the norm that follows sums that of the bias.
     pub(super) fn into_parts(self) -> (Tensor<3>, Option<Parameter>) {
-        match self {
-            Self {
-                stream,
-                branch: None,
-                added_bias,
-            } => (stream, added_bias),
-            Self {
-                stream,
-                branch:
-                    Some(Branch {
-                        output,
-                        bias:
-                            Some(BranchBias {
-                                parameter,
-                                of_gradient: Some(of_gradient),
-                            }),
+        match self.branch {
+            None => (self.stream, self.added_bias),
+            Some(Branch {
+                output,
+                bias:
+                    Some(BranchBias {
+                        parameter,
+                        of_gradient: Some(of_gradient),
                     }),
-                ..
-            } => {
+            }) => {
                 let constant = Parameter::from(parameter.value);
-                let sum = bias_dropout_add_with(output, Some(constant), Some(stream), None);
+                let stream = Some(self.stream);
+                let sum = bias_dropout_add_with(output, Some(constant), stream, None);
                 (sum, Some(of_gradient))
             }
             // The gradient of the bias goes through the graph.
-            other => (other.sum(), None),
+            branch => (Self { branch, ..self }.sum(), None),
         }
     }
 

@@ -27,7 +27,7 @@ use burn::tensor::{Device, Gradients, Tensor};
 use parking_lot::Mutex;
 
 use super::forward_context::{is_tracked, outside_forward, set_anchor};
-use super::gradient_slot::{BackwardRoot, GradientSlot};
+use super::gradient_slot::{GradientSlot, backward_root};
 use super::hook::{Deferred, DeferringSink};
 use super::unsaved::identity;
 
@@ -133,8 +133,8 @@ impl ScheduleNodes {
                 .iter()
                 .chain(is_kept.map(|(crossing, _)| crossing))
                 .map(|crossing| crossing.as_ref().map(|crossing| crossing.before.clone()));
-            let root = BackwardRoot(slots.collect());
-            root.of(outputs.chain(kept).collect(), self.anchor())
+            let outputs = outputs.chain(kept).collect();
+            backward_root(slots.collect(), outputs, self.anchor())
         };
         let pending = exchange.start(rows.into_iter().map(Tensor::inner).collect());
         let holds = exchange.precedes_counts();

@@ -37,8 +37,7 @@ pub use choose::{ExchangeCost, ExchangeProblem, LinkSpeed};
 pub use exchange::{AllGather, KeyValueExchange, OuterGroup, Ring};
 pub use groups::ContextGroups;
 pub use partial::{PartialAttention, PartialGradients, PartialResult};
-pub use shard::SequenceShard;
-pub use shard::TokenPlaces;
+pub use shard::{SequenceShard, TokenPlaces};
 pub(super) use unfused::QueryRows;
 
 use super::{BuildError, ModelBuilder};

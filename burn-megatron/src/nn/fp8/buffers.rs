@@ -1,7 +1,9 @@
 //! The magnitudes and scales of all operands of a model, in buffers on the device.
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use burn_megatron_kernels::fp8::{NextScales, ScaleRule, ScaleRules, empty_log, next_scales};
+#[cfg(doc)]
+use burn_megatron_kernels::fp8::NextScales;
+use burn_megatron_kernels::fp8::{ScaleRule, ScaleRules, empty_log, next_scales};
 use parking_lot::Mutex;
 
 use super::history::ScaleState;
@@ -123,15 +125,11 @@ impl OperandBuffers {
         };
         let logs = gather(buffers.take_log(&device))?;
         let (rules, state) = buffers.state(&device);
-        let NextScales {
-            state: next,
-            log,
-            counts,
-        } = next_scales(logs, state.clone(), rules);
-        *state = next;
-        buffers.log = Some(log);
+        let next = next_scales(logs, state.clone(), rules);
+        *state = next.state;
+        buffers.log = Some(next.log);
         buffers.is_stale = buffers.rules.iter().any(Option::is_some);
-        Ok(Some(counts))
+        Ok(Some(next.counts))
     }
 }
 

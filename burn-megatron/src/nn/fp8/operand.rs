@@ -21,13 +21,10 @@ impl Operand {
     pub const ALL: [Self; 3] = [Self::Input, Self::Weight, Self::Gradient];
 }
 
+/// Writes its name in reports: `input`.
 impl fmt::Display for Operand {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Input => "input",
-            Self::Weight => "weight",
-            Self::Gradient => "gradient",
-        })
+        self.serialize(f)
     }
 }
 

@@ -1,8 +1,9 @@
 //! The layers of a model that have adapters.
 
 use super::{LoraConfig, LoraTarget};
-use crate::comm::{ParallelContext, all_gather_bytes};
+use crate::comm::ParallelContext;
 use crate::nn::BuildError;
+use crate::nn::of_all_stages::of_all_stages;
 
 /// A layer with an adapter, as this rank has built it; sizes are those of the whole layer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,15 +36,8 @@ impl LoraLayers {
     ///
     /// [`BuildError::Config`] for a target without a layer; [`BuildError::Comm`].
     pub fn check_targets(&self, groups: &ParallelContext) -> Result<(), BuildError> {
-        let own: Vec<_> = self
-            .layers
-            .iter()
-            .map(|layer| layer.target.name())
-            .collect();
-        let all = all_gather_bytes(&**groups.pipeline(), own.join(",").as_bytes())?;
-        let all: Vec<_> = all.iter().map(|own| String::from_utf8_lossy(own)).collect();
-        let found: Vec<_> = all.iter().flat_map(|own| own.split(',')).collect();
-        self.check_found(&found)
+        let own: Vec<_> = self.layers.iter().map(|layer| layer.target).collect();
+        self.check_found(&of_all_stages(&own, |_| 0, groups)?)
     }
 
     /// The same for a part that is the whole model.
@@ -52,12 +46,12 @@ impl LoraLayers {
     ///
     /// [`BuildError::Config`] for a target without a layer.
     pub fn check_whole_model(&self) -> Result<(), BuildError> {
-        let found = self.layers.iter().map(|layer| layer.target.name());
+        let found = self.layers.iter().map(|layer| layer.target);
         self.check_found(&found.collect::<Vec<_>>())
     }
 
-    fn check_found(&self, found: &[&str]) -> Result<(), BuildError> {
-        let has = |target: &LoraTarget| found.contains(&target.name());
+    fn check_found(&self, found: &[LoraTarget]) -> Result<(), BuildError> {
+        let has = |target: &LoraTarget| found.contains(target);
         let targets = self.config.targets();
         let missing = targets.iter().find(|target| !has(target));
         let missing = missing.filter(|_| self.config.names_targets() || !targets.iter().any(has));

@@ -260,11 +260,8 @@ impl Function for ChunkedLoss {
             .input
             .gathered(Tensor::from_dispatch(inputs[0].clone()));
         let x = rows(x.wait());
-        let NeededGradients {
-            input: needs_input,
-            weight: needs_weight,
-        } = self.needed;
-        let known = self.factor.as_ref().filter(|_| needs_input || needs_weight);
+        let is_needed = self.needed.input || self.needed.weight;
+        let known = self.factor.as_ref().filter(|_| is_needed);
         let mut gradients = known.map(|factor| {
             let dtype = wide(x.dtype());
             let upstream = factor.expanded(self.rows_per_chunk, &x.device(), dtype);

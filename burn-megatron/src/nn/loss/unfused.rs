@@ -16,12 +16,7 @@ pub(super) fn cross_entropy(
     loss: FusedLoss,
     components: ComponentsCell,
 ) -> Tensor<1> {
-    let FusedLoss {
-        part,
-        options,
-        comm,
-        has_components,
-    } = loss;
+    let (part, options) = (loss.part, loss.options);
     let [_, width] = logits.dims();
     let targets = targets.unsqueeze_dim::<2>(1);
     let counts = match options.ignore {
@@ -37,8 +32,8 @@ pub(super) fn cross_entropy(
         .bool_and(own.clone().lower_scalar(width as i64));
     let tokens = part.tokens as f64;
     let function = UnfusedCrossEntropy {
-        comm,
-        components: has_components.then_some(components),
+        comm: loss.comm,
+        components: loss.has_components.then_some(components),
         real: part.tokens.saturating_sub(part.first).min(width),
         tokens: part.tokens,
         smoothing: match options.label_smoothing {

@@ -75,9 +75,6 @@ impl ModelBuilder {
     ) -> Result<Arc<dyn AttentionEngine>, BuildError> {
         let mut engines = self.shared.engines.lock();
         let heads = (heads, value_width, window);
-        if let Some(engine) = engines.get(heads) {
-            return Ok(engine);
-        }
         let mut kernels = self.kernels();
         let ranks = (!self.is_outline).then(|| self.groups.tensor());
         engines.select(&mut kernels, ranks, (self.device(), self.compute), heads)

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::collective::Comm;
 use crate::comm::{Buffer, raise};
-use crate::nn::{AxisRank, BatchPosition, DropoutPosition};
+use crate::nn::{AxisRank, DropoutPosition};
 
 /// The method by which the experts of a token are chosen. Weights and their gradients follow from its scores in any
 /// case.
@@ -38,12 +38,9 @@ impl TokenPosition {
     /// length.
     fn runs(&self, [batch, seq]: [usize; 2]) -> Vec<(u64, usize)> {
         let AxisRank { index, size } = self.place;
-        let BatchPosition {
-            first_sample,
-            shard,
-            ..
-        } = self.position.get();
-        let Some(shard) = shard else {
+        let position = self.position.get();
+        let first_sample = position.first_sample;
+        let Some(shard) = position.shard else {
             let row = |row: u64| (first_sample + row) * (seq * size) as u64 + (seq * index) as u64;
             return (0..batch as u64).map(|number| (row(number), seq)).collect();
         };

@@ -96,13 +96,7 @@ impl ExpertsConfig {
     /// [`BuildError::Mesh`] if the experts cannot be split over the expert axis or their width over the
     /// expert-tensor axis; [`BuildError::Fp8`] if 8-bit layers with their paths exist.
     pub fn init(&self, builder: &ModelBuilder) -> Result<Experts, BuildError> {
-        let Self {
-            hidden,
-            width,
-            experts,
-            bias,
-            ..
-        } = *self;
+        let (hidden, width, experts) = (self.hidden, self.width, self.experts);
         let on = |axis| builder.groups().mesh_rank().on(Grid::Expert, axis);
         let tensor = on(Axis::ExpertTensor);
         let place = on(Axis::Expert);
@@ -150,9 +144,9 @@ impl ExpertsConfig {
         });
         Ok(Experts {
             up: builder.parameter("up", up),
-            up_bias: bias.then(|| builder.parameter("up_bias", up_bias)),
+            up_bias: self.bias.then(|| builder.parameter("up_bias", up_bias)),
             down: builder.parameter("down", down),
-            down_bias: bias.then(|| builder.parameter("down_bias", down_bias)),
+            down_bias: self.bias.then(|| builder.parameter("down_bias", down_bias)),
             up_fp8: fp8("up", split_gradient)?,
             down_fp8: fp8("down", split_input)?,
             first: place.index * (experts / ranks),

@@ -52,7 +52,6 @@ pub(in crate::nn) use routed_tokens::TokenPositions;
 pub use router::{
     ExpertGroups, GroupScore, Router, RouterConfig, RouterDType, Routing, ScoreFunction,
 };
-pub use routers::Routers;
-pub use routers::{ReportedLayer, reduced_reports};
+pub use routers::{ReportedLayer, Routers, reduced_reports};
 pub use shared::{SharedExperts, SharedExpertsConfig};
 pub use step::{RankLoad, RouterStep};

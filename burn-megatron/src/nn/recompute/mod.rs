@@ -32,15 +32,13 @@ use burn_megatron_kernels::{MultiFunction, apply_multi, record};
 use super::gradient_slot::GradientSlot;
 use super::schedule_nodes::new_anchor;
 use super::{DropoutPosition, forward_context};
-pub use offload::OffloadNote;
 use offload::{ActivationStore, SavedInput};
 
 pub use config::{RecomputeConfig, RecomputeGranularity, RecomputeModule};
 pub(super) use discard::{SavesInput, apply_discarding};
 pub use error::RecomputeError;
-pub use layers::LayerRun;
-pub use layers::{RecomputeLayers, RecomputeMethod};
-pub use offload::{ActivationOffload, ActivationUsage};
+pub use layers::{LayerRun, RecomputeLayers, RecomputeMethod};
+pub use offload::{ActivationOffload, ActivationUsage, OffloadNote};
 pub use state::{Recompute, RecomputeRegion};
 
 /// Returns `body(x)` and runs `body` again in the backward: only `x` is saved.

@@ -20,13 +20,13 @@ pub struct TpCommOverlapGroup {
 /// The chunks of a sequence of which each rank has `part` tokens.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct TokenChunks {
-    method: TpCommOverlap,
+    pub method: TpCommOverlap,
     rank: usize,
     ranks: usize,
     batch: usize,
     part: usize,
-    /// The chunks of each part.
-    splits: usize,
+    /// The number of chunks of each rank's part.
+    pub splits: usize,
 }
 
 impl TpCommOverlapGroup {
@@ -87,15 +87,6 @@ impl TpCommOverlapGroup {
 }
 
 impl TokenChunks {
-    pub fn method(&self) -> TpCommOverlap {
-        self.method
-    }
-
-    /// The number of chunks of each rank's part.
-    pub fn splits(&self) -> usize {
-        self.splits
-    }
-
     /// The tokens of a sequence that a chunk has of one rank's part.
     fn tokens(&self) -> usize {
         self.part / self.splits

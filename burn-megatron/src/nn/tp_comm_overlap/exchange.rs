@@ -24,9 +24,9 @@ pub(super) enum GatherInChunks {
 impl GatherInChunks {
     /// Starts to gather the part `[batch, part, width]` of this rank.
     pub fn start(part: Tensor<3>, chunks: TokenChunks, comm: &Comm) -> Self {
-        match chunks.method() {
+        match chunks.method {
             TpCommOverlap::Ring => {
-                let own = (0..chunks.splits()).map(|index| chunks.own_rows(&part, index));
+                let own = (0..chunks.splits).map(|index| chunks.own_rows(&part, index));
                 Self::Ring(chunks, RingAllGather::start(own.collect(), comm))
             }
             TpCommOverlap::Bulk => Self::Bulk {
@@ -42,7 +42,7 @@ impl GatherInChunks {
     pub fn each(self, mut compute: impl FnMut(usize, Tensor<2>)) {
         match self {
             Self::Ring(chunks, gather) => gather.each(|rows, rank, index| {
-                compute(rank * chunks.splits() + index, rows);
+                compute(rank * chunks.splits + index, rows);
             }),
             Self::Bulk {
                 comm,
@@ -52,7 +52,7 @@ impl GatherInChunks {
             } => {
                 let mut rows = first.wait();
                 for index in 1.. {
-                    let next = (index < chunks.splits())
+                    let next = (index < chunks.splits)
                         .then(|| start_all_gather(chunks.own_rows(&part, index), 0, &comm));
                     compute(index - 1, rows);
                     let Some(next) = next else { return };
@@ -93,9 +93,9 @@ impl ReduceScatterInChunks {
     /// Adds this rank's term of the next chunk, in the order of [`TokenChunks::reduce_order`], and sends it on. In a ring it
     /// is added to the sum that came from the previous rank.
     fn add(&mut self, term: Tensor<2>) {
-        let (splits, step) = (self.chunks.splits(), self.added / self.chunks.splits());
+        let (splits, step) = (self.chunks.splits, self.added / self.chunks.splits);
         self.added += 1;
-        let pending = match self.chunks.method() {
+        let pending = match self.chunks.method {
             TpCommOverlap::Bulk => start_reduce_scatter(term, 0, &self.comm),
             TpCommOverlap::Ring if self.added > splits * (self.comm.size() - 1) => {
                 return self.own.push(term);

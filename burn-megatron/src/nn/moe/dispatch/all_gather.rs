@@ -40,7 +40,7 @@ impl Dispatcher for AllGather {
         let (own, routing) = (self.clone(), routing.clone());
         PendingDispatch::new(move |x, exchanges| {
             let comm = own.ranks.comm.clone();
-            let tokens = counts.wait().concat().into_iter();
+            let tokens = counts().concat().into_iter();
             let tokens: Vec<_> = tokens.map(|tokens| tokens as usize).collect();
             let choices = own.choices(routing.indices, &tokens);
             let map = RowMap::new(choices, own.ranks.local, RowLayout::Kept);

@@ -98,7 +98,7 @@ impl Dispatcher for AllToAll {
         };
         PendingDispatch::new(move |x, exchanges| {
             exchanges.cover_counts();
-            let exchange = own.exchange(&sizes.wait());
+            let exchange = own.exchange(&sizes());
             let map = map.unwrap_or_else(|| {
                 let rows = RowLayout::Rows(exchange.rows.send.iter().sum());
                 RowMap::new(indices, experts, rows)
@@ -117,14 +117,12 @@ impl AllToAll {
         exchanges: &mut Exchanges<'_>,
     ) -> Dispatched {
         let device = x.device();
-        let Exchange {
-            rows: hop,
-            gathered,
-            keys,
-            group_sizes,
-        } = exchange;
-        let (rows, groups) = (keys.len(), self.ranks.local * self.ranks.comm.size());
-        let keys = Tensor::from_data(TensorData::new(keys, [rows, 1]), &device);
+        let (hop, gathered) = (exchange.rows, exchange.gathered);
+        let (rows, groups) = (
+            exchange.keys.len(),
+            self.ranks.local * self.ranks.comm.size(),
+        );
+        let keys = Tensor::from_data(TensorData::new(exchange.keys, [rows, 1]), &device);
         // The host knows the number of rows, so nothing is copied to it.
         let order = RowMap::new(keys, groups, RowLayout::Rows(rows));
 
@@ -137,7 +135,7 @@ impl AllToAll {
         let rows = ExpertRows {
             rows: permute(rows, &order),
             weights: permute_weights(weights, &order),
-            group_sizes,
+            group_sizes: exchange.group_sizes,
         };
         Dispatched::new(rows, move |y, exchanges| {
             let y = unpermute(y, &order);

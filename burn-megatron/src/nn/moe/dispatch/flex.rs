@@ -98,7 +98,7 @@ impl Flex {
             }
             let here = self.ranks.own_experts().chain(columns);
             let all = self.ranks.expected(&own, settings.expert_imbalance, here);
-            return PendingCounts::Ready(all);
+            return Box::new(|| all);
         }
         let mut counts = vec![count(indices.clone(), self.all.experts)];
         if self.is_hierarchical() {
@@ -111,23 +111,16 @@ impl Flex {
 
     /// The counts of a rank whose tokens choose uniformly.
     fn expected(&self, [tokens, top_k]: [usize; 2]) -> Vec<i64> {
-        let ExpertPlacement {
-            experts,
-            experts_per_rank,
-            parts,
-            count,
-            ..
-        } = self.all;
+        let (experts, on_rank, ranks) =
+            (self.all.experts, self.all.experts_per_rank, self.all.count);
         let rows = |own| (tokens as f64 * chosen(experts, top_k, own)).ceil() as i64;
         let each = (tokens * top_k).div_ceil(experts) as i64;
         let mut all = vec![each; experts];
-        all.resize(experts + count, rows(experts_per_rank));
+        all.resize(experts + ranks, rows(on_rank));
         if self.is_hierarchical() {
-            let on_node = self.per_node.div_ceil(parts) * experts_per_rank;
-            all.resize(
-                all.len() + count / self.per_node,
-                rows(on_node.min(experts)),
-            );
+            let on_node = self.per_node.div_ceil(self.all.parts) * on_rank;
+            let nodes = ranks / self.per_node;
+            all.resize(all.len() + nodes, rows(on_node.min(experts)));
         }
         all
     }
@@ -225,7 +218,7 @@ impl Dispatcher for Flex {
                 weights,
             };
             exchanges.cover_counts();
-            flex.dispatch(tokens, first_hop, &counts.wait(), exchanges)
+            flex.dispatch(tokens, first_hop, &counts(), exchanges)
         })
     }
 }

@@ -6,8 +6,8 @@ use burn::tensor::{DType, FloatDType, Int, Tensor};
 use burn_megatron_kernels::moe::statistics::count_experts;
 use burn_megatron_kernels::record;
 
-use crate::collective::{CollectiveOp, Comm, PendingTensor, invalid, or_raise, start, to_f64};
-use crate::comm::{Buffer, Call, CommError, ParallelContext, Pending};
+use crate::collective::{CollectiveOp, Comm, invalid, or_raise, start, to_f64};
+use crate::comm::{Buffer, Call, CommError, ParallelContext};
 use crate::mesh::{Axis, AxisSet, Grid};
 
 /// The most tokens of a rank: counts of rows travel in f32.
@@ -62,13 +62,15 @@ impl ExpertRanks {
     pub fn start_counts(&self, counts: Vec<i64>, here: Range<usize>) -> PendingCounts {
         let len = counts.len();
         if let Some(settings) = record::shape_settings() {
-            return PendingCounts::Ready(self.expected(&counts, settings.expert_imbalance, here));
+            let all = self.expected(&counts, settings.expert_imbalance, here);
+            return Box::new(|| all);
         }
         if self.comm.size() == 1 || len == 0 {
-            return PendingCounts::Ready(vec![counts; self.comm.size()]);
+            let all = vec![counts; self.comm.size()];
+            return Box::new(|| all);
         }
         let pending = or_raise(self.comm.start(Call::AllGather, Buffer::I64(counts)));
-        PendingCounts::Host { pending, len }
+        Box::new(move || by_rank(&or_raise(pending.wait()).into_vec(), len))
     }
 
     /// The same of counts on a device: where the engine takes tensors of it, they are copied to the host once all are
@@ -77,7 +79,11 @@ impl ExpertRanks {
         let len = counts.dims()[0];
         let counts = counts.float().cast(FloatDType::F32);
         let gathered = start(counts, &CollectiveOp::Gather { dim: 0 }, &self.comm);
-        PendingCounts::Device { gathered, len }
+        Box::new(move || {
+            let all = to_f64(gathered.wait()).into_iter();
+            let all: Vec<_> = all.map(|count| count as i64).collect();
+            by_rank(&all, len)
+        })
     }
 
     /// Returns the numbers of rows that the ranks give if their tokens choose like the tokens of this rank, except for
@@ -101,33 +107,12 @@ impl ExpertRanks {
     }
 }
 
-/// Counts of all ranks, under way.
-pub(super) enum PendingCounts {
-    Ready(Vec<Vec<i64>>),
-    Host {
-        pending: Pending,
-        len: usize,
-    },
-    Device {
-        gathered: PendingTensor<1>,
-        len: usize,
-    },
-}
+/// Waits for the counts of each rank: for the other ranks and for the device.
+pub(super) type PendingCounts = Box<dyn FnOnce() -> Vec<Vec<i64>>>;
 
-impl PendingCounts {
-    /// The counts of each rank; waits for the other ranks and for the device.
-    pub fn wait(self) -> Vec<Vec<i64>> {
-        let (all, len) = match self {
-            Self::Ready(all) => return all,
-            Self::Host { pending, len } => (or_raise(pending.wait()).into_vec(), len),
-            Self::Device { gathered, len } => {
-                let all = to_f64(gathered.wait()).into_iter();
-                (all.map(|count| count as i64).collect(), len)
-            }
-        };
-        let all: Vec<i64> = all;
-        all.chunks(len).map(<[i64]>::to_vec).collect()
-    }
+/// Splits the counts of all ranks, `len` of each.
+fn by_rank(all: &[i64], len: usize) -> Vec<Vec<i64>> {
+    all.chunks(len).map(<[i64]>::to_vec).collect()
 }
 
 /// Counts the choices of each of `columns`, of which a token chooses each at most once.

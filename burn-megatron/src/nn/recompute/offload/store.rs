@@ -178,7 +178,7 @@ impl ActivationStore {
             state.clock.wait_until(state.clock.up_free);
             let copy = (number, input.bytes);
             input.arrives = state.clock.transfer(OffloadEventKind::InputUp, copy, None);
-            self.threads.up(CopyJob::new(number, x, input));
+            _ = self.threads.up.send(CopyJob::new(number, x, input));
         }
     }
 
@@ -216,7 +216,7 @@ impl ActivationStore {
             Place::Host(_) => {
                 if let Place::Host(x) = std::mem::replace(&mut input.place, Place::Returning) {
                     state.usage.add_device(input.bytes);
-                    self.threads.down(CopyJob::new(number, x, input));
+                    _ = self.threads.down.send(CopyJob::new(number, x, input));
                 }
             }
             _ => return,

@@ -19,57 +19,54 @@ pub(super) struct CopyJob {
     pub device: Device,
 }
 
-/// The threads; they end when this is dropped.
+/// The threads; they end when this is dropped. A thread that has failed takes no more jobs, and has reported the failure.
 #[derive(Debug)]
 pub(super) struct Threads {
-    up: Sender<CopyJob>,
-    down: Sender<CopyJob>,
+    /// Copies to the host.
+    pub up: Sender<CopyJob>,
+    /// Copies to the device.
+    pub down: Sender<CopyJob>,
 }
 
 impl Threads {
     pub fn start(shared: &Arc<Shared>) -> std::io::Result<Self> {
-        let (up, to_host) = channel();
-        let (down, to_device) = channel();
+        let (up, jobs_up) = channel();
+        let (down, jobs_down) = channel();
         let (of_up, of_down, returned) = (shared.clone(), shared.clone(), down.clone());
         let spawn = |name: &str| thread::Builder::new().name(name.into());
-        spawn("offload-up").spawn(move || copy_up(&to_host, &returned, &of_up))?;
-        spawn("offload-down").spawn(move || copy_down(&to_device, &of_down))?;
+        spawn("offload-up").spawn(move || {
+            copy_all(
+                &jobs_up,
+                &of_up,
+                |x, _| to_host(x),
+                |job| {
+                    if let Some(job) = of_up.is_up(job) {
+                        drop(returned.send(job));
+                    }
+                },
+            );
+        })?;
+        spawn("offload-down").spawn(move || {
+            copy_all(&jobs_down, &of_down, to_device, |job| of_down.is_down(job));
+        })?;
         Ok(Self { up, down })
     }
-
-    /// Copies to the host. Without a thread, which has failed then, nothing happens.
-    pub fn up(&self, job: CopyJob) {
-        let _ = self.up.send(job);
-    }
-
-    /// Copies to the device, likewise.
-    pub fn down(&self, job: CopyJob) {
-        let _ = self.down.send(job);
-    }
 }
 
-fn copy_up(jobs: &Receiver<CopyJob>, returned: &Sender<CopyJob>, shared: &Shared) {
+/// Copies the input of each job, and hands the job with the copy to `done`. Ends with the first failure.
+fn copy_all(
+    jobs: &Receiver<CopyJob>,
+    shared: &Shared,
+    copy: impl Fn(Tensor<1>, &Device) -> Tensor<1>,
+    done: impl Fn(CopyJob),
+) {
     for job in jobs {
         let copied = caught(|| CopyJob {
-            x: to_host(job.x),
-            ..job
-        });
-        match copied.map(|job| shared.is_up(job)) {
-            Ok(Some(job)) => drop(returned.send(job)),
-            Ok(None) => {}
-            Err(message) => return shared.fail(message),
-        }
-    }
-}
-
-fn copy_down(jobs: &Receiver<CopyJob>, shared: &Shared) {
-    for job in jobs {
-        let copied = caught(|| CopyJob {
-            x: to_device(job.x, &job.device),
+            x: copy(job.x, &job.device),
             ..job
         });
         match copied {
-            Ok(job) => shared.is_down(job),
+            Ok(job) => done(job),
             Err(message) => return shared.fail(message),
         }
     }
