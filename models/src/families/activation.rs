@@ -51,3 +51,9 @@ pub(super) fn name(model: &TransformerConfig, known: Names) -> Option<&'static s
     let found = known.find(|(_, activation)| *activation == model.activation);
     found.map(|(name, _)| *name)
 }
+
+/// Returns the condition that the activation of a model has a name.
+pub(super) fn condition(model: &TransformerConfig, known: Names) -> (&'static str, bool) {
+    let what = "an activation that transformers has, with a gate if positions are rotary, and without one if they are learned";
+    (what, name(model, known).is_some())
+}

@@ -1,8 +1,7 @@
 //! DeepSeek-V2: latent attention, and shared experts in addition to routed experts, which are chosen from the best groups or
 //! from all. DeepSeek-V3 chooses them by sigmoids and biases.
 
-use burn_megatron::nn::NormKind;
-use burn_megatron::nn::moe::{ExpertGroups, GroupScore, RouterChoice, ScoreFunction};
+use burn_megatron::nn::moe::{ExpertGroups, GroupScore, ScoreFunction};
 use serde_json::{Map, Value, json};
 
 use super::activation::{self, GATED};
@@ -96,7 +95,6 @@ impl Family for Deepseek {
     }
 
     fn conditions(&self, model: &TransformerConfig) -> Conditions {
-        let is_v3 = self.is_v3;
         let has_both = match &model.positions {
             Positions::Rotary {
                 scaling:
@@ -107,62 +105,15 @@ impl Family for Deepseek {
                     },
                 ..
             } => *mscale_all_dim == 0.0 || *mscale != 0.0,
-            Positions::Rotary { .. } => true,
-            Positions::Learned => false,
+            _ => true,
         };
-        let (Some(mla), Some(moe)) = (&model.mla, &model.moe) else {
-            return vec![("mla and experts", false)];
-        };
-        let width = moe.width(model);
         vec![
             (
-                "norm = rms without norm_zero_centered, post_norms, scaled_embedding, logit_soft_cap and local_base",
-                model.norm == NormKind::Rms
-                    && !model.norm_zero_centered
-                    && !model.post_norms
-                    && !model.scaled_embedding
-                    && model.logit_soft_cap.is_none()
-                    && model.local_base.is_none(),
+                "mla and experts",
+                model.mla.is_some() && model.moe.is_some(),
             ),
-            (
-                "an activation with a gate that has a name",
-                activation::name(model, GATED).is_some(),
-            ),
-            (
-                "mla.norm_epsilon = 1e-6",
-                mla.norm_epsilon == LATENT_EPSILON,
-            ),
-            (
-                "rotary positions, and with YaRN mscale beside mscale_all_dim",
-                has_both,
-            ),
-            (
-                "experts chosen by scores alone, in every block after the first, without router_bias, capacity and shared_gate",
-                moe.choice == RouterChoice::Scores
-                    && moe.every == 1
-                    && !moe.router_bias
-                    && !moe.shared_gate
-                    && moe.capacity.is_none(),
-            ),
-            (
-                "shared_width = a multiple of expert_width",
-                moe.shared_width
-                    .is_some_and(|shared| shared.is_multiple_of(width)),
-            ),
-            (
-                "score = sigmoid, bias_update_rate and groups by a sum of 2, or score = pre-softmax, none, and by the maximum",
-                moe.score == self.score
-                    && moe.bias_update_rate.is_some() == is_v3
-                    && moe.groups.is_none_or(|groups| groups.score == self.group),
-            ),
-            (
-                "mtp with score = sigmoid alone",
-                is_v3 || model.mtp.is_none(),
-            ),
-            (
-                "normalized with score = sigmoid alone",
-                is_v3 || moe.normalized.is_none(),
-            ),
+            activation::condition(model, GATED),
+            ("mscale next to mscale_all_dim in YaRN scaling", has_both),
         ]
     }
 

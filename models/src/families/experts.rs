@@ -1,9 +1,8 @@
 //! The experts of Mixtral, Qwen 3 and OLMoE.
 
-use burn_megatron::nn::moe::{RouterChoice, ScoreFunction};
+use burn_megatron::nn::moe::ScoreFunction;
 use serde_json::{Value, json};
 
-use super::Conditions;
 use crate::hf::{ConfigKeys, HfConfigError};
 use crate::{MoeConfig, TransformerConfig};
 
@@ -91,45 +90,6 @@ fn blocks(keys: &mut ConfigKeys, layers: usize) -> Result<(usize, usize), HfConf
     }
     let fits = "layers after which every so many layers have experts";
     Err(keys.refused("mlp_only_layers", &dense, fits))
-}
-
-/// Returns the conditions that the experts of a model must meet.
-pub(super) fn conditions(kind: Option<ExpertKeys>, model: &TransformerConfig) -> Conditions {
-    let is_mixtral = kind == Some(ExpertKeys::Mixtral);
-    let Some(moe) = &model.moe else {
-        return vec![("experts", kind.is_none())];
-    };
-    // All of its blocks have experts of the width of an MLP.
-    let is_plain = is_mixtral || kind == Some(ExpertKeys::Olmoe);
-    let is_softmax = moe.score == ScoreFunction::Softmax;
-    let all = (0..model.layers).all(|number| moe.is_in(number));
-    vec![
-        ("no experts", kind.is_some()),
-        (
-            "experts chosen by scores alone, without biases, a capacity, shared experts, and with factor = 1",
-            !model.bias
-                && !moe.router_bias
-                && moe.choice == RouterChoice::Scores
-                && moe.groups.is_none()
-                && moe.bias_update_rate.is_none()
-                && moe.capacity.is_none()
-                && moe.shared_width.is_none()
-                && moe.factor == 1.0,
-        ),
-        (
-            "score = softmax or pre-softmax",
-            is_softmax || moe.score == ScoreFunction::PreSoftmax,
-        ),
-        (
-            "normalized = true with 1 expert per token and score = softmax",
-            !is_softmax || moe.is_normalized(),
-        ),
-        ("score = softmax without qk_norm", !is_mixtral || is_softmax),
-        (
-            "expert_width = mlp_width and experts in all blocks, without qk_norm of heads",
-            !is_plain || (all && moe.width(model) == model.mlp_width()),
-        ),
-    ]
 }
 
 pub(super) fn write(kind: ExpertKeys, moe: &MoeConfig, model: &TransformerConfig) -> Value {

@@ -1,11 +1,11 @@
 //! Gemma 2: windows in every second block, soft caps, norms after attention and MLP. Gemma 3 without images: norms of each
 //! head's queries and keys, another base in blocks with a window.
 
-use burn_megatron::nn::{Activation, NormKind, QkNorm};
+use burn_megatron::nn::{Activation, QkNorm};
 use serde_json::{Map, Value, json};
 
 use super::plain::attention_bias;
-use super::{Conditions, Family, experts, map, rope, sizes, windows};
+use super::{Conditions, Family, map, rope, sizes, windows};
 use crate::hf::{ConfigKeys, HfConfigError};
 use crate::{Positions, TransformerConfig};
 
@@ -86,45 +86,14 @@ impl Family for Gemma {
     }
 
     fn conditions(&self, model: &TransformerConfig) -> Conditions {
-        let is_gemma3 = self.is_gemma3;
-        let (is_one_size, _) = windows::size(model);
-        let qk_norm = is_gemma3.then_some(QkNorm::Heads);
-        let mut all = vec![
-            (
-                "norm = rms with norm_zero_centered",
-                model.norm == NormKind::Rms && model.norm_zero_centered,
-            ),
-            ("activation = ge-glu", model.activation == Activation::GeGlu),
-            (
-                "scaled_embedding, post_norms, and no biases or qkv_bias with output_bias",
-                model.scaled_embedding
-                    && model.post_norms
-                    && !model.bias
-                    && model.has_qkv_bias() == model.has_output_bias(),
-            ),
-            ("no sinks", !model.sinks),
-            (
-                "qk_norm of heads with qk_norm_zero_centered and local_base, or none of them",
-                model.qk_norm == qk_norm
-                    && model.qk_norm_zero_centered == is_gemma3
-                    && model.local_base.is_some() == is_gemma3,
-            ),
-            ("windows of one size", is_one_size),
-            (
-                "attention_soft_cap without qk_norm alone, as the attention of Gemma 3 has no cap",
-                !is_gemma3 || model.attention_soft_cap.is_none(),
-            ),
-            (
-                "attention_scale = 1 / sqrt(n) for a whole number n",
-                scalar(model).is_some(),
-            ),
-        ];
-        all.extend(experts::conditions(None, model));
-        all
+        vec![(
+            "attention_scale = 1 / sqrt(n) for a whole number n",
+            scalar(model).is_some(),
+        )]
     }
 
     fn write(&self, model: &TransformerConfig) -> Map<String, Value> {
-        let (_, window) = windows::size(model);
+        let window = windows::size(model);
         let mut keys = sizes::write(model);
         keys.extend(map(json!({
             "head_dim": model.width_of_heads(),

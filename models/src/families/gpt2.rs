@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::activation::{self, PLAIN};
-use super::{Conditions, Family, map, plain};
+use super::{Conditions, Family, map};
 use crate::TransformerConfig;
 use crate::hf::{ConfigKeys, HfConfigError};
 
@@ -44,7 +44,7 @@ impl Family for Gpt2 {
     }
 
     fn conditions(&self, model: &TransformerConfig) -> Conditions {
-        plain::conditions(None, model)
+        vec![activation::condition(model, PLAIN)]
     }
 
     fn write(&self, model: &TransformerConfig) -> Map<String, Value> {

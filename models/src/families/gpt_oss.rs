@@ -1,12 +1,11 @@
 //! gpt-oss: sinks, windows in every second block, experts with biases.
 
-use burn_megatron::nn::moe::{RouterChoice, ScoreFunction};
-use burn_megatron::nn::{Activation, NormKind};
+use burn_megatron::nn::Activation;
 use serde_json::{Map, Value, json};
 
-use super::{Conditions, Family, experts, map, rope, sizes, windows};
+use super::{Family, experts, map, rope, sizes, windows};
 use crate::hf::{ConfigKeys, HfConfigError};
-use crate::{MoeConfig, Positions, TransformerConfig};
+use crate::{MoeConfig, TransformerConfig};
 
 /// The bound of gate and value, and the factor of the gate, of [`Activation::ClampedSwiGlu`].
 const LIMIT: f64 = 7.0;
@@ -60,54 +59,8 @@ impl Family for GptOss {
         })
     }
 
-    fn conditions(&self, model: &TransformerConfig) -> Conditions {
-        let (is_one_size, _) = windows::size(model);
-        let Some(moe) = &model.moe else {
-            return vec![("experts", false)];
-        };
-        let all = (0..model.layers).all(|number| moe.is_in(number));
-        vec![
-            (
-                "norm = rms, rotary positions, activation = clamped-swiglu, sinks and biases",
-                model.norm == NormKind::Rms
-                    && matches!(model.positions, Positions::Rotary { .. })
-                    && model.activation == Activation::ClampedSwiGlu
-                    && model.sinks
-                    && model.bias
-                    && model.has_qkv_bias()
-                    && model.has_output_bias(),
-            ),
-            (
-                "no norm_zero_centered, qk_norm, soft caps, post_norms, scaled_embedding, local_base, attention_scale and mla",
-                !model.norm_zero_centered
-                    && model.qk_norm.is_none()
-                    && !model.post_norms
-                    && !model.scaled_embedding
-                    && model.attention_soft_cap.is_none()
-                    && model.logit_soft_cap.is_none()
-                    && model.attention_scale.is_none()
-                    && model.local_base.is_none()
-                    && model.mla.is_none(),
-            ),
-            ("windows of one size", is_one_size),
-            (
-                "experts of the width of the MLP in all blocks, with router_bias, chosen by scores alone with weights that are normalized and score = softmax",
-                all && moe.width(model) == model.mlp_width()
-                    && moe.router_bias
-                    && moe.choice == RouterChoice::Scores
-                    && moe.score == ScoreFunction::Softmax
-                    && moe.is_normalized()
-                    && moe.factor == 1.0
-                    && moe.groups.is_none()
-                    && moe.bias_update_rate.is_none()
-                    && moe.capacity.is_none()
-                    && moe.shared_width.is_none(),
-            ),
-        ]
-    }
-
     fn write(&self, model: &TransformerConfig) -> Map<String, Value> {
-        let (_, window) = windows::size(model);
+        let window = windows::size(model);
         let moe = model.moe.clone().unwrap_or_default();
         let mut keys = sizes::write(model);
         keys.extend(map(json!({

@@ -2,6 +2,7 @@
 //! settings. The other files have the parts that families share.
 
 mod activation;
+mod check;
 mod deepseek;
 mod expert_tensors;
 mod experts;
@@ -70,8 +71,11 @@ trait Family {
     /// Takes the model from the keys of a `config.json`.
     fn read(&self, keys: &mut ConfigKeys) -> Result<TransformerConfig, HfConfigError>;
 
-    /// Returns the conditions that a model of the family must meet.
-    fn conditions(&self, model: &TransformerConfig) -> Conditions;
+    /// Returns conditions that a model must meet before [`write`](Self::write). A setting that the keys lose needs none: see
+    /// [`check`].
+    fn conditions(&self, _model: &TransformerConfig) -> Conditions {
+        vec![]
+    }
 
     /// Returns the keys of a model, without the keys that all families have.
     fn write(&self, model: &TransformerConfig) -> Map<String, Value>;
@@ -162,7 +166,7 @@ impl HfFamily for ModelFamily {
     }
 
     fn of_model(model: &TransformerConfig) -> Self {
-        let (_, window) = windows::size(model);
+        let window = windows::size(model);
         let sigmoid = |moe: &MoeConfig| moe.score == ScoreFunction::Sigmoid;
         match (&model.positions, model.qk_norm, window) {
             (Positions::Learned, _, _) => Self::Gpt2,
@@ -182,14 +186,7 @@ impl HfFamily for ModelFamily {
     }
 
     fn check(self, model: &TransformerConfig) -> Result<(), HfConfigError> {
-        let conditions = self.family().conditions(model);
-        match conditions.into_iter().find(|(_, fits)| !fits) {
-            None => Ok(()),
-            Some((needs, _)) => Err(HfConfigError::NoFamily(format!(
-                "{} requires {needs}",
-                self.name()
-            ))),
-        }
+        check::check(self, model)
     }
 
     fn read(self, keys: &mut ConfigKeys) -> Result<TransformerConfig, HfConfigError> {

@@ -1,7 +1,7 @@
 //! Llama, and the families that differ from it by a few settings.
 
+use burn_megatron::nn::QkNorm;
 use burn_megatron::nn::moe::ScoreFunction;
-use burn_megatron::nn::{NormKind, QkNorm};
 use serde_json::{Map, Value, json};
 
 use super::activation::{self, GATED};
@@ -9,7 +9,7 @@ use super::experts::{self, ExpertKeys};
 use super::windows::{self, WindowKeys};
 use super::{Conditions, Family, map, rope, sizes};
 use crate::hf::{ConfigKeys, HfConfigError};
-use crate::{MoeConfig, Positions, TransformerConfig};
+use crate::{MoeConfig, TransformerConfig};
 
 /// The linear layers of a family that may have biases.
 #[derive(Clone, Copy, PartialEq)]
@@ -149,7 +149,15 @@ impl Family for Plain {
     }
 
     fn conditions(&self, model: &TransformerConfig) -> Conditions {
-        conditions(Some(self), model)
+        let head_width = model.head_width.unwrap_or(model.hidden / model.heads);
+        let has_usual_width = head_width * model.heads == model.hidden;
+        vec![
+            activation::condition(model, GATED),
+            (
+                "head_width = hidden / heads with qk_norm of all heads",
+                self.experts != Some(ExpertKeys::Olmoe) || has_usual_width,
+            ),
+        ]
     }
 
     fn write(&self, model: &TransformerConfig) -> Map<String, Value> {
@@ -201,85 +209,4 @@ pub(super) fn attention_bias(
 ) -> Result<Option<bool>, HfConfigError> {
     let attention = keys.needed("attention_bias", ConfigKeys::flag)?;
     Ok((attention != others).then_some(attention))
-}
-
-/// Returns the conditions that a model of a plain family must meet, or of GPT-2 without one.
-pub(super) fn conditions(plain: Option<&Plain>, model: &TransformerConfig) -> Conditions {
-    let is_gpt2 = plain.is_none();
-    let biases = (model.has_qkv_bias(), model.has_output_bias());
-    let head_width = model.head_width.unwrap_or(model.hidden / model.heads);
-    let is_usual_width = head_width * model.heads == model.hidden;
-    let (norm, activations) = match is_gpt2 {
-        true => (NormKind::Layer, activation::PLAIN),
-        false => (NormKind::Rms, GATED),
-    };
-    let of_family = plain.map(|plain| plain.biases);
-    let windows = plain.map_or(WindowKeys::None, |plain| plain.windows);
-    let experts = plain.and_then(|plain| plain.experts);
-    let (is_one_size, window) = windows::size(model);
-    let is_alike = model.windows().iter().all(|own| *own == window);
-    let mut all = vec![
-        (
-            "norm and positions that fit: layer with learned positions, rms with rotary ones",
-            model.norm == norm && is_gpt2 == matches!(model.positions, Positions::Learned),
-        ),
-        (
-            "an activation with a gate beside rotary positions, one without beside learned ones, and \
-             one that has a name",
-            activation::name(model, activations).is_some(),
-        ),
-        ("norm_zero_centered = false", !model.norm_zero_centered),
-        (
-            "no mla, sinks, soft caps, post_norms, scaled_embedding, local_base and attention_scale",
-            model.mla.is_none()
-                && !model.sinks
-                && !model.post_norms
-                && !model.qk_norm_zero_centered
-                && !model.scaled_embedding
-                && model.attention_soft_cap.is_none()
-                && model.logit_soft_cap.is_none()
-                && model.attention_scale.is_none()
-                && model.local_base.is_none(),
-        ),
-        (
-            "bias = true beside learned positions",
-            !is_gpt2 || model.bias,
-        ),
-        (
-            "bias = false with a window, with qkv_bias alone, or with qk_norm",
-            !model.bias || matches!(of_family, None | Some(Biases::All)),
-        ),
-        (
-            "qkv_bias as output_bias, or true without the others and without qk_norm; neither with a window or experts \
-             and without qk_norm",
-            match of_family {
-                None => biases == (true, true),
-                Some(Biases::Queries) => biases == (true, false),
-                Some(Biases::None) => biases == (false, false),
-                _ => biases.0 == biases.1,
-            },
-        ),
-        (
-            "qk_norm of heads, or of all heads with experts, beside rotary positions and no biases",
-            model.qk_norm == plain.and_then(|plain| plain.qk_norm),
-        ),
-        (
-            "a window beside rotary positions",
-            window.is_none() || windows != WindowKeys::None,
-        ),
-        (
-            "windows of one size, and in all layers unless it has qkv_bias alone or qk_norm and no experts",
-            is_one_size && (is_alike || windows == WindowKeys::ByLayer),
-        ),
-        (
-            "head_width = hidden / heads with qk_norm of all heads",
-            experts != Some(ExpertKeys::Olmoe) || is_usual_width,
-        ),
-        (
-            "as many groups as heads, and head_width = hidden / heads, beside learned positions",
-            !is_gpt2 || (model.groups() == model.heads && is_usual_width),
-        ),
-    ];
-    all.extend(experts::conditions(experts, model));
-    all
 }

@@ -121,11 +121,9 @@ pub(super) fn of_layers(is_sliding: &[bool], window: usize) -> Windows {
     (None, is_sliding.iter().map(of_layer).collect())
 }
 
-/// Whether all windows of a model have one size, and that.
-pub(super) fn size(model: &TransformerConfig) -> (bool, Option<usize>) {
-    let mut sizes: Vec<_> = model.windows().into_iter().flatten().collect();
-    sizes.dedup();
-    (sizes.len() <= 1, sizes.first().copied())
+/// Returns the window of the first layer that has one.
+pub(super) fn size(model: &TransformerConfig) -> Option<usize> {
+    model.windows().into_iter().flatten().next()
 }
 
 /// `layer_types` of a model.
@@ -135,7 +133,7 @@ pub(super) fn types(model: &TransformerConfig) -> Value {
 }
 
 pub(super) fn write(kind: WindowKeys, model: &TransformerConfig) -> Map<String, Value> {
-    let (_, window) = size(model);
+    let window = size(model);
     match kind {
         WindowKeys::None => Map::new(),
         WindowKeys::Whole => map(json!({ "sliding_window": window })),

@@ -62,7 +62,7 @@ pub(in crate::hf) fn unknown_type(found: Option<&Value>, known: &[&str]) -> HfCo
 
 impl ConfigKeys {
     /// The keys of a file, and its family.
-    pub(super) fn new<F: HfFamily>(map: Map<String, Value>) -> Result<(Self, F), HfConfigError> {
+    pub(crate) fn new<F: HfFamily>(map: Map<String, Value>) -> Result<(Self, F), HfConfigError> {
         let mut keys = Self {
             map,
             within: "",

@@ -1,8 +1,9 @@
 //! Refused configurations and their errors.
 
-use burn_megatron::nn::moe::ScoreFunction;
+use burn_megatron::nn::moe::{RouterDType, ScoreFunction};
 
 use super::*;
+use crate::MtpConfig;
 
 /// The error for a file with this value.
 fn refusal(value: Value, key: &str, to: Value) -> String {
@@ -436,5 +437,58 @@ fn a_model_of_no_family_is_refused() {
             error.starts_with("no supported Hugging Face family computes this model"),
             "{error}"
         );
+    }
+}
+
+#[test]
+fn the_setting_that_a_family_requires_is_named() {
+    type Change = fn(&mut TransformerConfig);
+    let cases: [(ModelFamily, Change, &str); 4] = [
+        (
+            ModelFamily::Llama,
+            |model| model.norm_zero_centered = true,
+            "llama requires norm_zero_centered = false",
+        ),
+        (
+            ModelFamily::Mixtral,
+            |model| model.moe.as_mut().unwrap().router_bias = true,
+            "mixtral requires moe.router_bias = false",
+        ),
+        (
+            ModelFamily::DeepseekV2,
+            |model| model.mtp = Some(MtpConfig::default()),
+            "deepseek_v2 requires no mtp",
+        ),
+        (
+            ModelFamily::Gpt2,
+            |model| model.activation = Activation::SwiGlu,
+            "gpt2 requires an activation that transformers has",
+        ),
+    ];
+    for (family, change, wanted) in cases {
+        let mut model = family.defaults();
+        change(&mut model);
+        let error = HfConfig::of(&model).unwrap_err().to_string();
+        assert!(error.contains(wanted), "{error}");
+    }
+}
+
+#[test]
+fn settings_of_training_belong_to_no_family() {
+    for family in ModelFamily::ALL {
+        let mut model = family.defaults();
+        (model.attention_dropout, model.label_smoothing) = (0.1, 0.1);
+        if let Some(moe) = &mut model.moe {
+            moe.jitter = 0.1;
+            moe.router_dtype = RouterDType::F64;
+            moe.bias_update_rate = moe.bias_update_rate.map(|rate| 2.0 * rate);
+        }
+        if *family == ModelFamily::DeepseekV3 {
+            model.mtp = Some(MtpConfig {
+                layers: 2,
+                loss_scaling_factor: 0.7,
+            });
+        }
+        assert_eq!(HfConfig::of(&model).unwrap().family, *family);
     }
 }
