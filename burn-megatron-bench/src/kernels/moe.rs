@@ -2,13 +2,12 @@
 //! rows.
 
 use burn::tensor::{DType, Device, Distribution, Tensor};
-use burn_megatron::kernels::gemm;
 use burn_megatron::kernels::moe::grouped::{
     self, accumulate_grouped_weight_gradient_at, grouped_matmul,
 };
 use burn_megatron_cli::internal::Shape;
 
-use super::pairs::{PairBenchmark, TimedPair, draw, repeated, shape, with_sums, zeros};
+use super::pairs::{PairBenchmark, TimedPair, draw, linear_layer, repeated, shape, with_sums};
 
 /// The name of all of these benchmarks together.
 pub const GROUP: &str = "moe";
@@ -75,65 +74,50 @@ fn pairs(
     let normal = Distribution::Normal(0.0, 1.0);
     let of_weights = [experts, width, EXPERT_WIDTH];
     let weights = Tensor::<3>::random(of_weights, normal, device).cast(dtype);
-    let weight = weights
-        .clone()
-        .narrow(0, 0, 1)
-        .reshape([width, EXPERT_WIDTH]);
     let length = experts * width * EXPERT_WIDTH;
-    let bytes = |weights: usize| (rows * (width + EXPERT_WIDTH) + weights) * dtype.size();
-    let forward = {
-        let (x, weights, sizes) = (x.clone(), weights.clone(), sizes.clone());
-        repeated(move || grouped_matmul(x.clone(), weights.clone(), &sizes))
-    };
-    let plain_forward = {
-        let (x, weights, sizes) = (x.clone(), weights.clone(), sizes.clone());
-        let weight = weight.clone();
-        match single {
-            true => repeated(move || gemm::linear(x.clone(), weight.clone(), None)),
-            false => repeated(move || {
-                grouped::composed::grouped_matmul(x.clone(), weights.clone(), &sizes)
-            }),
+    let rows_bytes = rows * (width + EXPERT_WIDTH) * dtype.size();
+    let bytes = rows_bytes + length * dtype.size();
+    let operands = (x.clone(), weights.clone(), dy.clone(), sizes);
+    let [plain_forward, plain_backward] = match single {
+        true => {
+            let weight = weights.narrow(0, 0, 1).reshape([width, EXPERT_WIDTH]);
+            linear_layer(&x, &weight, &dy)
         }
-    };
-    let backward = {
-        let (x, dy, sizes) = (x.clone(), dy.clone(), sizes.clone());
-        let weights = weights.clone();
-        with_sums(zeros(length, device), move |sums| {
-            let transposed = weights.clone().swap_dims(1, 2);
-            let dx = grouped_matmul(dy.clone(), transposed, &sizes);
-            let (x, dy) = (x.clone(), dy.clone());
-            let dw = accumulate_grouped_weight_gradient_at(x, dy, &sizes, sums, 0, true);
-            (dx, dw)
-        })
-    };
-    let plain_backward = match single {
-        true => with_sums(zeros(width * EXPERT_WIDTH, device), move |sums| {
-            let dx = gemm::linear(dy.clone(), weight.clone().transpose(), None);
-            let (x, dy) = (x.clone(), dy.clone());
-            (
-                dx,
-                gemm::accumulate_weight_gradient_at(x, dy, sums, 0, true),
-            )
-        }),
-        false => with_sums(zeros(length, device), move |sums| {
-            let transposed = weights.clone().swap_dims(1, 2);
-            let dx = grouped::composed::grouped_matmul(dy.clone(), transposed, &sizes);
-            let dw = loop_over_experts(&x, &dy, &sizes).cast(sums.dtype());
-            (dx, sums + dw)
-        }),
+        false => [
+            repeated(operands.clone(), |(x, weights, _, sizes)| {
+                grouped::composed::grouped_matmul(x, weights, &sizes)
+            }),
+            with_sums(
+                length,
+                device,
+                operands.clone(),
+                |(x, weights, dy, sizes), sums| {
+                    let transposed = weights.swap_dims(1, 2);
+                    let dx = grouped::composed::grouped_matmul(dy.clone(), transposed, &sizes);
+                    let dw = loop_over_experts(&x, &dy, &sizes).cast(sums.dtype());
+                    (dx, sums + dw)
+                },
+            ),
+        ],
     };
     vec![
         TimedPair {
             direction: "forward",
-            bytes: bytes(length),
-            fused: forward,
+            bytes,
+            fused: repeated(operands.clone(), |(x, weights, _, sizes)| {
+                grouped_matmul(x, weights, &sizes)
+            }),
             plain: Some(plain_forward),
         },
         TimedPair {
             direction: "backward",
             // dy is read by both; sums are read and written.
-            bytes: bytes(length) + rows * (width + EXPERT_WIDTH) * dtype.size() + 8 * length,
-            fused: backward,
+            bytes: bytes + rows_bytes + 8 * length,
+            fused: with_sums(length, device, operands, |(x, weights, dy, sizes), sums| {
+                let dx = grouped_matmul(dy.clone(), weights.swap_dims(1, 2), &sizes);
+                let dw = accumulate_grouped_weight_gradient_at(x, dy, &sizes, sums, 0, true);
+                (dx, dw)
+            }),
             plain: Some(plain_backward),
         },
     ]

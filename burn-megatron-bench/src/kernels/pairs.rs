@@ -1,6 +1,7 @@
 //! Work that is timed in turns with what it is compared with.
 
 use burn::tensor::{DType, Device, Distribution, Tensor};
+use burn_megatron::kernels::gemm;
 use burn_megatron_cli::internal::{Shape, Work};
 
 /// A benchmark of a group.
@@ -40,27 +41,52 @@ pub fn draw(sizes: [usize; 2], device: &Device, dtype: DType) -> Tensor<2> {
     Tensor::<2>::random(sizes, Distribution::Normal(0.0, 1.0), device).cast(dtype)
 }
 
-/// Work without a set-up for each run.
-pub fn repeated<T: Send>(work: impl Fn() -> T + Clone + Send + 'static) -> Work<'static> {
-    Box::new(move || {
-        let work = work.clone();
-        Box::new(move || drop(work()))
-    })
-}
-
-/// Returns a function that creates a zeroed gradient buffer.
-pub fn zeros(len: usize, device: &Device) -> impl Fn() -> Tensor<1> + Clone + Send + 'static {
-    let device = device.clone();
-    move || Tensor::zeros([len], (&device, DType::F32))
-}
-
-/// Work on a gradient buffer that it owns, whose creation is not timed.
-pub fn with_sums<T: Send>(
-    zeros: impl Fn() -> Tensor<1> + 'static,
-    work: impl Fn(Tensor<1>) -> T + Clone + Send + 'static,
+/// Work on operands that it owns, whose copies are not timed.
+pub fn repeated<A: Clone + Send + 'static, T>(
+    operands: A,
+    work: impl Fn(A) -> T + Copy + Send + 'static,
 ) -> Work<'static> {
     Box::new(move || {
-        let (sums, work) = (zeros(), work.clone());
-        Box::new(move || drop(work(sums)))
+        let operands = operands.clone();
+        Box::new(move || drop(work(operands)))
     })
+}
+
+/// Work that adds to zeroed gradients of `length` elements in f32, whose creation is not timed either.
+pub fn with_sums<A: Clone + Send + 'static, T>(
+    length: usize,
+    device: &Device,
+    operands: A,
+    work: impl Fn(A, Tensor<1>) -> T + Copy + Send + 'static,
+) -> Work<'static> {
+    let device = device.clone();
+    Box::new(move || {
+        let operands = operands.clone();
+        let sums = Tensor::zeros([length], (&device, DType::F32));
+        Box::new(move || drop(work(operands, sums)))
+    })
+}
+
+/// The plain forms of a linear layer: `y = x w`, and `dx = dy w^T` with `dw += x^T dy`.
+pub fn linear_layer(x: &Tensor<2>, weight: &Tensor<2>, dy: &Tensor<2>) -> [Work<'static>; 2] {
+    let (x, weight, dy) = (x.clone(), weight.clone(), dy.clone());
+    let [inputs, outputs] = weight.dims();
+    let device = x.device();
+    let forward = repeated((x.clone(), weight.clone()), |(x, weight)| {
+        gemm::linear(x, weight, None)
+    });
+    let operands = (x, weight, dy);
+    let backward = with_sums(
+        inputs * outputs,
+        &device,
+        operands,
+        |(x, weight, dy), sums| {
+            let dx = gemm::linear(dy.clone(), weight.transpose(), None);
+            (
+                dx,
+                gemm::accumulate_weight_gradient_at(x, dy, sums, 0, true),
+            )
+        },
+    );
+    [forward, backward]
 }

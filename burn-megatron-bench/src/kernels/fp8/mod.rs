@@ -8,8 +8,8 @@ use burn::tensor::{DType, Device, Tensor};
 use burn_megatron::kernels::fp8::Format;
 use burn_megatron_cli::internal::Shape;
 
-use super::pairs::{PairBenchmark, TimedPair, draw, repeated, shape};
-use recipe::{BothLayouts, ScalingRecipe};
+use super::pairs::{PairBenchmark, Pairs, TimedPair, draw, repeated, shape};
+use recipe::ScalingRecipe;
 
 /// The name of all of these benchmarks together.
 pub const GROUP: &str = "fp8";
@@ -29,16 +29,15 @@ pub fn subjects() -> Vec<PairBenchmark> {
         pairs,
     };
     let quantize = |name, recipe: ScalingRecipe, square| {
-        let pairs = move |shape: &Shape, device: &Device, dtype| {
+        let pairs: Pairs = Box::new(move |shape, device, dtype| {
             vec![quantizer(recipe, square, shape, device, dtype)]
-        };
-        subject(name, [&[], &[]], Box::new(pairs))
+        });
+        subject(name, [&[], &[]], pairs)
     };
     let product = |name, recipe: ScalingRecipe| {
-        let pairs = move |shape: &Shape, device: &Device, dtype| {
-            products::pairs(recipe, shape, device, dtype)
-        };
-        subject(name, PRODUCTS, Box::new(pairs))
+        let pairs: Pairs =
+            Box::new(move |shape, device, dtype| products::pairs(recipe, shape, device, dtype));
+        subject(name, PRODUCTS, pairs)
     };
     vec![
         quantize("quantize-delayed", Delayed, false),
@@ -62,18 +61,20 @@ fn quantizer(
 ) -> TimedPair {
     let x = draw([shape.rows, shape.width], device, dtype);
     let scale = Tensor::<1>::ones([1], device);
-    let run = move || recipe.quantize(x.clone(), Format::E4M3, square, &scale);
     // The scale of the whole matrix needs a first pass over it.
     let reads = if recipe == ScalingRecipe::Current {
         2
     } else {
         1
     };
-    let written = BothLayouts::of(run()).bytes();
+    let run = move |(x, scale): (_, _)| recipe.quantize(x, Format::E4M3, square, &scale);
+    let written = run((x.clone(), scale.clone()));
     TimedPair {
         direction: "both usage",
-        bytes: reads * shape.elements() * dtype.size() + written,
-        fused: repeated(run),
+        bytes: reads * shape.elements() * dtype.size()
+            + written.rowwise.bytes()
+            + written.columnwise.bytes(),
+        fused: repeated((x, scale), run),
         plain: None,
     }
 }

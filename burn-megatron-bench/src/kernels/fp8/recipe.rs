@@ -2,8 +2,7 @@
 
 use burn::tensor::Tensor;
 use burn_megatron::kernels::fp8::{
-    CurrentScale, Format, Fp8Matrix, Quantized, QuantizerUsage, Scaling, amax, current_scale,
-    quantize,
+    CurrentScale, Format, Fp8Matrix, QuantizerUsage, Scaling, amax, current_scale, quantize,
 };
 
 /// The method of computing scales.
@@ -28,14 +27,14 @@ impl ScalingRecipe {
         }
     }
 
-    /// BothLayouts copies. `given` is the scale of [`Delayed`](Self::Delayed).
+    /// Returns both copies. `given` is the scale of [`Delayed`](Self::Delayed).
     pub fn quantize(
         self,
         x: Tensor<2>,
         format: Format,
         square: bool,
         given: &Tensor<1>,
-    ) -> Quantized {
+    ) -> BothLayouts {
         let scaling = match self {
             Self::Delayed => Scaling::Tensor(given.clone()),
             Self::Current => {
@@ -48,7 +47,14 @@ impl ScalingRecipe {
             },
             Self::Mx => Scaling::Mx,
         };
-        quantize(x, format, &scaling, QuantizerUsage::BOTH)
+        let quantized = quantize(x, format, &scaling, QuantizerUsage::BOTH);
+        match (quantized.rowwise, quantized.columnwise) {
+            (Some(rowwise), Some(columnwise)) => BothLayouts {
+                rowwise,
+                columnwise,
+            },
+            _ => unreachable!("both copies were asked for"),
+        }
     }
 }
 
@@ -59,22 +65,4 @@ pub struct BothLayouts {
     pub rowwise: Fp8Matrix,
     /// Summed over its rows.
     pub columnwise: Fp8Matrix,
-}
-
-impl BothLayouts {
-    /// Returns the layouts of [`ScalingRecipe::quantize`].
-    pub fn of(quantized: Quantized) -> Self {
-        match (quantized.rowwise, quantized.columnwise) {
-            (Some(rowwise), Some(columnwise)) => Self {
-                rowwise,
-                columnwise,
-            },
-            _ => unreachable!("both copies were asked for"),
-        }
-    }
-
-    /// The bytes of both.
-    pub fn bytes(&self) -> usize {
-        self.rowwise.bytes() + self.columnwise.bytes()
-    }
 }
