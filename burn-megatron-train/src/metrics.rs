@@ -48,34 +48,19 @@ pub struct RunMetrics {
 /// The objective, if it is not the cross-entropy alone: means over the same tokens as the loss, in nats
 /// per token. The objective is the sum of the loss and its terms.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Minimised {
     /// The sum of the cross-entropy and all terms.
-    #[serde(
-        default,
-        skip_serializing_if = "Option::is_none",
-        with = "json_float::option"
-    )]
+    #[serde(skip_serializing_if = "Option::is_none", with = "json_float::option")]
     pub objective: Option<f64>,
     /// The term that label smoothing adds to the cross-entropy.
-    #[serde(
-        default,
-        skip_serializing_if = "Option::is_none",
-        with = "json_float::option"
-    )]
+    #[serde(skip_serializing_if = "Option::is_none", with = "json_float::option")]
     pub label_smoothing: Option<f64>,
     /// The z-loss, times its weight.
-    #[serde(
-        default,
-        skip_serializing_if = "Option::is_none",
-        with = "json_float::option"
-    )]
+    #[serde(skip_serializing_if = "Option::is_none", with = "json_float::option")]
     pub z_loss: Option<f64>,
     /// The loss of multi-token prediction, times its weight.
-    #[serde(
-        default,
-        skip_serializing_if = "Option::is_none",
-        with = "json_float::option"
-    )]
+    #[serde(skip_serializing_if = "Option::is_none", with = "json_float::option")]
     pub further_tokens: Option<f64>,
 }
 

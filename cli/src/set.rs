@@ -115,14 +115,10 @@ fn value(settings: &Settings, key: &str, text: &str) -> Result<Given, String> {
 
 /// Replaces the value of the only key of the innermost table.
 fn replace_innermost(table: &mut Table, value: Value) {
-    for (_, of) in table.iter_mut() {
-        match of {
-            Value::Table(inner) => return replace_innermost(inner, value),
-            of => {
-                *of = value;
-                return;
-            }
-        }
+    match table.iter_mut().next() {
+        Some((_, Value::Table(inner))) => replace_innermost(inner, value),
+        Some((_, of)) => *of = value,
+        None => {}
     }
 }
 

@@ -12,34 +12,32 @@ pub(super) const NAME: &str = "expert_load";
 /// The name of the reports in the statistics of a step.
 pub(super) const REPORTS: &str = "routers";
 
-/// Adds the reports of the routers of all stages about the step, if no hook has added them. Collective: call on all
-/// ranks of the world.
-pub(super) fn add_reports<M: LanguageModel>(
-    layers: &[ReportedLayer],
-    context: &StepContext<'_, M>,
-    added: &mut AddedStatistics,
-) {
-    if !added.contains(REPORTS) {
-        let (step, world) = (&context.runner.router_step, context.groups().world());
-        added.add(
-            REPORTS,
-            reduced_reports(step, layers, context.device, world),
-        );
+/// The layers with routers of all stages, of which there is at least one.
+#[derive(Clone)]
+pub(super) struct Routers(pub Vec<ReportedLayer>);
+
+impl Routers {
+    pub fn new(layers: &[ReportedLayer]) -> Option<Self> {
+        (!layers.is_empty()).then(|| Self(layers.to_vec()))
+    }
+
+    /// Adds the reports of the routers about the step, if no hook has added them. Collective: call on all ranks of the
+    /// world.
+    pub fn add_reports<M: LanguageModel>(
+        &self,
+        context: &StepContext<'_, M>,
+        added: &mut AddedStatistics,
+    ) {
+        if !added.contains(REPORTS) {
+            let (step, world) = (&context.runner.router_step, context.groups().world());
+            let reports = reduced_reports(step, &self.0, context.device, world);
+            added.add(REPORTS, reports);
+        }
     }
 }
 
 /// The hook of a model with experts.
-pub(super) struct ExpertLoad {
-    /// The layers with routers of all stages.
-    layers: Vec<ReportedLayer>,
-}
-
-impl ExpertLoad {
-    pub fn new(layers: &[ReportedLayer]) -> Option<Self> {
-        let layers = layers.to_vec();
-        (!layers.is_empty()).then_some(Self { layers })
-    }
-}
+pub(super) struct ExpertLoad(pub Routers);
 
 impl<M: LanguageModel> StepHook<M> for ExpertLoad {
     fn name(&self) -> &str {
@@ -51,7 +49,7 @@ impl<M: LanguageModel> StepHook<M> for ExpertLoad {
         context: &mut StepContext<'_, M>,
         added: &mut AddedStatistics,
     ) -> Result<(), TrainError> {
-        add_reports(&self.layers, context, added);
+        self.0.add_reports(context, added);
         Ok(())
     }
 
@@ -77,7 +75,7 @@ impl<M: LanguageModel> StepHook<M> for ExpertLoad {
         };
         report.experts = Some(ExpertMetrics {
             step: context.step(),
-            layers: self.layers.iter().map(layer).collect(),
+            layers: self.0.0.iter().map(layer).collect(),
         });
         Ok(())
     }

@@ -1,28 +1,17 @@
 //! Moves the biases of experts by their load, for load balancing without an auxiliary loss.
 
-use super::expert_load::{REPORTS, add_reports};
+use super::expert_load::{REPORTS, Routers};
 use super::{AddedStatistics, StepContext, StepHook, StepUpdate};
 use crate::TrainError;
 use burn_megatron::data_parallel::Gradients;
 use burn_megatron::model::LanguageModel;
-use burn_megatron::nn::moe::ReportedLayer;
 
 /// The name of the hook.
 pub(super) const NAME: &str = "router_bias";
 
-/// The hook of a model with experts.
-pub(super) struct RouterBias {
-    /// The layers with routers of all stages.
-    layers: Vec<ReportedLayer>,
-}
-
-impl RouterBias {
-    /// It is added on all ranks, as a pipeline stage without biases has a part in the collective.
-    pub fn new(layers: &[ReportedLayer]) -> Option<Self> {
-        let layers = layers.to_vec();
-        (!layers.is_empty()).then_some(Self { layers })
-    }
-}
+/// The hook of a model with experts. It is added on all ranks, as a pipeline stage without biases has a part in the
+/// collective.
+pub(super) struct RouterBias(pub Routers);
 
 impl<M: LanguageModel> StepHook<M> for RouterBias {
     fn name(&self) -> &str {
@@ -34,7 +23,7 @@ impl<M: LanguageModel> StepHook<M> for RouterBias {
         context: &mut StepContext<'_, M>,
         added: &mut AddedStatistics,
     ) -> Result<(), TrainError> {
-        add_reports(&self.layers, context, added);
+        self.0.add_reports(context, added);
         Ok(())
     }
 
@@ -46,7 +35,7 @@ impl<M: LanguageModel> StepHook<M> for RouterBias {
     ) -> Result<(), TrainError> {
         if let Some(reports) = update.added(REPORTS) {
             let routers = context.ddp.routers();
-            routers.update_biases(&self.layers, reports, &update.taken());
+            routers.update_biases(&self.0.0, reports, &update.taken());
         }
         Ok(())
     }

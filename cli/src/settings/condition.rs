@@ -93,6 +93,9 @@ impl fmt::Display for Condition {
     }
 }
 
+/// Whether a dotted key is one of some keys.
+type KeyTest<'a> = &'a dyn Fn(&str) -> bool;
+
 /// A setting of a recipe whose condition the command line has broken.
 #[derive(Debug, PartialEq)]
 pub struct DroppedSetting {
@@ -109,7 +112,7 @@ impl Settings {
         &self,
         before: &Table,
         recipe: &mut Table,
-        (changed, kept): (&dyn Fn(&str) -> bool, &dyn Fn(&str) -> bool),
+        (changed, kept): (KeyTest<'_>, KeyTest<'_>),
     ) -> Vec<DroppedSetting> {
         let mut dropped: Vec<DroppedSetting> = vec![];
         loop {

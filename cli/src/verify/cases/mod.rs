@@ -450,7 +450,6 @@ impl VerifyCase {
             },
             same_micro_batches: fp8::is_on(&self.recipe.fp8),
             progress: |layout| eprintln!("  {layout}"),
-            ..usual
         }
     }
 }
