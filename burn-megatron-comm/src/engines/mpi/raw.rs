@@ -51,6 +51,13 @@ fn check(code: c_int, function: &str, peer: Option<usize>) -> Result<(), CommErr
     Err(failure(format!("{function}{peer}: {text}")))
 }
 
+/// Calls a function of MPI.
+macro_rules! call {
+    ($function:ident($($argument:expr),*)) => {
+        check(ffi::$function($($argument),*), stringify!($function), None)
+    };
+}
+
 /// A started MPI, with a communicator of its own.
 pub struct MpiWorld {
     comm: MPI_Comm,
@@ -78,24 +85,11 @@ impl MpiWorld {
         unsafe {
             let world = ffi::RSMPI_COMM_WORLD;
             let handler = ffi::RSMPI_ERRORS_RETURN;
-            let set = "MPI_Comm_set_errhandler";
-            check(ffi::MPI_Comm_set_errhandler(world, handler), set, None)?;
-            check(
-                ffi::MPI_Comm_dup(world, &raw mut comm),
-                "MPI_Comm_dup",
-                None,
-            )?;
-            check(ffi::MPI_Comm_set_errhandler(comm, handler), set, None)?;
-            check(
-                ffi::MPI_Comm_rank(comm, &raw mut rank),
-                "MPI_Comm_rank",
-                None,
-            )?;
-            check(
-                ffi::MPI_Comm_size(comm, &raw mut size),
-                "MPI_Comm_size",
-                None,
-            )?;
+            call!(MPI_Comm_set_errhandler(world, handler))?;
+            call!(MPI_Comm_dup(world, &raw mut comm))?;
+            call!(MPI_Comm_set_errhandler(comm, handler))?;
+            call!(MPI_Comm_rank(comm, &raw mut rank))?;
+            call!(MPI_Comm_size(comm, &raw mut size))?;
         }
         Ok(Self {
             comm,
@@ -110,8 +104,7 @@ impl MpiWorld {
     /// Finalises MPI, when no message is in flight on any rank. Collective: call on all ranks.
     pub fn finish(mut self) -> Result<(), CommError> {
         // SAFETY: the communicator is this value's own, and no request uses it any more.
-        let freed = unsafe { ffi::MPI_Comm_free(&raw mut self.comm) };
-        check(freed, "MPI_Comm_free", None)?;
+        unsafe { call!(MPI_Comm_free(&raw mut self.comm)) }?;
         drop(ManuallyDrop::into_inner(self.universe));
         Ok(())
     }
@@ -342,8 +335,11 @@ impl ControlReceives {
             if there == 0 {
                 return Ok(None);
             }
-            let code = ffi::MPI_Get_count(&raw const status, ffi::RSMPI_UINT8_T, &raw mut len);
-            check(code, "MPI_Get_count", None)?;
+            call!(MPI_Get_count(
+                &raw const status,
+                ffi::RSMPI_UINT8_T,
+                &raw mut len
+            ))?;
         }
         let note = self.buffers[index][..len as usize].to_vec();
         self.post(world, index)?;
@@ -357,8 +353,8 @@ impl ControlReceives {
             let mut status = empty_status();
             // SAFETY: the request is one that was posted.
             unsafe {
-                check(ffi::MPI_Cancel(request), "MPI_Cancel", None)?;
-                check(ffi::MPI_Wait(request, &raw mut status), "MPI_Wait", None)?;
+                call!(MPI_Cancel(request))?;
+                call!(MPI_Wait(request, &raw mut status))?;
             }
         }
         drop(ManuallyDrop::into_inner(self.buffers));

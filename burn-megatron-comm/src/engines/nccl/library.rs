@@ -312,53 +312,33 @@ impl Library {
         let [input, output] = addresses;
         let from = |at: usize| (input + at as u64 * width) as *const _;
         let to = |at: usize| (output + at as u64 * width) as *mut _;
-        let (comm_, stream) = (comm.0, stream.0 as *mut _);
-        let (first, result) = (from(0), to(0));
+        let (raw, stream) = (comm.0, stream.0 as *mut _);
+        let (first, result, count) = (from(0), to(0), plan.input);
         // SAFETY: required of the caller.
-        let (name, code) = unsafe {
+        let code = unsafe {
             match step {
-                NcclOp::AllReduce(op) => (
-                    "ncclAllReduce",
-                    (api.all_reduce)(
-                        first,
-                        result,
-                        plan.input,
-                        dtype,
-                        reduction(op),
-                        comm_,
-                        stream,
-                    ),
-                ),
-                NcclOp::AllGather => (
-                    "ncclAllGather",
-                    (api.all_gather)(first, result, plan.input, dtype, comm_, stream),
-                ),
-                NcclOp::ReduceScatter(op) => {
-                    let (len, op) = (plan.output, reduction(op));
-                    (
-                        "ncclReduceScatter",
-                        (api.reduce_scatter)(first, result, len, dtype, op, comm_, stream),
-                    )
+                NcclOp::AllReduce(op) => {
+                    (api.all_reduce)(first, result, count, dtype, reduction(op), raw, stream)
                 }
-                NcclOp::Broadcast { root } => (
-                    "ncclBroadcast",
-                    (api.broadcast)(first, result, plan.input, dtype, root as _, comm_, stream),
-                ),
-                NcclOp::Send { to, at, count } => (
-                    "ncclSend",
-                    (api.send)(from(at), count, dtype, to as c_int, comm_, stream),
-                ),
+                NcclOp::AllGather => (api.all_gather)(first, result, count, dtype, raw, stream),
+                NcclOp::ReduceScatter(op) => {
+                    let (count, op) = (plan.output, reduction(op));
+                    (api.reduce_scatter)(first, result, count, dtype, op, raw, stream)
+                }
+                NcclOp::Broadcast { root } => {
+                    (api.broadcast)(first, result, count, dtype, root as c_int, raw, stream)
+                }
+                NcclOp::Send { to, at, count } => {
+                    (api.send)(from(at), count, dtype, to as c_int, raw, stream)
+                }
                 NcclOp::Receive {
                     from: peer,
                     at,
                     count,
-                } => (
-                    "ncclRecv",
-                    (api.receive)(to(at), count, dtype, peer as c_int, comm_, stream),
-                ),
+                } => (api.receive)(to(at), count, dtype, peer as c_int, raw, stream),
             }
         };
-        self.check(name, Some(comm), code).map(drop)
+        self.check(step.into(), Some(comm), code).map(drop)
     }
 
     /// Allocates device memory that can be registered.

@@ -6,7 +6,8 @@ use crate::communicator::Group;
 
 /// One NCCL operation. Counts and offsets are in elements; peers are indices in the group, or in the pair of a
 /// message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(prefix = "nccl")]
 pub(super) enum NcclOp {
     AllReduce(ReduceOp),
     AllGather,
@@ -21,6 +22,7 @@ pub(super) enum NcclOp {
         count: usize,
     },
     /// `count` elements of the result.
+    #[strum(serialize = "Recv")]
     Receive {
         from: usize,
         at: usize,

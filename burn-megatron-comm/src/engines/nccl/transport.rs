@@ -236,19 +236,17 @@ impl NcclTransport {
         plan: NcclPlan,
         memory: CallMemory,
     ) -> NcclCall {
-        let (key, settings) = match plan.scope {
+        let (key, settings, queue) = match plan.scope {
             CommScope::Group => {
                 let settings = NcclGroup::of_name(group.name());
-                (CommKey::Group(group_id), settings)
+                let queue = CallQueue::Collectives(self.state.streams.priority(settings));
+                (CommKey::Group(group_id), settings, queue)
             }
             CommScope::Message { from, to } => {
                 let group = group_id;
-                (CommKey::Message { group, from, to }, NcclGroup::Messages)
+                let key = CommKey::Message { group, from, to };
+                (key, NcclGroup::Messages, CallQueue::Messages(key))
             }
-        };
-        let queue = match plan.scope {
-            CommScope::Group => CallQueue::Collectives(self.state.streams.priority(settings)),
-            CommScope::Message { .. } => CallQueue::Messages(key),
         };
         NcclCall {
             key,
@@ -281,13 +279,11 @@ fn start_worker(state: &Arc<EngineState>, rank: usize) -> Result<Sender<WorkerCo
     let (worker, commands) = mpsc::channel();
     let (started, started_receiver) = mpsc::sync_channel(1);
     let (state, own) = (state.clone(), worker.clone());
-    let work = move || match NcclWorker::new(state, own) {
-        Ok(worker) => {
-            let _ = started.send(Ok(()));
+    let work = move || {
+        let worker = NcclWorker::new(state, own);
+        let _ = started.send(worker.as_ref().map(drop).map_err(String::clone));
+        if let Ok(worker) = worker {
             worker.run(&commands);
-        }
-        Err(reason) => {
-            let _ = started.send(Err(reason));
         }
     };
     let builder = thread::Builder::new().name(format!("nccl-{rank}"));

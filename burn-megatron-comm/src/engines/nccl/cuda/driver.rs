@@ -1,13 +1,14 @@
 //! The device, through CUDA's driver.
 
-use std::ffi::c_void;
 use std::sync::Arc;
 
-use cudarc::driver::CudaContext;
+use cudarc::driver::result::stream::{self, StreamKind};
+use cudarc::driver::result::{self, event};
 use cudarc::driver::sys::{
-    self, CUdevice_attribute, CUevent, CUevent_flags, CUpointer_attribute, CUresult, CUstream,
-    CUstream_flags, CUstreamCaptureMode,
+    self, CUdevice_attribute, CUevent, CUevent_flags, CUevent_wait_flags, CUpointer_attribute,
+    CUresult, CUstream, CUstreamCaptureMode,
 };
+use cudarc::driver::{CudaContext, DriverError};
 
 use super::super::driver::{Allocation, DeviceDriver, Event, Priority, Stream};
 
@@ -38,14 +39,12 @@ impl CudaDeviceDriver {
     }
 }
 
-fn check(name: &str, result: CUresult) -> Result<(), String> {
-    result
-        .result()
-        .map_err(|error| format!("{name}: {error:?}"))
+fn check<T>(name: &str, result: Result<T, DriverError>) -> Result<T, String> {
+    result.map_err(|error| format!("{name}: {error:?}"))
 }
 
 /// Logs an error that cannot be handled: a handle or some memory is lost.
-fn warn_on_error(name: &str, result: CUresult) {
+fn warn_on_error(name: &str, result: Result<(), DriverError>) {
     if let Err(reason) = check(name, result) {
         tracing::warn!("{reason}");
     }
@@ -73,109 +72,86 @@ impl DeviceDriver for CudaDeviceDriver {
     fn ignore_captures(&self) -> Result<(), String> {
         let mut mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         // SAFETY: the mode before is written before the call returns.
-        check("cuThreadExchangeStreamCaptureMode", unsafe {
-            sys::cuThreadExchangeStreamCaptureMode(&mut mode)
-        })
+        let set = unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut mode) };
+        check("cuThreadExchangeStreamCaptureMode", set.result())
     }
 
     fn multiprocessors(&self) -> Result<usize, String> {
         let attribute = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
-        let count = self.context.attribute(attribute);
-        count
-            .map(|count| count as usize)
-            .map_err(|error| format!("cuDeviceGetAttribute: {error:?}"))
+        let count = check("cuDeviceGetAttribute", self.context.attribute(attribute))?;
+        Ok(count as usize)
     }
 
     fn create_stream(&self, priority: Priority) -> Result<Stream, String> {
         // The greatest priority has the least number.
-        let (mut least, mut greatest) = (0, 0);
-        // SAFETY: the numbers are written before the call returns.
-        check("cuCtxGetStreamPriorityRange", unsafe {
-            sys::cuCtxGetStreamPriorityRange(&mut least, &mut greatest)
-        })?;
+        let (least, greatest) = check("cuCtxGetStreamPriorityRange", stream::get_priority_range())?;
         let priority = match priority {
             Priority::Normal => least,
             Priority::High => greatest,
         };
-        let mut stream = std::ptr::null_mut();
-        let flags = CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
-        // SAFETY: the stream is written before the call returns.
-        check("cuStreamCreateWithPriority", unsafe {
-            sys::cuStreamCreateWithPriority(&mut stream, flags, priority)
-        })?;
-        Ok(Stream(stream as usize))
+        let created = stream::create_with_priority(StreamKind::NonBlocking, priority);
+        Ok(Stream(
+            check("cuStreamCreateWithPriority", created)? as usize
+        ))
     }
 
     fn destroy_stream(&self, stream: Stream) {
         // SAFETY: as above; pending work on it is executed first.
         warn_on_error("cuStreamDestroy", unsafe {
-            sys::cuStreamDestroy_v2(stream_of(stream))
+            stream::destroy(stream_of(stream))
         });
     }
 
     fn create_event(&self) -> Result<Event, String> {
-        let mut event = std::ptr::null_mut();
-        let flags = CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
-        // SAFETY: the event is written before the call returns.
-        check("cuEventCreate", unsafe {
-            sys::cuEventCreate(&mut event, flags)
-        })?;
-        Ok(Event(event as usize))
+        let created = event::create(CUevent_flags::CU_EVENT_DISABLE_TIMING);
+        Ok(Event(check("cuEventCreate", created)? as usize))
     }
 
     fn destroy_event(&self, event: Event) {
         // SAFETY: as above; pending waits for it are still released.
-        warn_on_error("cuEventDestroy", unsafe {
-            sys::cuEventDestroy_v2(event_of(event))
-        });
+        warn_on_error("cuEventDestroy", unsafe { event::destroy(event_of(event)) });
     }
 
     fn record(&self, event: Event, stream: Stream) -> Result<(), String> {
         // SAFETY: as above.
-        check("cuEventRecord", unsafe {
-            sys::cuEventRecord(event_of(event), stream_of(stream))
-        })
+        let recorded = unsafe { event::record(event_of(event), stream_of(stream)) };
+        check("cuEventRecord", recorded)
     }
 
     fn stream_wait_event(&self, stream: Stream, event: Event) -> Result<(), String> {
+        let flags = CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
         // SAFETY: as above.
-        check("cuStreamWaitEvent", unsafe {
-            sys::cuStreamWaitEvent(stream_of(stream), event_of(event), 0)
-        })
+        let waits = unsafe { stream::wait_event(stream_of(stream), event_of(event), flags) };
+        check("cuStreamWaitEvent", waits)
     }
 
     fn query_event(&self, event: Event) -> Result<bool, String> {
         // SAFETY: as above.
-        match unsafe { sys::cuEventQuery(event_of(event)) } {
-            CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+        match unsafe { event::query(event_of(event)) } {
+            Err(DriverError(CUresult::CUDA_ERROR_NOT_READY)) => Ok(false),
             result => check("cuEventQuery", result).map(|()| true),
         }
     }
 
     fn allocate(&self, bytes: usize, stream: Stream) -> Result<u64, String> {
-        let mut address = 0;
-        // SAFETY: the address is written before the call returns. A stream-ordered allocation does not wait for the
-        // device, as `cuMemAlloc` may: that would wait for collectives too.
-        check("cuMemAllocAsync", unsafe {
-            sys::cuMemAllocAsync(&mut address, bytes, stream_of(stream))
-        })?;
-        Ok(address)
+        // SAFETY: as above. A stream-ordered allocation does not wait for the device, as `cuMemAlloc` may: that would wait for
+        // collectives too.
+        let address = unsafe { result::malloc_async(stream_of(stream), bytes) };
+        check("cuMemAllocAsync", address)
     }
 
     fn allocation(&self, address: u64) -> Result<Allocation, String> {
         let (mut start, mut bytes, mut id) = (0, 0, 0u64);
+        let attribute = CUpointer_attribute::CU_POINTER_ATTRIBUTE_BUFFER_ID;
         // SAFETY: the results are written before the calls return; the attribute has 8 bytes.
-        unsafe {
-            check(
-                "cuMemGetAddressRange",
+        let (range, attribute) = unsafe {
+            (
                 sys::cuMemGetAddressRange_v2(&mut start, &mut bytes, address),
-            )?;
-            let attribute = CUpointer_attribute::CU_POINTER_ATTRIBUTE_BUFFER_ID;
-            check(
-                "cuPointerGetAttribute",
                 sys::cuPointerGetAttribute((&raw mut id).cast(), attribute, address),
-            )?;
-        }
+            )
+        };
+        check("cuMemGetAddressRange", range.result())?;
+        check("cuPointerGetAttribute", attribute.result())?;
         Ok(Allocation {
             address: start,
             bytes,
@@ -185,33 +161,30 @@ impl DeviceDriver for CudaDeviceDriver {
 
     fn free(&self, address: u64, stream: Stream) {
         // SAFETY: of `allocate`, and freed once.
-        warn_on_error("cuMemFreeAsync", unsafe {
-            sys::cuMemFreeAsync(address, stream_of(stream))
-        });
+        let freed = unsafe { result::free_async(address, stream_of(stream)) };
+        warn_on_error("cuMemFreeAsync", freed);
     }
 
     unsafe fn copy_to_device(&self, to: u64, from: &[u8], stream: Stream) -> Result<(), String> {
-        let from_ = from.as_ptr().cast::<c_void>();
+        let stream = stream_of(stream);
         // SAFETY: required of the caller.
-        check("cuMemcpyHtoDAsync", unsafe {
-            sys::cuMemcpyHtoDAsync_v2(to, from_, from.len(), stream_of(stream))
-        })?;
+        let copied = unsafe { result::memcpy_htod_async(to, from, stream) };
+        check("cuMemcpyHtoDAsync", copied)?;
         // Whether pageable memory has been read when the call returns depends on its size.
         // SAFETY: as above.
         check("cuStreamSynchronize", unsafe {
-            sys::cuStreamSynchronize(stream_of(stream))
+            stream::synchronize(stream)
         })
     }
 
     unsafe fn copy_to_host(&self, to: &mut [u8], from: u64, stream: Stream) -> Result<(), String> {
-        let to_ = to.as_mut_ptr().cast::<c_void>();
+        let stream = stream_of(stream);
         // SAFETY: required of the caller.
-        check("cuMemcpyDtoHAsync", unsafe {
-            sys::cuMemcpyDtoHAsync_v2(to_, from, to.len(), stream_of(stream))
-        })?;
+        let copied = unsafe { result::memcpy_dtoh_async(to, from, stream) };
+        check("cuMemcpyDtoHAsync", copied)?;
         // SAFETY: as above.
         check("cuStreamSynchronize", unsafe {
-            sys::cuStreamSynchronize(stream_of(stream))
+            stream::synchronize(stream)
         })
     }
 
@@ -223,8 +196,7 @@ impl DeviceDriver for CudaDeviceDriver {
         stream: Stream,
     ) -> Result<(), String> {
         // SAFETY: required of the caller.
-        check("cuMemcpyDtoDAsync", unsafe {
-            sys::cuMemcpyDtoDAsync_v2(to, from, bytes, stream_of(stream))
-        })
+        let copied = unsafe { result::memcpy_dtod_async(to, from, bytes, stream_of(stream)) };
+        check("cuMemcpyDtoDAsync", copied)
     }
 }
