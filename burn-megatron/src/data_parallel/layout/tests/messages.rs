@@ -87,7 +87,7 @@ fn buffers_that_cannot_be_allocated_are_refused() {
     // Each buffer fits, all of them do not.
     let types = [DType::U8, DType::F16, DType::BF16, DType::F32];
     let parameters = types.map(|dtype| ParameterSize {
-        elements: isize::MAX as usize / dtype.size_of() & !127,
+        elements: (isize::MAX as usize / dtype.size_of()) & !127,
         parameter: dtype,
         gradient: dtype,
         ..dense(0)
