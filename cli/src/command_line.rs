@@ -11,7 +11,7 @@ use burn_megatron_models::hf::HfFamily;
 use burn_megatron_train::{ReplayError, TrainError, Verdict};
 use clap::FromArgMatches;
 
-use crate::cli::{Cli, Command, LogLevel};
+use crate::cli::{Cli, Command, LogArgs};
 use crate::error::Error;
 use crate::family::Families;
 use crate::recipe::{DEFAULT_RECIPE, Recipe};
@@ -112,7 +112,7 @@ impl CommandLine {
                 None => error.exit(),
             },
         };
-        run_program(cli.log_level, || self.command(&cli.command))
+        run_program(&cli.log, || self.command(&cli.command))
     }
 
     /// The command of clap; where help is asked for, with the defaults of the recipe.
@@ -150,7 +150,7 @@ impl CommandLine {
 
 /// Runs the work of a program with its log on standard error, and returns the exit code. Prints an error.
 pub fn run_program(
-    log_level: LogLevel,
+    LogArgs { log_level }: &LogArgs,
     work: impl FnOnce() -> Result<ExitCode, Error>,
 ) -> ExitCode {
     allocator::keep_freed_memory();
