@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use burn_megatron_cli::internal::{Error, LogLevel, MAX_COLUMNS, run_program};
+use burn_megatron_cli::internal::{Error, LogArgs, MAX_COLUMNS, run_program};
 use clap::{Parser, Subcommand};
 
 /// Prints to standard output. Unlike the macro of the standard library, it ignores a closed pipe.
@@ -48,18 +48,9 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 struct Bench {
     #[command(subcommand)]
     command: Command,
-    /// Messages on standard error: error, warn, info, debug or trace.
-    #[arg(
-        long,
-        global = true,
-        value_enum,
-        value_name = "LEVEL",
-        default_value_t = LogLevel::Warn,
-        hide_possible_values = true,
-        help_heading = "Logging",
-        display_order = 1000
-    )]
-    log_level: LogLevel,
+    /// The log.
+    #[command(flatten)]
+    log: LogArgs,
 }
 
 /// The benchmarks.
@@ -100,7 +91,7 @@ enum Command {
 
 fn main() -> ExitCode {
     let bench = Bench::parse();
-    run_program(bench.log_level, || {
+    run_program(&bench.log, || {
         run(&bench.command).map(|()| ExitCode::SUCCESS)
     })
 }

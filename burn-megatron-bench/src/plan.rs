@@ -6,7 +6,7 @@ use burn::tensor::Device;
 use burn_megatron::comm::ParallelContext;
 use burn_megatron_cli::internal::{
     DEFAULT_RECIPE, Error, Families, Recipe, RecipeLayers, RecipeModel, SetArgs, at_least_one,
-    median, run_in,
+    median, run_in, set_steps,
 };
 use burn_megatron_plan::accuracy::{self, TimedPlan};
 use burn_megatron_plan::hardware::measure;
@@ -107,9 +107,11 @@ fn evenly_spaced(plans: &[Plan], count: usize) -> Vec<&Plan> {
 
 /// The measured steps of rank 0.
 fn seconds(mut recipe: Recipe, ranks: usize) -> Result<Vec<f64>, Error> {
-    recipe.train.steps = WARM_UP + STEPS;
-    recipe.train.warmup_steps = 0;
-    recipe.train.evaluate_every = None;
+    let batch = [
+        recipe.train.micro_batch_size,
+        recipe.train.global_batch_size,
+    ];
+    set_steps(&mut recipe, batch, WARM_UP + STEPS);
     let plan = recipe.plan()?;
     let mut by_rank = on_threads(ranks, |rank| {
         let groups = ParallelContext::new(&plan.layout, rank)?;

@@ -27,6 +27,14 @@ pub struct Cli {
     /// The command.
     #[command(subcommand)]
     pub command: Command,
+    /// The log.
+    #[command(flatten)]
+    pub log: LogArgs,
+}
+
+/// The log of a command.
+#[derive(clap::Args)]
+pub struct LogArgs {
     /// Messages on standard error: error, warn, info (also the time of each step), debug (also its phases) or trace
     /// (also each collective and each parameter's update). The progress of a run is shown at every level.
     #[arg(

@@ -11,7 +11,7 @@ use burn_megatron_models::hf::HfFamily;
 use burn_megatron_train::{ReplayError, TrainError, Verdict};
 use clap::FromArgMatches;
 
-use crate::cli::{Cli, Command, ConfigArgs, LogLevel};
+use crate::cli::{Cli, Command, ConfigArgs, LogArgs};
 use crate::error::Error;
 use crate::family::Families;
 use crate::recipe::{DEFAULT_RECIPE, Recipe};
@@ -124,7 +124,7 @@ impl CommandLine {
         if let Command::Pretrain(args) = &mut cli.command {
             args.follow_restart();
         }
-        run_program(cli.log_level, || self.command(&cli.command))
+        run_program(&cli.log, || self.command(&cli.command))
     }
 
     /// The message for the command `bench`, and for an unknown flag of `pretrain` that has the name of a setting.
@@ -194,7 +194,7 @@ impl CommandLine {
 
 /// Runs the work of a program with its log on standard error, and returns the exit code. Prints an error.
 pub fn run_program(
-    log_level: LogLevel,
+    LogArgs { log_level }: &LogArgs,
     work: impl FnOnce() -> Result<ExitCode, Error>,
 ) -> ExitCode {
     allocator::keep_freed_memory();

@@ -1,6 +1,6 @@
 //! The parts of the command that `burn-megatron-bench` uses. They are not for other programs, and may change.
 
-pub use crate::cli::LogLevel;
+pub use crate::cli::LogArgs;
 pub use crate::command_line::run_program;
 pub use crate::data_parallel::precision;
 pub use crate::error::Error;
@@ -18,5 +18,5 @@ pub use crate::set::SetArgs;
 pub use crate::settings::SettingFlags;
 pub use crate::stdio::write;
 pub use crate::terminal::{MAX_COLUMNS, width as terminal_width, wrapped};
-pub use crate::timed_steps::{NamedModel, RandomTokens, TimedSteps, run, run_in};
+pub use crate::timed_steps::{NamedModel, RandomTokens, TimedSteps, run, run_in, set_steps};
 pub use crate::timing::{TimingConfig, Work, median, time_interleaved};

@@ -8,7 +8,7 @@ use clap::Args;
 use serde_json::json;
 
 use crate::emulate;
-use crate::process::{commit, run as run_command, target_folder};
+use crate::process::{commit, copy_folder, run as run_command, target_folder};
 use crate::report::{Outcome, Report};
 
 /// The content of the kit.
@@ -62,10 +62,9 @@ fn stage_in(folder: &Path, root: &Path, program: &Path, tests: &[PathBuf]) -> Re
         fs::remove_dir_all(folder).map_err(failed)?;
     }
     copy_folder(&root.join("tools").join(FOLDER), folder)?;
-    copy(
-        &root.join("burn-megatron-bench/python/torch_step.py"),
-        &folder.join("torch_step.py"),
-    )?;
+    let peer = root.join("burn-megatron-bench/python/torch_step.py");
+    fs::copy(&peer, folder.join("torch_step.py"))
+        .map_err(|error| format!("{}: {error}", peer.display()))?;
     for name in PROGRAMS {
         strip(&program.with_file_name(name), &folder.join(name))?;
         report_paths(&folder.join(name), root)?;
@@ -79,29 +78,6 @@ fn stage_in(folder: &Path, root: &Path, program: &Path, tests: &[PathBuf]) -> Re
     }
     let about = json!({ "commit": commit(root) });
     fs::write(folder.join("kit.json"), about.to_string()).map_err(failed)
-}
-
-fn copy_folder(from: &Path, to: &Path) -> Result<(), String> {
-    let failed = |error: std::io::Error| format!("{}: {error}", from.display());
-    fs::create_dir_all(to).map_err(failed)?;
-    for entry in fs::read_dir(from).map_err(failed)? {
-        let path = entry.map_err(failed)?.path();
-        let Some(name) = path.file_name().filter(|name| *name != "__pycache__") else {
-            continue;
-        };
-        if path.is_dir() {
-            copy_folder(&path, &to.join(name))?;
-        } else {
-            copy(&path, &to.join(name))?;
-        }
-    }
-    Ok(())
-}
-
-fn copy(from: &Path, to: &Path) -> Result<(), String> {
-    fs::copy(from, to)
-        .map(drop)
-        .map_err(|error| format!("{}: {error}", from.display()))
 }
 
 fn strip(from: &Path, to: &Path) -> Result<(), String> {

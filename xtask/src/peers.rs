@@ -7,7 +7,7 @@ use std::process::Command;
 
 use clap::Args;
 
-use crate::process::{cargo, run as run_command, target_folder};
+use crate::process::{cargo, copy_folder, run as run_command, target_folder};
 use crate::report::{Outcome, Report};
 use crate::temp::TempDir;
 
@@ -174,21 +174,6 @@ fn exported(root: &Path, python: &Path) -> Result<(), String> {
             .arg(root.join("models/tests/fixtures/hf/check.py"))
             .arg(program),
     )
-}
-
-fn copy_folder(from: &Path, to: &Path) -> Result<(), String> {
-    let failed = |e: std::io::Error| format!("{}: {e}", from.display());
-    fs::create_dir_all(to).map_err(failed)?;
-    for entry in fs::read_dir(from).map_err(failed)? {
-        let entry = entry.map_err(failed)?;
-        let (path, target) = (entry.path(), to.join(entry.file_name()));
-        if path.is_dir() {
-            copy_folder(&path, &target)?;
-        } else {
-            fs::copy(&path, &target).map_err(failed)?;
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! Runs commands: prints each before it starts, and turns its exit status into a `Result`.
 
 use std::env;
+use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
@@ -86,6 +87,22 @@ pub fn target_folder(root: &Path) -> Result<PathBuf, String> {
         Some(folder) => Ok(folder.into()),
         None => Err("cargo metadata does not name the target folder".into()),
     }
+}
+
+/// Copies a folder with everything in it, without what Python has compiled. The folder may exist.
+pub fn copy_folder(from: &Path, to: &Path) -> Result<(), String> {
+    let failed = |error: std::io::Error| format!("{}: {error}", from.display());
+    fs::create_dir_all(to).map_err(failed)?;
+    for entry in fs::read_dir(from).map_err(failed)? {
+        let entry = entry.map_err(failed)?;
+        let (path, target) = (entry.path(), to.join(entry.file_name()));
+        if path.is_dir() && entry.file_name() != "__pycache__" {
+            copy_folder(&path, &target)?;
+        } else if !path.is_dir() {
+            fs::copy(&path, &target).map_err(failed)?;
+        }
+    }
+    Ok(())
 }
 
 /// The commit, or `unknown` without git.

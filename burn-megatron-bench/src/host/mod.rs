@@ -10,12 +10,14 @@ use burn::tensor::Device;
 use burn_megatron::data_parallel::Precision;
 use burn_megatron::device::{DeviceKind, check_results};
 use burn_megatron::nn::fp8::{DelayedScaling, Fp8Recipe};
-use burn_megatron_cli::internal::{Error, NamedModel, at_least_one, median, run as timed_steps};
+use burn_megatron_cli::internal::{
+    Error, NamedModel, at_least_one, median, run as timed_steps, set_steps,
+};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 
 use crate::report::{Column, Report};
-use crate::step::{recipe_of, set_steps};
+use crate::step::recipe_of;
 
 /// Flags of `host`.
 #[derive(Args)]

@@ -10,7 +10,7 @@ use burn_megatron::kernel_selection::AttentionChoice;
 use burn_megatron::kernels::gemm::engine_of;
 use burn_megatron_cli::internal::{
     DEFAULT_RECIPE, Error, Families, Model, NamedModel, Recipe, RecipeLayers, median,
-    run as timed_steps,
+    run as timed_steps, set_steps,
 };
 use serde::Deserialize;
 use serde_json::json;
@@ -198,14 +198,6 @@ pub fn recipe_of(model: NamedModel) -> (String, Recipe) {
     recipe.train.learning_rate = 6e-4;
     recipe.train.min_learning_rate = 6e-5;
     (model.name().into(), recipe)
-}
-
-/// Sets the samples of a micro-batch and of a step, and the number of steps, of which none evaluates.
-pub fn set_steps(recipe: &mut Recipe, [micro, global]: [usize; 2], steps: usize) {
-    let train = &mut recipe.train;
-    (train.micro_batch_size, train.global_batch_size) = (micro, global);
-    (train.steps, train.warmup_steps) = (steps, 0);
-    train.evaluate_every = None;
 }
 
 fn time(

@@ -13,7 +13,7 @@ use crate::error::Error;
 use crate::estimate;
 use crate::family::Model;
 use crate::recipe::Recipe;
-use crate::timed_steps::{self, NamedModel, RandomTokens};
+use crate::timed_steps::{self, NamedModel, RandomTokens, set_steps};
 use crate::timing::median;
 use crate::verify::models::VerifyModel;
 
@@ -71,7 +71,7 @@ pub fn memory(device: &Device, kind: DeviceKind) -> Result<Findings, Error> {
         ..Recipe::default()
     };
     recipe.data_parallel.precision = precision;
-    set_steps(&mut recipe, 4, 10);
+    set_steps(&mut recipe, [4, 4], 10);
     let timed = timed_steps::run(&recipe, device, 5)?;
     let mut found = Findings::default();
     let tokens = (4 * recipe.model.context()) as f64 / median(&timed.seconds);
@@ -99,15 +99,8 @@ fn small(model: VerifyModel, precision: Precision) -> Recipe {
     };
     recipe.data_parallel.precision = precision;
     recipe.train.learning_rate = 1e-3;
-    set_steps(&mut recipe, 4, STEPS);
+    set_steps(&mut recipe, [4, 4], STEPS);
     recipe
-}
-
-fn set_steps(recipe: &mut Recipe, batch: usize, steps: usize) {
-    let train = &mut recipe.train;
-    (train.micro_batch_size, train.global_batch_size) = (batch, batch);
-    (train.steps, train.warmup_steps) = (steps, 0);
-    train.evaluate_every = None;
 }
 
 /// Adds the largest difference of the losses of all steps.

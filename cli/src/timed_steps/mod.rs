@@ -20,6 +20,14 @@ use crate::recipe::Recipe;
 
 pub use models::NamedModel;
 
+/// Sets the samples of a micro-batch and of a step, and the number of steps, of which none evaluates.
+pub fn set_steps(recipe: &mut Recipe, [micro, global]: [usize; 2], steps: usize) {
+    let train = &mut recipe.train;
+    (train.micro_batch_size, train.global_batch_size) = (micro, global);
+    (train.steps, train.warmup_steps) = (steps, 0);
+    train.evaluate_every = None;
+}
+
 /// The measurements of one model with one form of attention.
 pub struct TimedSteps {
     /// Wall-clock seconds of each measured step; the device is idle before the first and after the last.

@@ -8,6 +8,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use super::shell::{self, Ended};
+use crate::process::copy_folder;
 use crate::temp::TempDir;
 
 /// A script in place of cargo.
@@ -62,7 +63,7 @@ impl PageFolder {
         for entry in fs::read_dir(&self.root)? {
             let (path, name) = entry.map(|entry| (entry.path(), entry.file_name()))?;
             if name == WRITTEN {
-                copy(&path, &work.join(name))?;
+                copy_folder(&path, &work.join(name)).map_err(std::io::Error::other)?;
             } else if !RESULTS.iter().any(|result| name == *result) {
                 symlink(path, work.join(name))?;
             }
@@ -99,20 +100,6 @@ impl PageFolder {
         let lines: Vec<_> = text.lines().collect();
         lines[lines.len().saturating_sub(LINES)..].join("\n")
     }
-}
-
-fn copy(from: &Path, to: &Path) -> std::io::Result<()> {
-    fs::create_dir(to)?;
-    for entry in fs::read_dir(from)? {
-        let entry = entry?;
-        let to = to.join(entry.file_name());
-        if entry.file_type()?.is_dir() {
-            copy(&entry.path(), &to)?;
-        } else {
-            fs::copy(entry.path(), to)?;
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]
