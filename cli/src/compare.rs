@@ -1,9 +1,11 @@
 //! `burn-megatron compare`.
 
+use std::iter;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use burn_megatron::regular_file;
+use burn_megatron::text_table::Table;
 use burn_megatron_train::metrics::{MetricsRecord, oldest_version, read_metrics};
 use burn_megatron_train::plot::{LossComparison, LossCurve};
 use burn_megatron_train::run_folder::RunFolder;
@@ -140,28 +142,26 @@ pub fn run(args: &CompareArgs) -> Result<ExitCode, Error> {
 
 /// A line for each run, with its distance from the first.
 fn table(runs: &[ComparedRun]) -> String {
-    let width = runs.iter().map(|run| run.name.chars().count()).max();
-    let width = width.unwrap_or(0).max("run".len());
     let first = runs.first().and_then(|run| run.held_out);
-    let mut lines = vec![format!(
-        "#  {:<width$}  steps  held-out loss  difference",
-        "run"
-    )];
-    for (i, run) in runs.iter().enumerate() {
-        let difference = match (run.held_out, first) {
-            (Some(loss), Some(first)) if i > 0 => format!("{:+.2} %", 100.0 * (loss / first - 1.0)),
-            _ => "-".into(),
-        };
+    let head = ["#", "run", "steps", "held-out loss", "difference"];
+    let row = |(i, run): (usize, &ComparedRun)| {
         let loss = run.held_out.map(|loss| format!("{loss:.4}"));
-        lines.push(format!(
-            "{}  {:<width$}  {:>5}  {:>13}  {difference:>10}",
-            i + 1,
-            run.name,
-            run.steps,
-            loss.unwrap_or_else(|| "-".into()),
-        ));
-    }
-    lines.join("\n")
+        let difference = run.held_out.zip(first).filter(|_| i > 0);
+        let difference =
+            difference.map(|(loss, first)| format!("{:+.2} %", 100.0 * (loss / first - 1.0)));
+        let or_none = |cell: Option<String>| cell.unwrap_or_else(|| "-".into());
+        let (number, steps) = ((i + 1).to_string(), run.steps.to_string());
+        vec![
+            number,
+            run.name.clone(),
+            steps,
+            or_none(loss),
+            or_none(difference),
+        ]
+    };
+    let rows = iter::once(head.map(String::from).to_vec());
+    let rows = rows.chain(runs.iter().enumerate().map(row));
+    Table::new(rows).with_left([0, 1]).fit(None)
 }
 
 #[cfg(test)]
