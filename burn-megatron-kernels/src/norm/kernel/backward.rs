@@ -86,9 +86,9 @@ fn is_inside<N: Size>(active: bool, column: usize, #[comptime] layout: RowLayout
     inside
 }
 
-/// A vector of a row for the second time: from registers, or from memory.
+/// A vector of a row: from registers, or from memory.
 #[cube]
-pub(super) fn reload<F: Float, N: Size>(
+fn reload<F: Float, N: Size>(
     kept: &Array<Vector<F, N>>,
     tensor: &Tensor<Vector<F, N>>,
     step: usize,

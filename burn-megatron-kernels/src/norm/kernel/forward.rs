@@ -2,7 +2,6 @@
 
 use cubecl::prelude::*;
 
-use super::backward::reload;
 use super::layout::{RowLayout, row_sum};
 use crate::cube::lane_sum;
 
@@ -33,6 +32,22 @@ pub(super) fn factor<W: Float, N: Size>(
         factor += Vector::new(1.0);
     }
     factor
+}
+
+/// A vector of the row: from registers, or from memory for the second time.
+#[cube]
+fn reload<S: Float, N: Size>(
+    kept: &Array<Vector<S, N>>,
+    source: &mut Tensor<Vector<S, N>>,
+    step: usize,
+    at: usize,
+    #[comptime] in_registers: bool,
+) -> Vector<f32, N> {
+    if comptime!(in_registers) {
+        Vector::<f32, N>::cast_from(kept[step])
+    } else {
+        Vector::<f32, N>::cast_from(source[at])
+    }
 }
 
 /// A vector of the row, for the first time: the sum, which is written, or what is there.
@@ -125,8 +140,7 @@ pub(super) fn norm_forward<X: Float, S: Float, W: Float, B: Float, N: Size>(
         for step in 0..steps {
             let column = lane + step * lanes as usize;
             if active && column < columns {
-                let again = reload(&kept, source, step, base + column, in_registers);
-                let value = Vector::<f32, N>::cast_from(again) - near;
+                let value = reload(&kept, source, step, base + column, in_registers) - near;
                 left += value;
                 squares += value * value;
             }
@@ -153,8 +167,7 @@ pub(super) fn norm_forward<X: Float, S: Float, W: Float, B: Float, N: Size>(
     for step in 0..steps {
         let column = lane + step * lanes as usize;
         if active && column < columns {
-            let again = reload(&kept, source, step, base + column, in_registers);
-            let mut value = Vector::<f32, N>::cast_from(again);
+            let mut value = reload(&kept, source, step, base + column, in_registers);
             if comptime!(variant.centred) {
                 value = value - mean - rest;
             }
