@@ -9,7 +9,6 @@ use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
-use cubecl::prelude::*;
 
 use self::copies::quantize_kernel;
 #[cfg(test)]
