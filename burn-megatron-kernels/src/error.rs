@@ -97,6 +97,34 @@ impl KernelError {
     }
 }
 
+/// Fails with this message on shapes that do not fit.
+pub(crate) fn check_shape(
+    operation: &'static str,
+    fits: bool,
+    message: impl FnOnce() -> String,
+) -> Result<(), KernelError> {
+    if fits {
+        Ok(())
+    } else {
+        Err(KernelError::shape(operation, message()))
+    }
+}
+
+/// Fails for the option `name`, of which `expected` was expected, unless it fits.
+pub(crate) fn check_option(
+    operation: &'static str,
+    fits: bool,
+    name: &'static str,
+    value: impl ToString,
+    expected: &'static str,
+) -> Result<(), KernelError> {
+    if fits {
+        Ok(())
+    } else {
+        Err(KernelError::option(operation, name, value, expected))
+    }
+}
+
 /// Fails if a tensor has another type than `fits`, which errors call `named`.
 pub(crate) fn check_type(
     operation: &'static str,
@@ -104,11 +132,8 @@ pub(crate) fn check_type(
     dtype: DType,
     (fits, named): (DType, &'static str),
 ) -> Result<(), KernelError> {
-    if dtype == fits {
-        return Ok(());
-    }
-    let value = format!("{dtype:?}");
-    Err(KernelError::option(operation, name, value, named))
+    let value = format_args!("{dtype:?}");
+    check_option(operation, dtype == fits, name, value, named)
 }
 
 /// The argument of [`check_type`] for f32.
@@ -124,11 +149,8 @@ pub(crate) fn check_same_type(
     name: &'static str,
     dtype: DType,
 ) -> Result<(), KernelError> {
-    if dtype == x {
-        return Ok(());
-    }
-    let value = format!("{dtype:?} beside x in {x:?}");
-    Err(KernelError::option(operation, name, value, "the type of x"))
+    let value = format_args!("{dtype:?} beside x in {x:?}");
+    check_option(operation, dtype == x, name, value, "the type of x")
 }
 
 /// Fails if a tensor has another type than sums of values of `x`.
@@ -138,12 +160,9 @@ pub(crate) fn check_sum_type(
     name: &'static str,
     dtype: DType,
 ) -> Result<(), KernelError> {
-    if dtype == wide(x) {
-        return Ok(());
-    }
-    let value = format!("{dtype:?} beside x in {x:?}");
-    let fits = "F32, or F64 for F64";
-    Err(KernelError::option(operation, name, value, fits))
+    let value = format_args!("{dtype:?} beside x in {x:?}");
+    let expected = "F32, or F64 for F64";
+    check_option(operation, dtype == wide(x), name, value, expected)
 }
 
 /// Returns the value, or panics with the message of the error.

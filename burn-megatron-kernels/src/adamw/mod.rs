@@ -19,7 +19,7 @@ use burn::tensor::{DType, Tensor};
 
 use crate::KernelError;
 use crate::cpu::wide;
-use crate::error::{F32, accept, check_type};
+use crate::error::{F32, accept, check_option, check_shape, check_type};
 use crate::launch::launch;
 
 pub mod composed;
@@ -119,25 +119,22 @@ impl Blocks {
 impl AdamWStep {
     /// Checks the hyperparameters.
     fn check(&self) -> Result<(), KernelError> {
-        let option = |name, value: f64, fits| Err(KernelError::option(NAME, name, value, fits));
-        if self.step == 0 {
-            return option("step", 0.0, "1 for the first step");
-        }
-        if !self.rate.is_finite() {
-            return option("rate", self.rate, "a finite number");
-        }
+        check_option(NAME, self.step > 0, "step", 0, "1 for the first step")?;
+        let rate = self.rate;
+        check_option(NAME, rate.is_finite(), "rate", rate, "a finite number")?;
         for (name, beta) in [("beta1", self.beta1), ("beta2", self.beta2)] {
-            if !(0.0..1.0).contains(&beta) {
-                return option(name, beta, "a number from 0 up to but not including 1");
-            }
+            let (fits, expected) = (
+                (0.0..1.0).contains(&beta),
+                "a number from 0 up to but not including 1",
+            );
+            check_option(NAME, fits, name, beta, expected)?;
         }
         for (name, value) in [
             ("epsilon", self.epsilon),
             ("weight_decay", self.weight_decay),
         ] {
-            if !(value.is_finite() && value >= 0.0) {
-                return option(name, value, "a finite number from 0");
-            }
+            let fits = value.is_finite() && value >= 0.0;
+            check_option(NAME, fits, name, value, "a finite number from 0")?;
         }
         Ok(())
     }
@@ -274,52 +271,38 @@ fn check(
     } = buffers;
     let lengths = [master, first, second, gradient].map(|tensor| tensor.dims()[0]);
     let [length, ..] = lengths;
-    if lengths.iter().any(|other| *other != length) {
+    check_shape(NAME, lengths == [length; 4], || {
         let [master, first, second, gradient] = lengths;
-        return Err(KernelError::shape(
-            NAME,
-            format!(
-                "the weights have {master} elements, the first moment {first}, the second \
-                 {second}, the gradient {gradient}: expected equal lengths"
-            ),
-        ));
-    }
-    let dtype = |tensor: &Tensor<1>| tensor.dtype();
-    let option = |name, value: DType, fits| {
-        let value = format!("{value:?} beside weights in {:?}", dtype(master));
-        Err(KernelError::option(NAME, name, value, fits))
+        format!(
+            "the weights have {master} elements, the first moment {first}, the second {second}, the gradient \
+             {gradient}: expected equal lengths"
+        )
+    })?;
+    let [weights, moment, second, gradient] = [master, first, second, gradient].map(Tensor::dtype);
+    let option = |fits, name, value: DType, expected| {
+        let value = format_args!("{value:?} beside weights in {weights:?}");
+        check_option(NAME, fits, name, value, expected)
     };
-    let own = match dtype(master) {
+    let own = match weights {
         DType::F32 => "the type of the weights, F16 or BF16",
-        DType::F64 => "F64",
-        other => return option("type of the weights", other, "F32 or F64"),
+        _ => "F64",
     };
-    if dtype(first) != dtype(master) && (dtype(first), dtype(master)) != (DType::BF16, DType::F32) {
-        return option(
-            "type of the first moment",
-            dtype(first),
-            "the same type, or BF16 beside F32",
-        );
-    }
-    if dtype(second) != dtype(first) {
-        return option(
-            "type of the second moment",
-            dtype(second),
-            "that of the first moment",
-        );
-    }
-    if wide(dtype(gradient)) != dtype(master) {
-        return option("type of the gradient", dtype(gradient), own);
-    }
+    let fits = matches!(weights, DType::F32 | DType::F64);
+    option(fits, "type of the weights", weights, "F32 or F64")?;
+    let fits = moment == weights || (moment, weights) == (DType::BF16, DType::F32);
+    let expected = "the same type, or BF16 beside F32";
+    option(fits, "type of the first moment", moment, expected)?;
+    let (fits, expected) = (second == moment, "that of the first moment");
+    option(fits, "type of the second moment", second, expected)?;
+    let fits = wide(gradient) == weights;
+    option(fits, "type of the gradient", gradient, own)?;
     if let Some(model) = model {
-        if model.dims() != [length] {
-            let [given] = model.dims();
-            let message = format!("the copy has {given} elements, the weights have {length}");
-            return Err(KernelError::shape(NAME, message));
-        }
-        if wide(model.dtype()) != dtype(master) {
-            return option("type of the model", model.dtype(), own);
-        }
+        let [given] = model.dims();
+        check_shape(NAME, given == length, || {
+            format!("the copy has {given} elements, the weights have {length}")
+        })?;
+        let dtype = model.dtype();
+        option(wide(dtype) == weights, "type of the model", dtype, own)?;
     }
     match decay {
         Decay::Blocks(blocks) => check_blocks(blocks, length),
@@ -329,37 +312,27 @@ fn check(
 
 fn check_outcome(outcome: &Tensor<1>) -> Result<(), KernelError> {
     let ([length], expected) = (outcome.dims(), outcome::elements::COUNT);
-    if length == expected {
-        return Ok(());
-    }
-    Err(KernelError::shape(
-        NAME,
-        format!("an outcome of {length} elements: expected {expected}"),
-    ))
+    check_shape(NAME, length == expected, || {
+        format!("an outcome of {length} elements: expected {expected}")
+    })
 }
 
 fn check_blocks(blocks: &Blocks, length: usize) -> Result<(), KernelError> {
     let Blocks { decay, rate, first } = blocks;
-    if *first >= DECAY_BLOCK {
-        let name = "offset of the first element in its block";
-        let fits = "a number below 64";
-        return Err(KernelError::option(NAME, name, first, fits));
-    }
+    let name = "offset of the first element in its block";
+    check_option(NAME, *first < DECAY_BLOCK, name, first, "a number below 64")?;
     let count = (first + length).div_ceil(DECAY_BLOCK);
     let decay = ("decay", "type of the decay's factors", decay);
     let rate = rate.as_ref();
     let rate = rate.map(|rate| ("rate", "type of the rate's factors", rate));
     for (name, of_type, factors) in std::iter::once(decay).chain(rate) {
-        if factors.dims() != [count] {
-            return Err(KernelError::shape(
-                NAME,
-                format!(
-                    "{} factors of the {name} for {length} elements in blocks of {DECAY_BLOCK}, from element \
-             {first} of the first block: expected {count}",
-                    factors.dims()[0]
-                ),
-            ));
-        }
+        let [given] = factors.dims();
+        check_shape(NAME, given == count, || {
+            format!(
+                "{given} factors of the {name} for {length} elements in blocks of {DECAY_BLOCK}, from element \
+                 {first} of the first block: expected {count}"
+            )
+        })?;
         check_type(NAME, of_type, factors.dtype(), F32)?;
     }
     Ok(())

@@ -10,7 +10,7 @@ use super::AdamWStep;
 use super::update::StepScalars;
 use crate::KernelError;
 use crate::cpu::{Element, Real, for_float, slice, vector};
-use crate::error::accept;
+use crate::error::{accept, check_shape};
 use crate::launch::{SimpleOp, Spec, launch_one};
 
 const NAME: &str = "step_outcome";
@@ -147,25 +147,16 @@ fn check(
     rule.steps[1].check()?;
     let ([length], [elements]) = (statistics.dims(), before.dims());
     let columns = rule.columns;
-    if columns < columns::COUNT || length == 0 || !length.is_multiple_of(columns) {
-        return Err(KernelError::shape(
-            NAME,
-            format!(
-                "{length} statistics in rows of {columns} columns: expected whole rows of at least {}",
-                columns::COUNT
-            ),
-        ));
-    }
-    if elements != elements::COUNT {
-        return Err(KernelError::shape(
-            NAME,
-            format!(
-                "an outcome before of {elements} elements: expected {}",
-                elements::COUNT
-            ),
-        ));
-    }
-    Ok(())
+    let (least, expected) = (columns::COUNT, elements::COUNT);
+    let whole = columns >= least && length > 0 && length.is_multiple_of(columns);
+    check_shape(NAME, whole, || {
+        format!(
+            "{length} statistics in rows of {columns} columns: expected whole rows of at least {least}"
+        )
+    })?;
+    check_shape(NAME, elements == expected, || {
+        format!("an outcome before of {elements} elements: expected {expected}")
+    })
 }
 
 /// The elements of a tensor in f64.

@@ -9,7 +9,7 @@ use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use super::squares::squares;
 use crate::KernelError;
 use crate::cpu::{for_float, map_tasks, own, slice, slice_mut, wide};
-use crate::error::accept;
+use crate::error::{accept, check_shape};
 use crate::launch::{SimpleOp, Spec, launch_one};
 
 const NAME: &str = "largest_sums_of_squares";
@@ -128,27 +128,17 @@ fn check(
     first: usize,
 ) -> Result<(), KernelError> {
     let ([length], [results]) = (x.dims(), largest.dims());
-    let end = segments.ranges.iter().map(|range| range.end).max();
-    let needed = first + segments.len();
-    if end.unwrap_or(0) > length {
-        return Err(KernelError::shape(
-            NAME,
-            format!(
-                "a buffer of {length} elements has a segment up to {}",
-                end.unwrap_or(0)
-            ),
-        ));
-    }
-    if first == 0 || results < needed {
-        return Err(KernelError::shape(
-            NAME,
-            format!(
-                "{} sums from element {first} on of {results} results: expected 1 or more, and {needed} results",
-                segments.len()
-            ),
-        ));
-    }
-    Ok(())
+    let ends = segments.ranges.iter().map(|range| range.end);
+    let (end, sums) = (ends.max().unwrap_or(0), segments.len());
+    check_shape(NAME, end <= length, || {
+        format!("a buffer of {length} elements has a segment up to {end}")
+    })?;
+    let needed = first + sums;
+    check_shape(NAME, first > 0 && results >= needed, || {
+        format!(
+            "{sums} sums from element {first} on of {results} results: expected 1 or more, and {needed} results"
+        )
+    })
 }
 
 fn largest_on_cpu(

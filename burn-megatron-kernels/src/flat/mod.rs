@@ -10,7 +10,7 @@ use burn::tensor::{DType, Tensor};
 
 use crate::KernelError;
 use crate::cpu::wide;
-use crate::error::accept;
+use crate::error::{accept, check_option, check_shape};
 use crate::launch::{SimpleOp, Spec, launch_one};
 
 mod clear;
@@ -91,37 +91,25 @@ pub(crate) fn check_range(
     let dims = shape.iter().copied();
     let count = dims.fold(1, usize::saturating_mul);
     let needed = offset.saturating_add(count);
-    if needed <= length {
-        Ok(())
-    } else {
-        Err(KernelError::shape(
-            operation,
-            format!(
-                "{count} elements from element {offset} on reach past a flat buffer of {length}: expected at least {needed}"
-            ),
-        ))
-    }
+    check_shape(operation, needed <= length, || {
+        format!(
+            "{count} elements from element {offset} on reach past a flat buffer of {length}: expected at least {needed}"
+        )
+    })
 }
 
 fn check_types(flat: DType, values: DType) -> Result<(), KernelError> {
-    let option = |name, value: String, fits| Err(KernelError::option(NAME, name, value, fits));
-    let fits = match flat {
+    let expected = match flat {
         DType::F64 => "F64",
         DType::F32 => "F32, F16 or BF16",
         DType::F16 => "F16",
         DType::BF16 => "BF16",
         other => {
-            let value = format!("{other:?}");
-            return option("type of the flat buffer", value, "F64, F32, F16 or BF16");
+            let (name, value) = ("type of the flat buffer", format_args!("{other:?}"));
+            return check_option(NAME, false, name, value, "F64, F32, F16 or BF16");
         }
     };
-    if values == flat || values.is_float() && wide(values) == flat {
-        Ok(())
-    } else {
-        option(
-            "type of the values",
-            format!("{values:?} beside a flat buffer in {flat:?}"),
-            fits,
-        )
-    }
+    let fits = values == flat || values.is_float() && wide(values) == flat;
+    let value = format_args!("{values:?} beside a flat buffer in {flat:?}");
+    check_option(NAME, fits, "type of the values", value, expected)
 }

@@ -9,7 +9,7 @@ use crate::KernelError;
 use crate::cpu::{
     Element, ROW_GRAIN, Real, for_each_task, for_float, own, slice, slice_mut, vectorized,
 };
-use crate::error::{accept, check_sum_type};
+use crate::error::{accept, check_shape, check_sum_type};
 use crate::launch::{DeviceOp, InPlace, Spec, launch_one};
 
 const NAME: &str = "scale";
@@ -92,9 +92,8 @@ fn scale_cpu<E: Element>(x: FlexTensor, factor: &FlexTensor) -> FlexTensor {
 
 fn check<const D: usize>(x: &Tensor<D>, factor: &Tensor<1>) -> Result<(), KernelError> {
     let [count] = factor.dims();
-    if count != 1 {
-        let message = format!("a factor of shape [{count}]: expected [1]");
-        return Err(KernelError::shape(NAME, message));
-    }
+    check_shape(NAME, count == 1, || {
+        format!("a factor of shape [{count}]: expected [1]")
+    })?;
     check_sum_type(NAME, x.dtype(), "type of the factor", factor.dtype())
 }

@@ -5,17 +5,12 @@ use burn::tensor::Tensor;
 use super::delayed::LOG_COLUMNS;
 use super::format::Format;
 use crate::KernelError;
-use crate::error::{F32, check_type};
+use crate::error::{F32, check_option, check_shape, check_type};
 
 /// Checks that the format has 8 bits.
 pub(super) fn format(operation: &'static str, format: Format) -> Result<(), KernelError> {
-    match format {
-        Format::E4M3 | Format::E5M2 => Ok(()),
-        Format::E2M1 => {
-            let fits = "E4M3 or E5M2";
-            Err(KernelError::option(operation, "format", "E2M1", fits))
-        }
-    }
+    let fits = format != Format::E2M1;
+    check_option(operation, fits, "format", "E2M1", "E4M3 or E5M2")
 }
 
 /// Checks for a scalar `[1]` in f32.
@@ -24,13 +19,11 @@ pub(super) fn one(
     name: &'static str,
     tensor: &Tensor<1>,
 ) -> Result<(), KernelError> {
-    match tensor.dims() {
-        [1] => check_type(operation, name, tensor.dtype(), F32),
-        [length] => Err(KernelError::shape(
-            operation,
-            format!("the {name} is [{length}]: expected [1]"),
-        )),
-    }
+    let [length] = tensor.dims();
+    check_shape(operation, length == 1, || {
+        format!("the {name} is [{length}]: expected [1]")
+    })?;
+    check_type(operation, name, tensor.dtype(), F32)
 }
 
 /// Checks for scales in f32 that have this one.
@@ -40,12 +33,9 @@ pub(super) fn element(
     index: usize,
 ) -> Result<(), KernelError> {
     let [length] = scales.dims();
-    if index >= length {
-        return Err(KernelError::shape(
-            operation,
-            format!("scale {index} of {length}: expected an index below {length}"),
-        ));
-    }
+    check_shape(operation, index < length, || {
+        format!("scale {index} of {length}: expected an index below {length}")
+    })?;
     check_type(operation, "scales", scales.dtype(), F32)
 }
 
@@ -56,23 +46,16 @@ pub(super) fn entry(
     slot: usize,
 ) -> Result<(), KernelError> {
     let [length] = log.dims();
-    if slot >= length / LOG_COLUMNS {
-        return Err(KernelError::shape(
-            operation,
-            format!(
-                "entry {slot} of a log of {length} numbers: expected at least {}",
-                (slot + 1) * LOG_COLUMNS
-            ),
-        ));
-    }
+    check_shape(operation, slot < length / LOG_COLUMNS, || {
+        let least = (slot + 1) * LOG_COLUMNS;
+        format!("entry {slot} of a log of {length} numbers: expected at least {least}")
+    })?;
     check_type(operation, "log", log.dtype(), F32)
 }
 
 /// Checks that epsilon is finite and not negative.
 pub(super) fn epsilon(operation: &'static str, epsilon: f32) -> Result<(), KernelError> {
-    if epsilon.is_finite() && epsilon >= 0.0 {
-        return Ok(());
-    }
-    let fits = "a finite number that is 0 or more";
-    Err(KernelError::option(operation, "epsilon", epsilon, fits))
+    let fits = epsilon.is_finite() && epsilon >= 0.0;
+    let expected = "a finite number that is 0 or more";
+    check_option(operation, fits, "epsilon", epsilon, expected)
 }

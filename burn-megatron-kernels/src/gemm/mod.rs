@@ -18,7 +18,7 @@ use burn::backend::DispatchDevice;
 use burn::tensor::{DType, Device, Tensor};
 
 use crate::KernelError;
-use crate::error::{accept, check_same_type, check_sum_type};
+use crate::error::{accept, check_same_type, check_shape, check_sum_type};
 use crate::flat::check_range;
 use crate::launch::launch_one;
 
@@ -219,16 +219,14 @@ fn check_linear(
     let operation = op::LINEAR;
     let ([rows, inputs], [expected, outputs]) = (x.dims(), weight.dims());
     let given = bias.map(|bias| bias.dims()[0]);
-    if inputs != expected || given.is_some_and(|given| given != outputs) {
+    let fits = inputs == expected && given.is_none_or(|given| given == outputs);
+    check_shape(operation, fits, || {
         let bias = given.map_or("none".to_string(), |given| format!("[{given}]"));
-        return Err(KernelError::shape(
-            operation,
-            format!(
-                "x is [{rows}, {inputs}], the weight [{expected}, {outputs}], the bias {bias}: expected \
-                 [rows, in], [in, out] and [out]"
-            ),
-        ));
-    }
+        format!(
+            "x is [{rows}, {inputs}], the weight [{expected}, {outputs}], the bias {bias}: expected \
+             [rows, in], [in, out] and [out]"
+        )
+    })?;
     let dtype = x.dtype();
     check_same_type(operation, dtype, "type of the weight", weight.dtype())?;
     bias.map_or(Ok(()), |bias| {
@@ -243,16 +241,14 @@ fn check_accumulate(
 ) -> Result<(), KernelError> {
     let operation = op::WEIGHT_GRADIENT;
     let ([rows, inputs], [others, outputs]) = (x.dims(), gradient.dims());
-    if rows != others || into.dims() != [inputs, outputs] {
-        return Err(KernelError::shape(
-            operation,
-            format!(
-                "x is [{rows}, {inputs}], the gradient [{others}, {outputs}], the accumulator \
-                 {:?}: expected [rows, in], [rows, out] and [in, out]",
-                into.dims()
-            ),
-        ));
-    }
+    let sizes = into.dims();
+    let fits = rows == others && sizes == [inputs, outputs];
+    check_shape(operation, fits, || {
+        format!(
+            "x is [{rows}, {inputs}], the gradient [{others}, {outputs}], the accumulator {sizes:?}: \
+             expected [rows, in], [rows, out] and [in, out]"
+        )
+    })?;
     let name = "type of the accumulator";
     check_accumulated_types(operation, [x, gradient], name, into.dtype())
 }
@@ -265,15 +261,11 @@ fn check_accumulate_at(
 ) -> Result<(), KernelError> {
     let operation = op::WEIGHT_GRADIENT_AT;
     let ([rows, inputs], [others, outputs]) = (x.dims(), gradient.dims());
-    if rows != others {
-        return Err(KernelError::shape(
-            operation,
-            format!(
-                "x is [{rows}, {inputs}], the gradient [{others}, {outputs}]: expected [rows, in] and \
-                 [rows, out]"
-            ),
-        ));
-    }
+    check_shape(operation, rows == others, || {
+        format!(
+            "x is [{rows}, {inputs}], the gradient [{others}, {outputs}]: expected [rows, in] and [rows, out]"
+        )
+    })?;
     check_range(operation, flat, offset, &[inputs, outputs])?;
     let name = "type of the flat buffer";
     check_accumulated_types(operation, [x, gradient], name, flat.dtype())

@@ -12,7 +12,7 @@ use burn::tensor::{DType, Tensor};
 
 use crate::KernelError;
 use crate::cpu::wide;
-use crate::error::accept;
+use crate::error::{accept, check_option};
 use crate::flat::check_range;
 
 #[cfg(test)]
@@ -155,15 +155,13 @@ pub(crate) fn check(
         check_range(operation, &target.flat, place.offset, &[length])?;
     }
     let flat = target.flat.dtype();
-    if flat.is_float() && wide(flat) == wide(dtype) {
-        return Ok(());
-    }
+    let is_valid = flat.is_float() && wide(flat) == wide(dtype);
     let (name, value) = (
         "type of the flat buffer",
-        format!("{flat:?} beside {dtype:?}"),
+        format_args!("{flat:?} beside {dtype:?}"),
     );
     let fits = "F32, F16 or BF16, and F64 for F64";
-    Err(KernelError::option(operation, name, value, fits))
+    check_option(operation, is_valid, name, value, fits)
 }
 
 /// The inputs of a kernel that writes sums of `length` elements to `target`, and their places there.

@@ -1,12 +1,15 @@
 //! Recorded operations, one at a time, on a device with values.
 
-use burn::backend::{Backend, DispatchDevice, DispatchKindConversion, DispatchTensor, Flex};
+#[cfg(any(feature = "cuda", feature = "wgpu"))]
+use burn::backend::Cube;
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{DispatchDevice, DispatchTensor, Flex};
 use burn::tensor::{Device, TensorData, try_read_sync};
 use burn_ir::{BackendIr, HandleKind, OperationIr, TensorId, TensorIr, TensorStatus};
 use burn_router::{CustomOpRegistry, TensorInterpreter};
 
 use super::RecordedCall;
-use crate::function::forward;
+use crate::function::{SharedFunction, forward};
 
 /// Runs operations of a [`Recording`](super::Recording) on the values that it is given.
 ///
@@ -72,25 +75,34 @@ trait Interpreter {
     fn read(&mut self, tensor: TensorIr) -> Result<TensorData, String>;
 }
 
-/// Of a backend that [`DispatchTensor`] has, or else without calls.
-struct Of<B: BackendIr, const CALLS: bool>(TensorInterpreter<B>);
+/// The operations of one backend.
+struct Of<B: BackendIr> {
+    interpreter: TensorInterpreter<B>,
+    /// [`forward`] on this backend, if [`DispatchTensor`] has it.
+    forward: Option<Forward<B>>,
+}
 
-fn boxed<B: BackendIr, const CALLS: bool>(device: &B::Device) -> Replay
+type Forward<B> =
+    fn(Vec<FloatTensor<B>>, &SharedFunction) -> (Vec<FloatTensor<B>>, Vec<DispatchTensor>);
+
+fn boxed<B: BackendIr>(device: &B::Device, forward: Option<Forward<B>>) -> Replay
 where
-    Of<B, CALLS>: Interpreter + 'static,
+    Of<B>: 'static,
 {
-    let registry = CustomOpRegistry::default();
-    Replay(Box::new(Of::<B, CALLS>(
-        TensorInterpreter::with_custom_ops(device.clone(), registry),
-    )))
+    let registry = CustomOpRegistry::<B>::default();
+    let interpreter = TensorInterpreter::with_custom_ops(device.clone(), registry);
+    Replay(Box::new(Of {
+        interpreter,
+        forward,
+    }))
 }
 
 fn of_device(device: &DispatchDevice) -> Option<Replay> {
     match device {
         DispatchDevice::Autodiff(device) => of_device(device),
-        DispatchDevice::Flex(device) => Some(boxed::<Flex, true>(device)),
+        DispatchDevice::Flex(device) => Some(boxed::<Flex>(device, Some(forward::<Flex>))),
         #[cfg(any(feature = "cuda", feature = "wgpu"))]
-        DispatchDevice::Cube(device) => Some(boxed::<burn::backend::Cube, true>(device)),
+        DispatchDevice::Cube(device) => Some(boxed::<Cube>(device, Some(forward::<Cube>))),
         _ => None,
     }
 }
@@ -99,53 +111,25 @@ fn unfused(device: &DispatchDevice) -> Option<Replay> {
     match device {
         DispatchDevice::Autodiff(device) => unfused(device),
         #[cfg(all(any(feature = "cuda", feature = "wgpu"), feature = "fusion"))]
-        DispatchDevice::Cube(device) => Some(boxed::<burn_cubecl::CubeBackend, false>(device)),
+        DispatchDevice::Cube(device) => Some(boxed::<burn_cubecl::CubeBackend>(device, None)),
         _ => None,
     }
 }
 
-fn read<B: BackendIr>(
-    interpreter: &mut TensorInterpreter<B>,
-    tensor: TensorIr,
-) -> Result<TensorData, String> {
-    let data = try_read_sync(interpreter.read_tensor_async(tensor));
-    let data = data.ok_or_else(|| "the device cannot be waited for here".to_string())?;
-    data.map_err(|error| error.to_string())
-}
-
-#[cfg(all(any(feature = "cuda", feature = "wgpu"), feature = "fusion"))]
-impl<B: BackendIr> Interpreter for Of<B, false> {
+impl<B: BackendIr> Interpreter for Of<B> {
     fn set(&mut self, id: TensorId, values: TensorData) {
-        self.0.register_tensor_data_id(id, values);
+        self.interpreter.register_tensor_data_id(id, values);
     }
 
     fn run(&mut self, operation: OperationIr) {
-        self.0.register_op(operation);
-    }
-
-    fn call(&mut self, _: &RecordedCall, _: &[TensorIr], _: &[TensorIr]) -> bool {
-        false
-    }
-
-    fn read(&mut self, tensor: TensorIr) -> Result<TensorData, String> {
-        read(&mut self.0, tensor)
-    }
-}
-
-impl<B: BackendIr + Backend> Interpreter for Of<B, true>
-where
-    DispatchTensor: DispatchKindConversion<B>,
-{
-    fn set(&mut self, id: TensorId, values: TensorData) {
-        self.0.register_tensor_data_id(id, values);
-    }
-
-    fn run(&mut self, operation: OperationIr) {
-        self.0.register_op(operation);
+        self.interpreter.register_op(operation);
     }
 
     fn call(&mut self, call: &RecordedCall, inputs: &[TensorIr], outputs: &[TensorIr]) -> bool {
-        let float = |tensor: &TensorIr| match self.0.get_tensor(tensor) {
+        let Some(forward) = self.forward else {
+            return false;
+        };
+        let float = |tensor: &TensorIr| match self.interpreter.get_tensor(tensor) {
             HandleKind::Float(tensor) => tensor,
             other => panic!(
                 "a call has float tensors, {} has {}",
@@ -154,15 +138,17 @@ where
             ),
         };
         let inputs = inputs.iter().map(float).collect();
-        let (made, _) = forward::<B>(inputs, &call.function);
+        let (made, _) = forward(inputs, &call.function);
         for (tensor, value) in outputs.iter().zip(made) {
             let value = HandleKind::Float(value);
-            self.0.register_tensor_to_device(tensor.id, value);
+            self.interpreter.register_tensor_to_device(tensor.id, value);
         }
         true
     }
 
     fn read(&mut self, tensor: TensorIr) -> Result<TensorData, String> {
-        read(&mut self.0, tensor)
+        let data = try_read_sync(self.interpreter.read_tensor_async(tensor));
+        let data = data.ok_or_else(|| "the device cannot be waited for here".to_string())?;
+        data.map_err(|error| error.to_string())
     }
 }

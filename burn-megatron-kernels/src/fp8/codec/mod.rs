@@ -4,7 +4,7 @@ use burn::tensor::{DType, FloatDType, Int, Tensor};
 
 use super::format::{Format, Rounding, e8m0};
 use crate::KernelError;
-use crate::error::accept;
+use crate::error::{accept, check_shape};
 use crate::launch::{SimpleOp, Spec, launch_one};
 
 mod cpu;
@@ -175,7 +175,13 @@ fn decode_as(codes: Tensor<1, Int>, count: usize, dtype: FloatDType, coding: Cod
         let error = KernelError::element_type(name, given, device, [DType::U32]);
         accept(Err(error))
     }
-    accept(check_count(name, count, coding.per_word(), codes.dims()[0]));
+    let (words, per_word) = (codes.dims()[0], coding.per_word());
+    accept(check_shape(name, count.div_ceil(per_word) <= words, || {
+        format!(
+            "{count} values do not fit the {} codes of {words} words",
+            words * per_word
+        )
+    }));
     let dtype = dtype.into();
     let op = SimpleOp {
         name,
@@ -188,23 +194,4 @@ fn decode_as(codes: Tensor<1, Int>, count: usize, dtype: FloatDType, coding: Cod
         },
     };
     Tensor::from_dispatch(launch_one(op, vec![codes.into_dispatch()]))
-}
-
-fn check_count(
-    operation: &'static str,
-    count: usize,
-    per_word: usize,
-    words: usize,
-) -> Result<(), KernelError> {
-    if count.div_ceil(per_word) <= words {
-        Ok(())
-    } else {
-        Err(KernelError::shape(
-            operation,
-            format!(
-                "{count} values do not fit the {} codes of {words} words",
-                words * per_word
-            ),
-        ))
-    }
 }

@@ -15,7 +15,7 @@ use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use super::check;
 use crate::KernelError;
 use crate::cpu::slice;
-use crate::error::{F32, accept, check_type};
+use crate::error::{F32, accept, check_shape, check_type};
 use crate::launch::{SimpleOp, Spec, exactly, launch, launch_one};
 
 mod cpu;
@@ -129,10 +129,9 @@ pub fn log_magnitude(log: Tensor<1>, slot: usize, seen: Tensor<1>, elements: usi
     accept(check::entry(NAME, &log, slot));
     accept(check_type(NAME, "magnitude", seen.dtype(), F32));
     let [length] = seen.dims();
-    if !matches!(length, 1 | 2) {
-        let message = format!("a magnitude of {length} numbers: expected 1 or 2");
-        accept(Err(KernelError::shape(NAME, message)))
-    }
+    accept(check_shape(NAME, matches!(length, 1 | 2), || {
+        format!("a magnitude of {length} numbers: expected 1 or 2")
+    }));
     let op = SimpleOp {
         name: NAME,
         parameters: (slot, elements),
@@ -207,17 +206,12 @@ fn check_lengths(
     check_type(NAME, "state", state.dtype(), F32)?;
     let ([logs], [state], slots) = (logs.dims(), state.dims(), rules.slots());
     let row = LOG_COLUMNS * slots;
-    if row == 0 || logs == 0 || !logs.is_multiple_of(row) {
-        let message = format!(
-            "logs of {logs} numbers for {slots} slots: expected a multiple of {row} above 0"
-        );
-        return Err(KernelError::shape(NAME, message));
-    }
+    let whole = row > 0 && logs > 0 && logs.is_multiple_of(row);
+    check_shape(NAME, whole, || {
+        format!("logs of {logs} numbers for {slots} slots: expected a multiple of {row} above 0")
+    })?;
     let expected = rules.state_len();
-    if state == expected {
-        Ok(())
-    } else {
-        let message = format!("a state of {state} numbers: expected {expected} for these rules");
-        Err(KernelError::shape(NAME, message))
-    }
+    check_shape(NAME, state == expected, || {
+        format!("a state of {state} numbers: expected {expected} for these rules")
+    })
 }

@@ -7,7 +7,7 @@ use super::check;
 use super::format::Format;
 use crate::KernelError;
 use crate::cpu::{slice, tensor};
-use crate::error::{F32, U32, accept, check_size, check_type};
+use crate::error::{F32, U32, accept, check_option, check_shape, check_size, check_type};
 use crate::launch::{SimpleOp, Spec, launch_one};
 
 mod cpu;
@@ -165,16 +165,12 @@ impl Fp8Matrix {
         accept(check_size(NAME, &[rows, depth]));
         accept(check_type(NAME, CODES, codes.dtype(), U32));
         let (given, needed) = (codes.dims()[0], (rows * depth).div_ceil(4));
-        if given < needed {
-            accept(Err(KernelError::shape(
-                NAME,
-                format!(
-                    "{given} words hold {} codes, and [{rows}, {depth}] has {}: expected {needed} words",
-                    given * 4,
-                    rows * depth
-                ),
-            )))
-        }
+        accept(check_shape(NAME, given >= needed, || {
+            let (held, codes) = (given * 4, rows * depth);
+            format!(
+                "{given} words hold {held} codes, and [{rows}, {depth}] has {codes}: expected {needed} words"
+            )
+        }));
         // Burn has no view of no elements.
         let codes = if needed > 0 && depth.is_multiple_of(ROW_BYTES) {
             codes.narrow(0, 0, needed).reshape([rows, words(depth)])
@@ -209,17 +205,15 @@ impl Fp8Matrix {
         name: &'static str,
     ) -> Result<(), KernelError> {
         let ([rows, _], depth) = (self.codes.dims(), self.depth);
-        let option = |option, value: String, fits| {
-            let value = format!("{value} of {name}");
-            Err(KernelError::option(operation, option, value, fits))
-        };
-        if self.format == Format::E2M1 {
-            return option("format", "E2M1".into(), "E4M3 or E5M2");
-        }
-        if let Scales::Blocks { height, .. } = &self.scales
-            && ![1, BLOCK].contains(height)
-        {
-            return option("rows that share a scale", height.to_string(), "1 or 128");
+        let (fits, value) = (self.format != Format::E2M1, format_args!("E2M1 of {name}"));
+        check_option(operation, fits, "format", value, "E4M3 or E5M2")?;
+        if let Scales::Blocks { height, .. } = &self.scales {
+            let (option, value) = (
+                "rows that share a scale",
+                format_args!("{height} of {name}"),
+            );
+            let fits = [1, BLOCK].contains(height);
+            check_option(operation, fits, option, value, "1 or 128")?;
         }
         check_type(operation, CODES, self.codes.dtype(), U32)?;
         let scales = self.scales.to_dispatch();
@@ -232,12 +226,11 @@ impl Fp8Matrix {
             ),
             ("scales", scales.shape().to_vec(), fits),
         ] {
-            if given != fits {
-                let message = format!(
+            check_shape(operation, given == fits, || {
+                format!(
                     "{name} is [{rows}, {depth}] and its {what} {given:?}: expected {fits:?} (see Fp8Matrix)"
-                );
-                return Err(KernelError::shape(operation, message));
-            }
+                )
+            })?;
         }
         let wanted = match &self.scales {
             Scales::Mx(_) => U32,

@@ -1,8 +1,10 @@
 //! Input checks of products.
 
-use burn::tensor::{DType, Device, FloatDType, Tensor};
+use burn::tensor::{Device, FloatDType, Tensor};
 
 use crate::KernelError;
+use crate::cpu::wide;
+use crate::error::{check_option, check_shape};
 use crate::flat::check_range;
 use crate::fp8::matrix::Fp8Matrix;
 use crate::launch::check_float;
@@ -20,11 +22,9 @@ pub(super) fn multiply(
     let device = a.codes.device();
     if let Some(bias) = bias {
         let (given, fits) = (bias.dims()[0], b.rows());
-        if given != fits {
-            let message =
-                format!("the bias is [{given}] beside b of {fits} rows: expected [{fits}]");
-            return Err(KernelError::shape(MULTIPLY, message));
-        }
+        check_shape(MULTIPLY, given == fits, || {
+            format!("the bias is [{given}] beside b of {fits} rows: expected [{fits}]")
+        })?;
         same_device(MULTIPLY, "device of the bias", &device, &bias.device())?;
     }
     check_float(MULTIPLY, dtype.into(), device.as_dispatch())
@@ -40,29 +40,18 @@ pub(super) fn accumulate_at(
     check_range(ACCUMULATE, flat, offset, &[a.rows(), b.rows()])?;
     let device = a.codes.device();
     same_device(ACCUMULATE, "device of the buffer", &device, &flat.device())?;
-    match flat.dtype() {
-        DType::F32 | DType::F64 => Ok(()),
-        other => {
-            let (name, value) = ("type of the flat buffer", format!("{other:?}"));
-            Err(KernelError::option(ACCUMULATE, name, value, "F32 or F64"))
-        }
-    }
+    let (name, dtype) = ("type of the flat buffer", flat.dtype());
+    let (fits, value) = (dtype == wide(dtype), format_args!("{dtype:?}"));
+    check_option(ACCUMULATE, fits, name, value, "F32 or F64")
 }
 
 fn factors(operation: &'static str, a: &Fp8Matrix, b: &Fp8Matrix) -> Result<(), KernelError> {
     a.check(operation, "a")?;
     b.check(operation, "b")?;
-    if a.depth != b.depth {
-        let sizes = |matrix: &Fp8Matrix| [matrix.rows(), matrix.depth];
-        return Err(KernelError::shape(
-            operation,
-            format!(
-                "a is {:?} and b {:?}: expected [m, depth] and [n, depth]",
-                sizes(a),
-                sizes(b)
-            ),
-        ));
-    }
+    check_shape(operation, a.depth == b.depth, || {
+        let [a, b] = [a, b].map(|matrix| [matrix.rows(), matrix.depth]);
+        format!("a is {a:?} and b {b:?}: expected [m, depth] and [n, depth]")
+    })?;
     same_device(
         operation,
         "device of b",
@@ -77,14 +66,6 @@ fn same_device(
     own: &Device,
     other: &Device,
 ) -> Result<(), KernelError> {
-    if own == other {
-        return Ok(());
-    }
-    let value = format!("{other:?} beside a on {own:?}");
-    Err(KernelError::option(
-        operation,
-        name,
-        value,
-        "the device of a",
-    ))
+    let value = format_args!("{other:?} beside a on {own:?}");
+    check_option(operation, own == other, name, value, "the device of a")
 }

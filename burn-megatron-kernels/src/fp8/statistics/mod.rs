@@ -6,7 +6,7 @@ use super::format::Format;
 use super::matrix::{Fp8Matrix, Scales};
 use super::quantize::{amax, dequantize};
 use crate::KernelError;
-use crate::error::accept;
+use crate::error::{accept, check_shape};
 
 const NAME: &str = "statistics";
 
@@ -117,14 +117,9 @@ fn number(x: Tensor<1>) -> f64 {
 
 fn check_sizes([rows, depth]: [usize; 2], matrix: &Fp8Matrix) -> Result<(), KernelError> {
     let of_copy = [matrix.rows(), matrix.depth];
-    if of_copy == [rows, depth] {
-        Ok(())
-    } else {
-        Err(KernelError::shape(
-            NAME,
-            format!("x is [{rows}, {depth}] and its copy {of_copy:?}: expected the same size"),
-        ))
-    }
+    check_shape(NAME, of_copy == [rows, depth], || {
+        format!("x is [{rows}, {depth}] and its copy {of_copy:?}: expected the same size")
+    })
 }
 
 #[cfg(test)]

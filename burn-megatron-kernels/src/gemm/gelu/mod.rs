@@ -11,7 +11,7 @@ use burn::tensor::{DType, Device, Tensor};
 use super::{check_linear, linear};
 use crate::activation::{Activation, ActivationFunction};
 use crate::column_sum::column_sum;
-use crate::error::{accept, check_same_type};
+use crate::error::{accept, check_same_type, check_shape};
 use crate::{Function, KernelError};
 
 #[cfg(feature = "cuda")]
@@ -150,16 +150,14 @@ fn check_gradient(
     input: &Tensor<2>,
 ) -> Result<(), KernelError> {
     let ([rows, out], [width, outputs]) = (gradient.dims(), weight.dims());
-    if out != outputs || input.dims() != [rows, width] {
-        return Err(KernelError::shape(
-            GRADIENT,
-            format!(
-                "the gradient is [{rows}, {out}], the weight [{width}, {outputs}], the input {:?}: expected \
-                 [rows, out], [width, out] and [rows, width]",
-                input.dims()
-            ),
-        ));
-    }
+    let of_input = input.dims();
+    let fits = out == outputs && of_input == [rows, width];
+    check_shape(GRADIENT, fits, || {
+        format!(
+            "the gradient is [{rows}, {out}], the weight [{width}, {outputs}], the input {of_input:?}: expected \
+             [rows, out], [width, out] and [rows, width]"
+        )
+    })?;
     let dtype = gradient.dtype();
     check_same_type(GRADIENT, dtype, "type of the weight", weight.dtype())?;
     check_same_type(GRADIENT, dtype, "type of the input", input.dtype())

@@ -8,9 +8,8 @@ use burn::tensor::{DType, Int, IntDType, Tensor};
 
 use super::permutation::sort::check_experts;
 use super::permutation::{RowLayout, RowMap};
-use crate::KernelError;
 use crate::cpu::wide;
-use crate::error::accept;
+use crate::error::{accept, check_shape};
 use crate::launch::{SimpleOp, Spec, launch_one};
 
 mod cpu;
@@ -27,7 +26,7 @@ const NAME: &str = "keep_within_capacity";
 ///
 /// # Panics
 ///
-/// With a [`KernelError`]: no expert or more than 2048, weights of another shape.
+/// With a [`KernelError`](crate::KernelError): no expert or more than 2048, weights of another shape.
 ///
 /// # Example
 ///
@@ -48,7 +47,15 @@ pub fn keep_within_capacity(
     capacity: usize,
 ) -> Tensor<2, Int> {
     accept(check_experts(NAME, experts));
-    accept(check_weights(indices.dims(), weights.as_ref()));
+    let (sizes, given) = (indices.dims(), weights.as_ref().map(Tensor::dims));
+    accept(check_shape(
+        NAME,
+        given.is_none_or(|given| given == sizes),
+        || {
+            let given = given.unwrap_or_default();
+            format!("weights {given:?} of indices {sizes:?}: expected as many")
+        },
+    ));
     let pairs = indices.dims().iter().product();
     let indices = indices.inner().cast(IntDType::I32);
     if pairs == 0 {
@@ -75,14 +82,4 @@ pub fn keep_within_capacity(
         cube: |(_, capacity), inputs| vec![kernel::keep(*capacity, inputs)],
     };
     Tensor::from_dispatch(launch_one(op, inputs))
-}
-
-fn check_weights(indices: [usize; 2], weights: Option<&Tensor<2>>) -> Result<(), KernelError> {
-    match weights.map(Tensor::dims) {
-        Some(given) if given != indices => {
-            let message = format!("weights {given:?} of indices {indices:?}: expected as many");
-            Err(KernelError::shape(NAME, message))
-        }
-        _ => Ok(()),
-    }
 }

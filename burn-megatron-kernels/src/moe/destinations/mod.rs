@@ -9,7 +9,7 @@ use burn::tensor::{DType, Int, IntDType, Tensor};
 
 use super::permutation::sort::{MAX_EXPERTS, check_experts};
 use crate::KernelError;
-use crate::error::accept;
+use crate::error::{accept, check_option, check_shape};
 use crate::launch::{SimpleOp, Spec, launch_one};
 
 mod cpu;
@@ -96,19 +96,15 @@ pub fn destinations(indices: Tensor<2, Int>, ranks: ExpertPlacement) -> Tensor<2
 impl ExpertPlacement {
     fn check(&self) -> Result<(), KernelError> {
         check_experts(NAME, self.experts)?;
-        if !(1..=MAX_EXPERTS).contains(&self.count) {
-            let (name, fits) = ("destinations", "1 to 2048");
-            return Err(KernelError::option(NAME, name, self.count, fits));
-        }
+        let fits = (1..=MAX_EXPERTS).contains(&self.count);
+        check_option(NAME, fits, "destinations", self.count, "1 to 2048")?;
         let even = self.experts_per_rank > 0 && self.experts.is_multiple_of(self.experts_per_rank);
-        if even && self.size > 0 {
-            return Ok(());
-        }
-        let message = format!(
-            "{} experts, {} on a rank, and destinations of {} ranks: expected a divisor of the experts, and at least \
-             1 rank",
-            self.experts, self.experts_per_rank, self.size
-        );
-        Err(KernelError::shape(NAME, message))
+        check_shape(NAME, even && self.size > 0, || {
+            format!(
+                "{} experts, {} on a rank, and destinations of {} ranks: expected a divisor of the experts, and at \
+                 least 1 rank",
+                self.experts, self.experts_per_rank, self.size
+            )
+        })
     }
 }

@@ -22,7 +22,7 @@ use std::sync::Arc;
 use burn::tensor::Tensor;
 
 use crate::cpu::wide;
-use crate::error::{accept, check_same_type, check_sum_type};
+use crate::error::{accept, check_same_type, check_shape, check_sum_type};
 use crate::flat::check_range;
 use crate::gradient::Destination;
 use crate::launch::launch_one;
@@ -148,17 +148,14 @@ pub fn accumulate_grouped_weight_gradient_at(
     let ([rows, inputs], [others, outputs]) = (x.dims(), gradient.dims());
     let shape = [group_sizes.len(), inputs, outputs];
     accept(check([rows, inputs], shape, group_sizes));
-    accept(check_gradient(rows, others));
-    let of_gradient = "type of the gradient";
-    accept(check_same_type(
-        NAME,
-        x.dtype(),
-        of_gradient,
-        gradient.dtype(),
-    ));
+    accept(check_shape(NAME, rows == others, || {
+        format!("x has {rows} rows, the gradient {others}: expected as many")
+    }));
+    let (dtype, of_gradient, of_flat) =
+        (x.dtype(), "type of the gradient", "type of the flat buffer");
+    accept(check_same_type(NAME, dtype, of_gradient, gradient.dtype()));
     accept(check_range(NAME, &flat, offset, &shape));
-    let of_flat = "type of the flat buffer";
-    accept(check_sum_type(NAME, x.dtype(), of_flat, flat.dtype()));
+    accept(check_sum_type(NAME, dtype, of_flat, flat.dtype()));
     if inputs * outputs == 0 {
         return flat;
     }
@@ -183,23 +180,14 @@ fn check(
     let total = group_sizes
         .iter()
         .fold(0usize, |sum, size| sum.saturating_add(*size));
-    if weights[0] == group_sizes.len() && weights[1] == inputs && total == rows {
-        return Ok(());
-    }
-    let message = format!(
-        "x is [{rows}, {inputs}], the weights {weights:?}, with {} groups of {total} rows: expected [rows, in], \
-         [experts, in, out], and a group for each expert, of all rows together",
-        group_sizes.len()
-    );
-    Err(KernelError::shape(NAME, message))
-}
-
-fn check_gradient(rows: usize, others: usize) -> Result<(), KernelError> {
-    if rows == others {
-        return Ok(());
-    }
-    let message = format!("x has {rows} rows, the gradient {others}: expected as many");
-    Err(KernelError::shape(NAME, message))
+    let groups = group_sizes.len();
+    let fits = weights[0] == groups && weights[1] == inputs && total == rows;
+    check_shape(NAME, fits, || {
+        format!(
+            "x is [{rows}, {inputs}], the weights {weights:?}, with {groups} groups of {total} rows: expected [rows, in], \
+             [experts, in, out], and a group for each expert, of all rows together"
+        )
+    })
 }
 
 /// Each expert with its first row and how many it has.

@@ -2,6 +2,7 @@
 
 use super::NAME;
 use crate::KernelError;
+use crate::error::{check_option, check_shape};
 
 /// The number of rows of each expert, from which the total follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,9 +76,8 @@ impl RowLayout {
 
     /// Refuses an alignment of 0, and more pairs or rows than 31 bits count.
     pub(super) fn check(self, pairs: usize, experts: usize) -> Result<(), KernelError> {
-        if self == Self::Aligned(0) {
-            return Err(KernelError::option(NAME, "alignment", 0, "at least 1"));
-        }
+        let aligns = self != Self::Aligned(0);
+        check_option(NAME, aligns, "alignment", 0, "at least 1")?;
         let rows = match self {
             Self::Kept => pairs,
             Self::Rows(rows) => rows,
@@ -85,12 +85,10 @@ impl RowLayout {
             Self::Capacity(rows) => experts.saturating_mul(rows),
         };
         let most = i32::MAX as usize;
-        if pairs > most || rows > most {
-            let message = format!(
+        check_shape(NAME, pairs <= most && rows <= most, || {
+            format!(
                 "{pairs} pairs and up to {rows} rows in {self:?} of {experts} experts: expected at most {most} of each"
-            );
-            return Err(KernelError::shape(NAME, message));
-        }
-        Ok(())
+            )
+        })
     }
 }

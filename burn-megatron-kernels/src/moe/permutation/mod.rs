@@ -17,7 +17,7 @@
 use burn::tensor::{DType, Int, IntDType, Tensor, TensorData};
 
 use crate::KernelError;
-use crate::error::accept;
+use crate::error::{accept, check_shape};
 use crate::record;
 
 pub(crate) mod gather;
@@ -203,9 +203,7 @@ fn on_host(counts: Tensor<1, Int>) -> Vec<usize> {
 
 /// Refuses a tensor with another number of rows than a map has.
 fn check_rows(operation: &'static str, given: usize, expected: usize) -> Result<(), KernelError> {
-    if given == expected {
-        return Ok(());
-    }
-    let message = format!("{given} rows beside a map of {expected}: expected as many");
-    Err(KernelError::shape(operation, message))
+    check_shape(operation, given == expected, || {
+        format!("{given} rows beside a map of {expected}: expected as many")
+    })
 }

@@ -20,7 +20,7 @@
 use burn::tensor::{Int, IntDType, Tensor};
 
 use crate::cpu::wide;
-use crate::error::accept;
+use crate::error::{accept, check_shape};
 use crate::launch::launch_one;
 use crate::{KernelError, apply};
 
@@ -107,19 +107,14 @@ pub fn router_weights(
 }
 
 fn check_bias(bias: Option<&Tensor<1>>, experts: usize) -> Result<(), KernelError> {
-    match bias.map(|bias| bias.dims()[0]) {
-        Some(length) if length != experts => {
-            let message = format!("a bias [{length}] for {experts} experts: expected [{experts}]");
-            Err(KernelError::shape(NAME, message))
-        }
-        _ => Ok(()),
-    }
+    let length = bias.map_or(experts, |bias| bias.dims()[0]);
+    check_shape(NAME, length == experts, || {
+        format!("a bias [{length}] for {experts} experts: expected [{experts}]")
+    })
 }
 
 fn check_indices(given: [usize; 2], expected: [usize; 2]) -> Result<(), KernelError> {
-    if given == expected {
-        return Ok(());
-    }
-    let message = format!("indices {given:?}: expected [tokens, top_k] = {expected:?}");
-    Err(KernelError::shape(NAME, message))
+    check_shape(NAME, given == expected, || {
+        format!("indices {given:?}: expected [tokens, top_k] = {expected:?}")
+    })
 }

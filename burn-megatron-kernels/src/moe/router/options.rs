@@ -2,6 +2,7 @@
 
 use super::NAME;
 use crate::KernelError;
+use crate::error::{check_option, check_shape};
 use crate::moe::permutation::sort::check_experts;
 use crate::moe::score::ScoreFunction;
 
@@ -78,14 +79,11 @@ impl RouterOptions {
     pub fn check(&self, experts: usize) -> Result<(), KernelError> {
         check_experts(NAME, experts)?;
         let top_k = self.top_k;
-        if !(1..=experts).contains(&top_k) {
-            let message = format!("top_k = {top_k} of {experts} experts: expected 1 to {experts}");
-            return Err(KernelError::shape(NAME, message));
-        }
-        if !self.scaling_factor.is_finite() {
-            let (name, value) = ("scaling_factor", self.scaling_factor);
-            return Err(KernelError::option(NAME, name, value, "a finite number"));
-        }
+        check_shape(NAME, (1..=experts).contains(&top_k), || {
+            format!("top_k = {top_k} of {experts} experts: expected 1 to {experts}")
+        })?;
+        let (name, factor) = ("scaling_factor", self.scaling_factor);
+        check_option(NAME, factor.is_finite(), name, factor, "a finite number")?;
         self.groups
             .map_or(Ok(()), |groups| groups.check(experts, top_k))
     }
@@ -94,30 +92,25 @@ impl RouterOptions {
 impl ExpertGroups {
     fn check(&self, experts: usize, top_k: usize) -> Result<(), KernelError> {
         let Self { groups, chosen, .. } = *self;
-        let refuse = |message: String| Err(KernelError::shape(NAME, message));
-        if groups == 0 || !experts.is_multiple_of(groups) {
-            return refuse(format!(
-                "{groups} groups of {experts} experts: expected a divisor of {experts}"
-            ));
-        }
-        if !(1..=groups).contains(&chosen) {
-            return refuse(format!(
-                "{chosen} chosen groups of {groups}: expected 1 to {groups}"
-            ));
-        }
+        let divides = groups > 0 && experts.is_multiple_of(groups);
+        check_shape(NAME, divides, || {
+            format!("{groups} groups of {experts} experts: expected a divisor of {experts}")
+        })?;
+        check_shape(NAME, (1..=groups).contains(&chosen), || {
+            format!("{chosen} chosen groups of {groups}: expected 1 to {groups}")
+        })?;
         let size = experts / groups;
-        if top_k > chosen * size {
-            return refuse(format!(
-                "top_k = {top_k} with {chosen} chosen groups of {size} experts: expected at most {}",
-                chosen * size
-            ));
-        }
+        let most = chosen * size;
+        check_shape(NAME, top_k <= most, || {
+            format!(
+                "top_k = {top_k} with {chosen} chosen groups of {size} experts: expected at most {most}"
+            )
+        })?;
         let terms = self.score.terms();
-        if !(1..=size).contains(&terms) {
-            return refuse(format!(
+        check_shape(NAME, (1..=size).contains(&terms), || {
+            format!(
                 "a score of the {terms} best of a group of {size} experts: expected 1 to {size}"
-            ));
-        }
-        Ok(())
+            )
+        })
     }
 }

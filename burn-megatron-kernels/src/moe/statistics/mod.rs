@@ -20,7 +20,7 @@
 use burn::tensor::{Bool, Int, IntDType, Tensor};
 
 use crate::cpu::wide;
-use crate::error::accept;
+use crate::error::{accept, check_shape};
 use crate::launch::launch_one;
 use crate::{KernelError, apply};
 
@@ -107,8 +107,10 @@ pub fn sum_squared_lse(logits: Tensor<2>, valid: Option<Tensor<1, Bool>>) -> Ten
 ///
 /// With a [`KernelError`] for sizes that do not agree.
 pub fn load_balancing_loss(score_sums: Tensor<2>, counts: Tensor<2>, top_k: usize) -> Tensor<1> {
-    accept(check_counts(score_sums.dims(), counts.dims()));
-    let [sequences, experts] = score_sums.dims();
+    let (sums, [sequences, experts]) = (score_sums.dims(), counts.dims());
+    accept(check_shape(NAME, sums == [sequences, experts], || {
+        format!("sums of scores are {sums:?}, counts [{sequences}, {experts}]: expected the same")
+    }));
     let counts = counts.inner().cast(score_sums.dtype());
     let total = counts.clone().sum_dim(1);
     let none = total.clone().equal_elem(0.0);
@@ -137,28 +139,15 @@ fn router_sums(
 }
 
 fn check_sequences(tokens: usize, sequences: usize) -> Result<(), KernelError> {
-    if sequences > 0 && tokens.is_multiple_of(sequences) {
-        return Ok(());
-    }
-    let message =
-        format!("{sequences} sequences of {tokens} tokens: expected a divisor of {tokens}");
-    Err(KernelError::shape(NAME, message))
+    let divides = sequences > 0 && tokens.is_multiple_of(sequences);
+    check_shape(NAME, divides, || {
+        format!("{sequences} sequences of {tokens} tokens: expected a divisor of {tokens}")
+    })
 }
 
 fn check_valid(valid: Option<&Tensor<1, Bool>>, tokens: usize) -> Result<(), KernelError> {
-    match valid.map(|valid| valid.dims()[0]) {
-        Some(length) if length != tokens => {
-            let message = format!("valid is [{length}] for {tokens} tokens: expected [{tokens}]");
-            Err(KernelError::shape(NAME, message))
-        }
-        _ => Ok(()),
-    }
-}
-
-fn check_counts(sums: [usize; 2], counts: [usize; 2]) -> Result<(), KernelError> {
-    if sums == counts {
-        return Ok(());
-    }
-    let message = format!("sums of scores are {sums:?}, counts {counts:?}: expected the same");
-    Err(KernelError::shape(NAME, message))
+    let length = valid.map_or(tokens, |valid| valid.dims()[0]);
+    check_shape(NAME, length == tokens, || {
+        format!("valid is [{length}] for {tokens} tokens: expected [{tokens}]")
+    })
 }

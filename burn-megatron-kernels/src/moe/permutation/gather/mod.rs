@@ -4,11 +4,11 @@ use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::{Int, Tensor};
 
 use super::{RowMap, check_rows};
+use crate::apply;
 use crate::cpu::for_float;
-use crate::error::accept;
+use crate::error::{accept, check_shape};
 use crate::function::{Function, Gradients, Tensors};
 use crate::launch::{SimpleOp, Spec, launch_one};
-use crate::{KernelError, apply};
 
 mod cpu;
 #[cfg(feature = "cubecl")]
@@ -22,7 +22,7 @@ const NAME: &str = "permute";
 ///
 /// # Panics
 ///
-/// With a [`KernelError`] for another number of tokens than the map's.
+/// With a [`KernelError`](crate::KernelError) for another number of tokens than the map's.
 pub fn permute(x: Tensor<2>, map: &RowMap) -> Tensor<2> {
     accept(check_rows(NAME, x.dims()[0], map.tokens));
     let [to_rows, to_tokens] = map.gathers();
@@ -36,7 +36,7 @@ pub fn permute(x: Tensor<2>, map: &RowMap) -> Tensor<2> {
 ///
 /// # Panics
 ///
-/// With a [`KernelError`] for another number of rows than the map's.
+/// With a [`KernelError`](crate::KernelError) for another number of rows than the map's.
 pub fn unpermute(rows: Tensor<2>, map: &RowMap) -> Tensor<2> {
     accept(check_rows("unpermute", rows.dims()[0], map.rows));
     let [to_rows, to_tokens] = map.gathers();
@@ -48,9 +48,14 @@ pub fn unpermute(rows: Tensor<2>, map: &RowMap) -> Tensor<2> {
 ///
 /// # Panics
 ///
-/// With a [`KernelError`] for other sizes than the map's.
+/// With a [`KernelError`](crate::KernelError) for other sizes than the map's.
 pub fn permute_weights(weights: Tensor<2>, map: &RowMap) -> Tensor<1> {
-    accept(check_weights(weights.dims(), map));
+    let ([tokens, top_k], of_map) = (weights.dims(), [map.tokens, map.top_k]);
+    accept(check_shape(
+        "permute_weights",
+        [tokens, top_k] == of_map,
+        || format!("weights [{tokens}, {top_k}] beside a map of {of_map:?}: expected as many"),
+    ));
     let pairs = map.tokens * map.top_k;
     let to_rows = Gather {
         index: map.row_to_pair.clone().into_dispatch(),
@@ -75,17 +80,6 @@ pub fn permute_weights(weights: Tensor<2>, map: &RowMap) -> Tensor<1> {
         backward: to_pairs,
     };
     apply(vec![weights.into_dispatch()], both)
-}
-
-fn check_weights([tokens, top_k]: [usize; 2], map: &RowMap) -> Result<(), KernelError> {
-    if [tokens, top_k] == [map.tokens, map.top_k] {
-        return Ok(());
-    }
-    let message = format!(
-        "weights [{tokens}, {top_k}] beside a map of [{}, {}]: expected as many",
-        map.tokens, map.top_k
-    );
-    Err(KernelError::shape("permute_weights", message))
 }
 
 fn run(x: Tensor<2>, mut forward: Gather, mut backward: Gather) -> Tensor<2> {

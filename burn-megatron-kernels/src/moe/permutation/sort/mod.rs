@@ -6,6 +6,7 @@ use burn::tensor::{DType, Int, Tensor};
 
 use super::{NAME, RowLayout};
 use crate::KernelError;
+use crate::error::check_option;
 use crate::launch::{SimpleOp, Spec, exactly, launch};
 
 mod cpu;
@@ -23,15 +24,8 @@ pub(in crate::moe) fn check_experts(
     operation: &'static str,
     experts: usize,
 ) -> Result<(), KernelError> {
-    if (1..=MAX_EXPERTS).contains(&experts) {
-        return Ok(());
-    }
-    Err(KernelError::option(
-        operation,
-        "experts",
-        experts,
-        "1 to 2048",
-    ))
+    let fits = (1..=MAX_EXPERTS).contains(&experts);
+    check_option(operation, fits, "experts", experts, "1 to 2048")
 }
 
 /// The expert of an index, if there is one.
