@@ -256,7 +256,7 @@ mod tests {
     fn a_recipe_is_timed_with_its_own_model() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("recipe.toml");
-        let write = |text: &str| fs::write(&path, text).unwrap();
+        let write = |text: &str| fs::write(&path, format!("base = \"none\"\n{text}")).unwrap();
         let flags = format!("--recipe {} --steps 1 --warm-up 1", path.display());
         write(
             "[model]\nfamily = \"llama\"\ncontext = 16\nlayers = 1\n[train]\nmicro_batch_size = 2",
