@@ -110,7 +110,7 @@ pub struct KernelChoices {
     /// Whether GELU (tanh) of an MLP, its derivative and the gradient of its bias are [epilogues](crate::kernels::gemm::gelu) of the
     /// products around it. For CUDA; with [`true`](EpilogueFusion::On) an error where it cannot be.
     pub epilogue_fusion: EpilogueFusion,
-    /// The file of algorithms of cuBLASLt that `bench gemm --tune` has written, which rank 0 reads for all ranks; by
+    /// The file of algorithms of cuBLASLt that `burn-megatron-bench gemm --tune` has written, which rank 0 reads for all ranks; by
     /// default those of its heuristic are used. For CUDA.
     #[schemars(extend("value" = "PATH"))]
     pub gemm_algorithms: Option<PathBuf>,
