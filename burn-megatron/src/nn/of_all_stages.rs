@@ -3,7 +3,7 @@
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::comm::{CommError, ParallelContext, ReduceOp, all_gather_bytes};
+use crate::comm::{CommError, ParallelContext, all_gather_bytes};
 
 /// The entries of this rank's stages and of all others, by stage. Collective over the pipeline axis.
 pub(super) fn of_all_stages<T: Serialize + DeserializeOwned>(
@@ -23,18 +23,4 @@ pub(super) fn of_all_stages<T: Serialize + DeserializeOwned>(
     let mut entries: Vec<_> = all.iter().flat_map(read).collect();
     entries.sort_by_key(stage);
     Ok(entries)
-}
-
-/// Returns the number of the first flag that is set on all ranks of the pipeline, given this rank's flags. Collective over
-/// the pipeline axis.
-pub(super) fn first_set_on_all_stages(
-    flags: impl Iterator<Item = bool>,
-    groups: &ParallelContext,
-) -> Result<Option<usize>, CommError> {
-    let flags: Vec<u8> = flags.map(u8::from).collect();
-    let all: Vec<u8> = groups
-        .pipeline()
-        .all_reduce(flags.into(), ReduceOp::Min)?
-        .into_vec();
-    Ok(all.iter().position(|flag| *flag == 1))
 }

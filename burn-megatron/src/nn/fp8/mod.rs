@@ -81,9 +81,9 @@ pub use state::Fp8LayerState;
 pub use weight::{QuantizedWeight, WeightQuantizer};
 
 use crate::collective::Comm;
+use crate::collective::first_on_all;
 use crate::comm::ParallelContext;
 use crate::glob::{Glob, nearest};
-use crate::nn::of_all_stages::first_set_on_all_stages;
 
 /// The 8-bit layers of one rank's part of a model. Clones share one state.
 #[derive(Clone, Debug, Default)]
@@ -208,7 +208,7 @@ impl Fp8 {
         let paths = self.shared.capable.lock().clone();
         let matches_none = |glob: &Glob| !paths.iter().any(|path| glob.matches(path));
         let flags = self.shared.globs.iter().map(matches_none);
-        match first_set_on_all_stages(flags, groups)? {
+        match first_on_all(flags, groups.pipeline())? {
             Some(at) => Err(Fp8Error::Unmatched {
                 pattern: self.config().layers[at].pattern.clone(),
                 nearest: nearest(&self.shared.globs[at], paths.iter().map(String::as_str)),

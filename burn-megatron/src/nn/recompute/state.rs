@@ -11,10 +11,10 @@ use parking_lot::Mutex;
 use super::layers::LayerRun;
 use super::offload::ActivationStore;
 use super::{ActivationUsage, RecomputeConfig, RecomputeError, RecomputeModule, recompute_in};
+use crate::collective::first_on_all;
 use crate::comm::ParallelContext;
 use crate::glob::Glob;
 use crate::host_link::{OffloadRecord, SimulatedHostLink};
-use crate::nn::of_all_stages::first_set_on_all_stages;
 use crate::nn::{DropoutPosition, Residual, forward_context};
 
 /// The recomputation of a model. Clones share the current micro-batch and the list of regions.
@@ -176,7 +176,7 @@ impl Recompute {
         if flags.is_empty() {
             return Ok(());
         }
-        match first_set_on_all_stages(flags.into_iter(), groups)? {
+        match first_on_all(flags.into_iter(), groups.pipeline())? {
             Some(at) => Err(self.unmatched_error(at)),
             None => Ok(()),
         }
