@@ -71,18 +71,19 @@ fn comparable(model: &TransformerConfig) -> TransformerConfig {
 fn comparable_experts(moe: MoeConfig, layers: usize) -> MoeConfig {
     let blocks = (0..layers).filter(|number| moe.is_in(*number));
     let blocks: Vec<_> = blocks.take(2).collect();
+    let dense = blocks.first().copied().unwrap_or(layers);
+    let every = match blocks[..] {
+        [first, second] => second - first,
+        _ => 1,
+    };
     MoeConfig {
-        first_dense: blocks.first().copied().unwrap_or(layers),
-        every: match blocks[..] {
-            [first, second] => second - first,
-            _ => 1,
-        },
         groups: moe.groups.filter(|groups| groups.chosen < groups.groups),
         bias_update_rate: moe.bias_update_rate.map(|_| 0.0),
         jitter: 0.0,
         router_dtype: RouterDType::F32,
         ..moe
     }
+    .in_blocks(every, dense)
 }
 
 /// Returns the setting that the family requires, with its value: of settings in settings the innermost one.
