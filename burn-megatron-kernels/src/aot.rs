@@ -2,7 +2,7 @@
 //!
 //! [`aot_instances`] lists the kernels of all operations, each in every element type and with typical
 //! sizes; `cargo xtask check-cuda` compiles them to machine code. The operations import
-//! [`AotList`] from a module below them, so only this list imports every operation.
+//! `AotList` from a module below them, so only this list imports every operation.
 
 use crate::cube::instance::AotList;
 pub use crate::cube::instance::{AotInstance, AotTarget};

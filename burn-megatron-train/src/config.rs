@@ -259,7 +259,7 @@ pub enum ConfigError {
 }
 
 impl TrainConfig {
-    /// Settings that follow another one where a recipe leaves them out, and that one: see [`scaled`](Self::scaled).
+    /// Pairs of a setting and the setting that it follows where a recipe leaves it out: see [`scaled`](Self::scaled).
     pub const FOLLOWING: [(&str, &str); 5] = [
         ("warmup_steps", "steps"),
         ("schedule", "steps"),

@@ -75,13 +75,25 @@ pub fn recipe_of(checkpoint: &Checkpoint, families: &Families) -> Result<Option<
     Ok(Some(recipe?))
 }
 
+/// The name of `count_zeros` in a recipe.
+const COUNT_ZEROS: &str = "log_num_zeros_in_grad";
+
 /// Renames the keys that an earlier version wrote.
 fn translate(config: &mut Value) {
     let train = config.get_mut("train").and_then(Value::as_object_mut);
     if let Some(train) = train
         && let Some(value) = train.remove("count_zeros")
     {
-        train.insert("log_num_zeros_in_grad".into(), value);
+        train.insert(COUNT_ZEROS.into(), value);
+    }
+}
+
+/// Renames the same keys in a recipe file.
+pub fn translate_recipe(recipe: &mut Table) {
+    if let Some(toml::Value::Table(train)) = recipe.get_mut("train")
+        && let Some(value) = train.remove("count_zeros")
+    {
+        train.insert(COUNT_ZEROS.into(), value);
     }
 }
 

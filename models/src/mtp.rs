@@ -175,15 +175,11 @@ impl MtpRows {
 pub(crate) fn add_sums(own: SummedLosses, further: Tensor<1>, weight: f64) -> SummedLosses {
     let further = further.mul_scalar(weight);
     let parts = match own.parts {
-        Some(parts) => without_autodiff(parts),
-        None => without_autodiff(own.objective.clone()),
+        Some(parts) => parts.inner(),
+        None => own.objective.clone().inner(),
     };
     SummedLosses {
         objective: own.objective + further.clone(),
-        parts: Some(Tensor::cat(vec![parts, without_autodiff(further)], 0)),
+        parts: Some(Tensor::cat(vec![parts, further.inner()], 0)),
     }
-}
-
-fn without_autodiff<const D: usize>(x: Tensor<D>) -> Tensor<D> {
-    if x.is_autodiff() { x.inner() } else { x }
 }

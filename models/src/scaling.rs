@@ -34,7 +34,8 @@ pub(crate) fn check(rope: &RopeConfig) -> Result<(), BuildError> {
             name, value, fits, ..
         } => BuildError::Config {
             path: match (name, &rope.scaling) {
-                ("base", _) | (_, RotaryScaling::None | RotaryScaling::Dynamic { .. }) => path,
+                ("base", _) | (_, RotaryScaling::None) => path,
+                (_, RotaryScaling::Dynamic { .. }) => path + ".scaling.dynamic",
                 (_, RotaryScaling::Llama3 { .. }) => path + ".scaling.llama3",
                 (_, RotaryScaling::Yarn { .. }) => path + ".scaling.yarn",
                 (_, RotaryScaling::Linear { .. }) => path + ".scaling.linear",

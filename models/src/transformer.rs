@@ -191,6 +191,7 @@ impl<X: Mixer> Transformer<X> {
             .with_ignore(Some(Transformer::IGNORE));
         let further = config.mtp.as_ref().map(|_| LossTerm::FurtherTokens);
         let terms = loss.terms().iter().copied().chain(further);
+        let loss_chunk_size = root.kernels().loss_chunk_size();
         Ok(Self {
             terms: terms.collect(),
             embedding: embedding.transpose()?,
@@ -218,7 +219,7 @@ impl<X: Mixer> Transformer<X> {
                 None => vec![],
             },
             rotary: RotaryTables::new(config, head_width, root)?,
-            loss: LinearCrossEntropy::new(loss, root.kernels().loss_chunk_size())
+            loss: LinearCrossEntropy::new(loss, loss_chunk_size)
                 .with_soft_cap(config.logit_soft_cap),
             comm,
             layout: if root.sequence_parallel() {

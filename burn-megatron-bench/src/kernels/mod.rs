@@ -129,7 +129,11 @@ fn chosen(only: &[String]) -> Result<(Vec<KernelBenchmark>, Vec<PairBenchmark>),
     let names = operations.iter().map(|subject| subject.name);
     let names = names.chain(pairs.iter().map(|subject| subject.name));
     let names: Vec<_> = names.collect();
-    let mut groups: Vec<_> = Operation::ALL.iter().copied().map(Operation::name).collect();
+    let mut groups: Vec<_> = Operation::ALL
+        .iter()
+        .copied()
+        .map(Operation::name)
+        .collect();
     groups.extend([fp8::GROUP, moe::GROUP]);
     for name in only.iter().map(String::as_str) {
         if !names.contains(&name) && !groups.contains(&name) {

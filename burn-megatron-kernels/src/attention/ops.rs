@@ -27,9 +27,8 @@ pub(super) enum Pass {
     /// and the log-sum-exp, followed in the same tensor by the largest scores of the queries if the problem has them.
     Forward,
     /// Inputs: the projections, output, log-sum-exp, gradient of the output, the sink, the ranges of the
-    /// queries and those of the keys, the flat buffer; outputs: the gradient of the joint projection, or
-    /// that of the queries and one flat tensor with those of the keys, then of the values; then that of
-    /// the sink.
+    /// queries, the ranges of the keys, the flat buffer. Outputs: the gradient of the joint projection, or the gradient
+    /// of the queries and one flat tensor with the gradients of the keys and the values; then the gradient of the sink.
     Backward {
         /// Where the gradients of keys and values go in the flat buffer, if there is one.
         places: Option<[Place; 2]>,

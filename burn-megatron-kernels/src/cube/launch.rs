@@ -30,14 +30,14 @@ where
     }
 }
 
-/// A tensor that the kernel may do without.
+/// An optional tensor.
 impl<T: CubePrimitive> KernelTensor<ComptimeOptionArgs<OwnedTensor<T>>> for Option<CubeTensor> {
     fn argument(self) -> ComptimeOptionArgs<OwnedTensor<T>> {
         self.map(CubeTensor::into_tensor_arg).into()
     }
 }
 
-/// What is an argument already.
+/// An argument that needs no conversion.
 impl<A> KernelTensor<A> for A {
     fn argument(self) -> A {
         self

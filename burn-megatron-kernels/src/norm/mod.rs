@@ -133,12 +133,11 @@ pub fn normalise<const D: usize>(
     apply(inputs, function)
 }
 
-/// Returns `(norm(sum), sum)` with `sum = (x + x_bias) + residual`, rounded once, in one pass. The norm is that of
+/// Returns `(norm(sum), sum)` with `sum = (x + x_bias) + residual`, rounded once, in one pass. The norm is the norm of
 /// [`normalise`], and `x_bias` is a bias `[n]` of `x` of any float type.
 ///
-/// The residual may be wider than `x`: of the type of `x`, or f32 (f64 beside f64). The sum is
-/// computed in f32 and has the residual's type, the norm that of `x`. The norm is that of the
-/// rounded sum. In the backward, the gradient from the other users of the sum is added by the
+/// The residual has the type of `x`, or f32 if `x` has 16 bits. The sum is computed in f32 and has the type of the
+/// residual; the norm is computed from the rounded sum and has the type of `x`. In the backward, the gradient from the other users of the sum is added by the
 /// kernel of the norm's gradient, whose result is the gradient of `x` and of the residual. The kernel
 /// sums the gradient of the bias of `x` too.
 ///

@@ -68,8 +68,8 @@ pub enum Scaling {
     },
     /// LongRoPE (Ding et al. 2024, arXiv:2402.13753), as in Phi-3: each frequency is divided by a factor of its pair.
     ///
-    /// The length of a sequence chooses the factors: up to `original` tokens the short ones, above it the long ones. So
-    /// a table has [rows](RopeTable::first_row) for both. A sequence is a row of a batch, a document without its padding, or
+    /// The length of a sequence chooses the factors: up to `original` tokens the short ones, above it the long ones. The
+    /// [table](RopeTable::first_row) of cosines and sines has rows for both. A sequence is a row of a batch, a document without its padding, or
     /// in generation the text so far. A text that grows beyond `original` is read again.
     #[serde(rename = "longrope")]
     LongRope {
@@ -152,8 +152,12 @@ impl RopeConfig {
         }
         check_size(NAME, &[self.rows(), self.width / 2])?;
         match self.scaling {
-            Scaling::None | Scaling::Dynamic { .. } => Ok(()),
+            Scaling::None => Ok(()),
             Scaling::Linear { factor } => at_least_one("factor", factor),
+            Scaling::Dynamic { factor, original } => {
+                at_least_one("factor", factor)?;
+                at_least_one("original", original as f64)
+            }
             Scaling::LongRope {
                 ref short_factor,
                 ref long_factor,

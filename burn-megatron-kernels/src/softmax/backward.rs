@@ -18,7 +18,7 @@ pub(super) struct MaskedSoftmax {
 }
 
 impl MaskedSoftmax {
-    /// The scores or their gradient, and what a learned sink has beside them.
+    /// The scores or their gradient, and the values of a learned sink.
     fn outputs(&self, scores: &DispatchTensor, of_sink: &[usize]) -> Vec<Spec> {
         let mut outputs = vec![Spec::of_any(scores)];
         if self.plan.sink == SinkKind::Learned {

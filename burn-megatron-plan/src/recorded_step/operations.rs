@@ -1,7 +1,7 @@
 //! The tensors that Burn's own differentiable operations keep for their backward, and the memory that their backward
 //! allocates.
 //!
-//! As in `burn-autodiff` 0.22.1 without gradient checkpointing. `proof` in `tests/tests/plan_memory.rs` counts the same bytes on
+//! As in `burn-autodiff` 0.22.1 without gradient checkpointing. `proof` in `tests/tests/plan_memory/` counts the same bytes on
 //! the heap. Every operation has a rule: an operation that is not listed keeps its inputs, and some also their outputs.
 
 use burn_ir::{

@@ -90,15 +90,13 @@ impl TensorMeta {
     /// [`CheckpointError::OutOfBounds`] if the tensor does not contain the slice, [`CheckpointError::TooLarge`] if the size
     /// overflows.
     pub fn slice_bytes(&self, slice: &TensorSlice) -> Result<usize, CheckpointError> {
-        let (key, shape) = (self.key.clone(), self.shape.clone());
-        if !slice.fits(&shape) {
-            let slice = slice.clone();
-            return Err(CheckpointError::OutOfBounds { key, shape, slice });
-        }
+        CheckpointError::check_bounds(&self.key, &self.shape, slice)?;
         let mut sizes = slice.shape.iter().copied();
-        sizes
-            .try_fold(self.dtype.size(), usize::checked_mul)
-            .ok_or(CheckpointError::TooLarge { key, shape })
+        let bytes = sizes.try_fold(self.dtype.size(), usize::checked_mul);
+        bytes.ok_or_else(|| CheckpointError::TooLarge {
+            key: self.key.clone(),
+            shape: self.shape.clone(),
+        })
     }
 }
 

@@ -119,7 +119,7 @@ pub struct OffloadConfig {
 }
 
 impl OffloadConfig {
-    /// Checks the settings, beside the setting `fp8_param_gather`.
+    /// Checks the settings, given the setting `fp8_param_gather`.
     ///
     /// # Errors
     ///

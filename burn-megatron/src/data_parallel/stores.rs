@@ -143,7 +143,7 @@ impl ModuleMapper for ParameterMover<'_> {
         let entry = parameter.entry;
         self.hooks.push_back(parameter.hook());
         param.map(|tensor| {
-            let tensor = without_autodiff(tensor);
+            let tensor = tensor.inner();
             let (shape, device, dtype) = (tensor.dims(), tensor.device(), tensor.dtype());
             let options = (&device, parameter.info().model_dtype);
             if self.error.is_some() {
@@ -175,15 +175,6 @@ impl ModuleMapper for ParameterMover<'_> {
     }
 }
 
-/// Returns the plain tensor of a parameter.
-pub(super) fn without_autodiff<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
-    if tensor.is_autodiff() {
-        tensor.inner()
-    } else {
-        tensor
-    }
-}
-
 /// Sets the parameters of a module to values in the order of the table.
 pub(super) struct ParameterFiller<V>(pub V);
 
@@ -204,7 +195,7 @@ impl ModuleVisitor for ParameterLoader<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let parameter = self.0.next();
         if !parameter.is_running {
-            parameter.write(without_autodiff(param.base()));
+            parameter.write(param.base().inner());
         }
     }
 }

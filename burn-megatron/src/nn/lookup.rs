@@ -54,7 +54,7 @@ pub(super) fn lookup(param: &Param<Tensor<2>>, ids: LookupIds) -> Tensor<2> {
     )
 }
 
-/// Passes the gradient of the ids to the sink, in the rows of a weight with so many.
+/// Passes the gradient of the ids to the sink, for a weight with `rows` rows.
 fn pass_gradient(
     handle: &HookHandle,
     gradient: Tensor<2>,

@@ -252,7 +252,9 @@ impl DataConfig {
     /// The setting that has no effect on bytes.
     pub fn check_bytes(&self) -> Result<(), Error> {
         match self.special_tokens {
-            Some(true) => Err("data.special_tokens = true has no effect on bytes; remove it".into()),
+            Some(true) => {
+                Err("data.special_tokens = true has no effect on bytes; remove it".into())
+            }
             _ => Ok(()),
         }
     }

@@ -48,8 +48,9 @@ pub fn run(args: &PlanArgs, families: &Families, default_recipe: &str) -> Result
     if model.recipe().parallel.hybrid_tokens().is_some() {
         let error = LayoutError::HybridContext {
             setting: "plan".into(),
-            expected: "no such layout, as its micro-batches depend on the lengths of documents"
-                .into(),
+            expected:
+                "no such layout, as its micro-batches depend on the lengths of documents; remove it"
+                    .into(),
         };
         return Err(error.into());
     }

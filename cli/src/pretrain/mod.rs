@@ -30,6 +30,7 @@ use crate::ranks::{self, seconds};
 use crate::recipe::Recipe;
 use crate::recipe::merge::LayeredRecipe;
 use crate::resume::{StartDecision, StartResolver};
+use crate::resume_mode::ResumeMode;
 use crate::weights::InitialWeights;
 use crate::{cpus, determinism, gemm_algorithms, lora, memory, save_hf};
 use args::PretrainArgs;
@@ -130,7 +131,8 @@ fn run_until(
     let data = data::open(&recipe)?;
     let tokenizer = data::sample_tokenizer(&recipe)?;
     let sample = data::sample(&recipe, &*data, tokenizer.as_ref())?;
-    let resumes = args.saving.resume.is_some();
+    // `--resume auto` starts a run if there is none.
+    let resumes = ResumeMode::of(args)? != ResumeMode::Fresh;
     let load = lora::initial_weights(&recipe, resumes);
     let weights = load.map(|path| InitialWeights::new(path, &recipe, &args.saving, families));
     if let Some(weights) = weights

@@ -77,6 +77,13 @@ fn arguments_of_which_one_would_be_ignored_are_refused() {
 }
 
 #[test]
+fn a_recipe_file_may_have_the_old_name_of_a_key() {
+    let folder = Folder::new();
+    let file = folder.write("old.toml", "[train]\ncount_zeros = true");
+    assert!(recipe(&format!("--recipe {file}")).train.count_zeros);
+}
+
+#[test]
 fn what_depends_on_a_changed_setting_is_dropped_with_a_note() {
     let folder = Folder::new();
     let text = "[parallel]\ntensor = 2\nsequence_parallel = true\ndata = 2\n\

@@ -174,7 +174,9 @@ fn file_table(path: &Path) -> Result<Table, Error> {
     let text = read_text(path)?;
     let checked = RecipeOf::tables(&text);
     checked.map_err(|error| invalid(path, &*error))?;
-    Ok(text.parse()?)
+    let mut table: Table = text.parse()?;
+    resume_check::translate_recipe(&mut table);
+    Ok(table)
 }
 
 /// Checks that the settings that flags unset have no value: a model family, for example, may have one.

@@ -261,6 +261,7 @@ impl OpenCollective {
         })
     }
 }
+
 #[cfg(test)]
 mod tests {
     use std::sync::Weak;

@@ -84,7 +84,7 @@ pub(super) fn sines<N: Size, T: Size>(
     angles
 }
 
-/// Inserts the numbers of both elements of a pair, or that of the first if the second is in another vector.
+/// Inserts the numbers of both elements of a pair, or only the number of the first if the second is in another vector.
 #[cube]
 fn insert_pair<N: Size>(
     angles: &mut Vector<f32, N>,

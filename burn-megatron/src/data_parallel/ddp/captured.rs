@@ -7,8 +7,9 @@ use crate::data_parallel::gradient_buckets::MicroBatchUses;
 use crate::nn::hook::DeferringSink;
 
 impl<M: Module> DistributedDataParallel<M> {
-    /// Waits for the parameters, and gives the gradients their [static buffers](crate::data_parallel::DataParallelConfig::static_buffers), for
-    /// a micro-batch during which no reduction starts.
+    /// Waits for the parameters, and gives the gradients their
+    /// [static buffers](crate::data_parallel::DataParallelConfig::static_buffers), for a micro-batch during which no
+    /// reduction starts.
     pub fn hold_reductions(&self) {
         self.buffers.parameters().wait();
         self.buffers.gradients().hold();

@@ -9,7 +9,6 @@ use super::DistributedDataParallel;
 use crate::collective::start_all_reduce;
 use crate::comm::ReduceOp;
 use crate::data_parallel::sharding_plan::main_dtype;
-use crate::data_parallel::stores::without_autodiff;
 
 impl<M: Module> DistributedDataParallel<M> {
     fn has_running_states(&self) -> bool {
@@ -94,7 +93,7 @@ struct StateCollector<'a> {
 impl ModuleVisitor for StateCollector<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         if self.running.next() == Some(&true) {
-            let state = without_autodiff(param.base());
+            let state = param.base().inner();
             let elements = state.shape().num_elements();
             self.states.push(state.reshape([elements]));
         }

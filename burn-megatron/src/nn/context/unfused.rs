@@ -66,7 +66,8 @@ impl QueryRows<'_> {
 impl ContextAttention {
     /// `[batch, seq / context, (heads + 2 groups) * width]` to `[batch, seq / context, heads * width]`. `attend`
     /// gets the queries `[batch, queries, heads, width]`, the keys and the values `[batch, seq, groups, width]`, the mask, and
-    /// the draws of the rows `[batch, heads, queries]`, and returns `[batch, queries, heads * width]`. `first_head` of `all_heads` is the first one of this tensor rank.
+    /// the draws of the rows `[batch, heads, queries]`, and returns `[batch, queries, heads * width]`. `first_head` of
+    /// `all_heads` is the first head of this tensor rank.
     pub fn attend_unfused(
         &self,
         qkv: Tensor<3>,

@@ -2,8 +2,8 @@
 
 use std::ffi::OsString;
 use std::fs;
-use std::io::{ErrorKind, Write};
-use std::path::PathBuf;
+use std::io::{self, ErrorKind, Write};
+use std::path::{Path, PathBuf};
 
 use burn_megatron::checkpoint::CheckpointFolder;
 use burn_megatron_train::metrics::{MetricsRecord, read_metrics};
@@ -13,7 +13,7 @@ use tempfile::NamedTempFile;
 
 use crate::cli::{Cli, Command};
 use crate::error::Error;
-use crate::family::Families;
+use crate::family::{Families, base_of};
 use crate::launch::args::LaunchArgs;
 use crate::launch::error::LaunchError;
 use crate::pretrain::args::PretrainArgs;
@@ -24,8 +24,8 @@ use crate::resume_mode::ResumeMode;
 /// A run of `pretrain`.
 pub struct PretrainJob {
     folder: PathBuf,
-    /// The resolved recipe, for later attempts.
-    recipe: NamedTempFile,
+    /// The resolved recipe in TOML, for later attempts.
+    recipe: String,
     /// The checkpoints that `--resume-skip` skips.
     skip: Vec<u64>,
     /// Whether the run starts with adapters, which only their own checkpoint has.
@@ -79,7 +79,8 @@ impl PretrainJob {
         families: &Families,
         default_recipe: &str,
     ) -> Result<Self, LaunchError> {
-        let folder = match ResumeMode::of(args)? {
+        let mode = ResumeMode::of(args)?;
+        let folder = match mode {
             ResumeMode::InPlace(folder) => Ok(folder),
             ResumeMode::Fresh => args.run_dir.as_deref().ok_or(
                 "--max-restarts resumes a run from the checkpoints of its folder: name the folder with --run-dir",
@@ -97,18 +98,18 @@ impl PretrainJob {
                         one of them";
             return Err(LaunchError::NoRestart(text.into()));
         }
-        let resumes = args.saving.resume.is_some();
-        let mut file = tempfile::Builder::new()
-            .prefix("recipe-")
-            .suffix(".toml")
-            .tempfile()
-            .map_err(Error::from)?;
+        let load = recipe.checkpoint.load.as_deref();
+        let load = load.filter(|_| recipe.lora.is_some() && mode == ResumeMode::Fresh);
+        let loads_adapters = match load {
+            // A model is its own base.
+            Some(load) => base_of(load)? != load,
+            None => false,
+        };
         let text = toml::to_string(&recipe.complete()).map_err(Error::from)?;
-        file.write_all(text.as_bytes()).map_err(Error::from)?;
         Ok(Self {
             folder: folder.to_owned(),
-            recipe: file,
-            loads_adapters: recipe.lora.is_some() && recipe.checkpoint.load.is_some() && !resumes,
+            recipe: text,
+            loads_adapters,
             skip: args.saving.resume_skip.clone(),
         })
     }
@@ -118,11 +119,25 @@ impl PretrainJob {
         &self.folder
     }
 
-    /// The words of a restart: the words `given`, with the recipe and the run folder that go on.
-    pub fn restart_command(&self, given: &[OsString]) -> Vec<OsString> {
+    /// Writes the resolved recipe to a file for the next attempt. Each attempt has a new file, because files in the folder for
+    /// temporary files may be removed while a run lasts for weeks.
+    ///
+    /// # Errors
+    /// A folder for temporary files that cannot be written.
+    pub fn write_recipe(&self) -> Result<NamedTempFile, Error> {
+        let failed = |error: io::Error| format!("cannot write the recipe of a restart: {error}");
+        let mut builder = tempfile::Builder::new();
+        let file = builder.prefix("recipe-").suffix(".toml").tempfile();
+        let mut file = file.map_err(failed)?;
+        file.write_all(self.recipe.as_bytes()).map_err(failed)?;
+        Ok(file)
+    }
+
+    /// The words of a restart: the words `given`, with the file of the recipe and the run folder that go on.
+    pub fn restart_command(&self, given: &[OsString], recipe: &Path) -> Vec<OsString> {
         let restart = [
             "--restart".into(),
-            self.recipe.path().into(),
+            recipe.into(),
             self.folder.clone().into(),
         ];
         given.iter().cloned().chain(restart).collect()
@@ -238,7 +253,8 @@ mod tests {
         let first = resolve(&parse_text(&flags).unwrap());
         let job = job(&format!("pretrain {flags}")).unwrap();
         let given: Vec<_> = flags.split_whitespace().map(OsString::from).collect();
-        let words = job.restart_command(&given);
+        let file = job.write_recipe().unwrap();
+        let words = job.restart_command(&given, file.path());
         let words: Vec<_> = words.iter().map(|word| word.to_str().unwrap()).collect();
         let mut args: PretrainArgs = crate::flags::parse(&words).unwrap();
         args.follow_restart();

@@ -11,6 +11,7 @@ mod verdict;
 use std::time::{Duration, Instant};
 
 use burn_megatron::comm::Token;
+use tempfile::NamedTempFile;
 
 use super::args::LaunchArgs;
 use super::error::LaunchError;
@@ -63,6 +64,8 @@ impl Restarts<'_> {
     fn run(&mut self, mut plan: LaunchPlan) -> Result<u8, LaunchError> {
         let mut attempt = Attempt::first();
         let given = plan.command[1..].to_vec();
+        // The file of the recipe exists as long as the attempt that reads it.
+        let mut recipe: Option<NamedTempFile> = None;
         loop {
             let before = self.job.map(PretrainJob::progress).transpose()?;
             let began = Instant::now();
@@ -107,8 +110,10 @@ impl Restarts<'_> {
             plan.token =
                 Token::random().map_err(LaunchError::system("no token can be generated"))?;
             if let Some(job) = self.job {
+                let recipe = recipe.insert(job.write_recipe()?);
                 plan.command.truncate(1);
-                plan.command.extend(job.restart_command(&given));
+                plan.command
+                    .extend(job.restart_command(&given, recipe.path()));
             }
         }
     }

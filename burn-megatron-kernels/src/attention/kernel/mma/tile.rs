@@ -44,7 +44,7 @@ pub(crate) fn copy_tile<F: Float, N: Size>(
             is_inside = true;
         }
         if is_inside {
-            // Every chunk number `group` of the row, from that of the unit on.
+            // The unit copies its own chunk of the row, and every chunk `group` units further.
             let source = first + at as usize;
             let start = head.start + source * head.stride + column as usize;
             let bytes = select(source < head.count, comptime!(CHUNK_BYTES as u32), 0u32);
