@@ -66,8 +66,7 @@ fn arguments_of_which_one_would_be_ignored_are_refused() {
     }
     for flags in [
         "--no-save --checkpoint.save false",
-        "--train.schedule wsd --train.schedule.wsd.decay_steps 10 --train.schedule.wsd.tail linear",
-        "--train.schedule.wsd.tail linear --train.schedule.wsd.decay_steps 10 --train.schedule wsd",
+        "--train.schedule.wsd.decay_steps 10 --train.schedule.wsd.tail linear",
         "--train.ema --train.ema.decay 0.9",
         "--kernels unfused,norm=fused",
         "--set train.ema=none --set parallel.virtual_stages=none",

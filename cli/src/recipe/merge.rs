@@ -294,8 +294,13 @@ impl Layers<'_> {
         let changed = |path: &str| flags.has(path);
         let settings = self.settings;
         let dropped = settings.drop_dependants(&before, &mut self.table, (&changed, &is_kept));
-        for DroppedSetting { path, note } in dropped {
-            if self.origins.is_of_user(&path) {
+        for DroppedSetting {
+            path,
+            note,
+            was_set,
+        } in dropped
+        {
+            if was_set && self.origins.is_of_user(&path) {
                 self.dropped.push(note);
             }
             self.origins.derive(&path, Origin::Flag);

@@ -103,6 +103,8 @@ pub struct DroppedSetting {
     pub path: String,
     /// Why it was dropped, and what.
     pub note: String,
+    /// Whether it had another value than its default.
+    pub was_set: bool,
 }
 
 impl Settings {
@@ -139,8 +141,14 @@ impl Settings {
                 false => (path.clone(), format!("depends on {condition}")),
             };
             let note = format!("{path} of the recipe is dropped: it {why}");
+            let default = self.find(&path).and_then(|it| it.default.clone());
+            let was_set = self.value(recipe, &path) != default.unwrap_or(Json::Null);
             remove(recipe, &path);
-            dropped.push(DroppedSetting { path, note });
+            dropped.push(DroppedSetting {
+                path,
+                note,
+                was_set,
+            });
         }
     }
 
