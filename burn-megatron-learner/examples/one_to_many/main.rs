@@ -21,8 +21,10 @@ use burn_megatron_learner::MegatronStrategy;
 
 type AnyError = Box<dyn Error + Send + Sync>;
 
+/// The layouts, in the order of the page.
 pub const LAYOUTS: [&str; 5] = ["one-device", "data", "zero", "tensor", "pipeline"];
 
+/// Trains the model in a layout and returns the last loss.
 pub fn run(layout: &str) -> Result<f64, AnyError> {
     match layout {
         "one-device" => learner::train(None),
@@ -42,6 +44,7 @@ pub fn run(layout: &str) -> Result<f64, AnyError> {
     }
 }
 
+/// Trains the model in the layout of the command line, or in all of them.
 pub fn main() -> Result<(), AnyError> {
     let arguments: Vec<_> = env::args().skip(1).collect();
     let layouts = match &arguments[..] {

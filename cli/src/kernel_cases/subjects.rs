@@ -74,7 +74,8 @@ fn norms() -> Vec<KernelBenchmark> {
         flat(layer_norm(x.rows(0), x.leaf(1), Some(x.leaf(2)), NORM)));
     let rms = forms!(norm::rms_norm, x => flat(rms_norm(x.rows(0), x.leaf(1), NORM)));
     let add = forms!(norm::add_normalise, x => {
-        let (x, residual, weight) = (x.rows(0), x.rows(1), x.leaf(2));
+        #[allow(clippy::useless_conversion, reason = "the fused form has a parameter")]
+        let (x, residual, weight) = (x.rows(0), x.rows(1), x.leaf(2).into());
         let (y, sum) = add_normalise(NormKind::Rms, x, None, residual, weight, None, NORM);
         Tensor::cat(vec![flat(y.narrow(0, 0, 1)), flat(sum.narrow(0, 0, 1))], 0)
     });
