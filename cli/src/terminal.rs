@@ -24,7 +24,7 @@ const MAX_LABEL: usize = 20;
 /// The columns before the text of a labelled line.
 pub const LABEL: usize = 9;
 
-/// The characters of a line of standard output: those of its terminal, or of [`VARIABLE`]. `None` without both, where
+/// Returns the width of standard output in characters, from its terminal or from `COLUMNS`. `None` without both, where
 /// lines may have any length.
 pub fn width() -> Option<usize> {
     let terminal = terminal_size_of(io::stdout()).map(|(Width(columns), _)| columns.into());

@@ -47,7 +47,7 @@ pub struct PreprocessArgs {
     /// it.
     #[arg(long, value_name = "TOKEN")]
     pub eod: Option<String>,
-    /// Add the special tokens that the tokenizer adds to a text, such as <s>, to every document. The default is true, as in
+    /// Add the special tokens that the tokenizer adds to a text, such as `<s>`, to every document. The default is true, as in
     /// `pretrain --data TEXT`. Megatron-LM adds none by default, as with --special-tokens=false.
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub special_tokens: Option<bool>,

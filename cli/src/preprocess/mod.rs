@@ -120,7 +120,7 @@ impl PreprocessSummary {
 /// Writes token files, unless `stop` is set before they are complete.
 ///
 /// # Errors
-/// [`PreprocessError`]; the files do not get their names then.
+/// `PreprocessError`; the files do not get their names then.
 pub fn preprocess(
     args: &PreprocessArgs,
     stop: &Arc<AtomicBool>,
