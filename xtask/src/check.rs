@@ -5,6 +5,7 @@ use std::path::Path;
 
 use clap::ValueEnum;
 
+use crate::circles;
 use crate::mpi;
 use crate::order::{self, CRATES};
 use crate::process::{cargo, run as run_command};
@@ -24,6 +25,8 @@ pub enum Check {
     Order,
     /// No more product files than before mention a setting of xtask/setting-names.tsv.
     Settings,
+    /// No circle of files that import each other is larger than allowed: see `xtask/src/circles.rs`.
+    Circles,
     /// clippy reports nothing, on any target.
     Lint,
     /// rustdoc reports nothing: every link in the documentation resolves.
@@ -58,6 +61,9 @@ pub fn run(check: Check, root: &Path, report: &mut Report) {
     }
     if wanted(Check::Settings) {
         report.step("settings", || settings::run(root));
+    }
+    if wanted(Check::Circles) {
+        report.step("circles", || circles::run(root));
     }
     if wanted(Check::Lint) {
         // The builds without them are those of the CUDA checks.

@@ -7,6 +7,7 @@ mod book;
 mod check;
 mod check_cuda;
 mod check_nccl;
+mod circles;
 mod differences;
 #[cfg(unix)]
 mod docs_commands;
@@ -256,6 +257,7 @@ fn ci(root: &Path, report: &mut Report) {
     check::run(Check::Words, root, report);
     check::run(Check::Order, root, report);
     check::run(Check::Settings, root, report);
+    check::run(Check::Circles, root, report);
     report.step("mpi", || {
         mpi::find_or_install().map_or_else(Outcome::Skipped, |()| Outcome::Passed)
     });

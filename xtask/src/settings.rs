@@ -6,7 +6,7 @@
 use std::fs;
 use std::path::Path;
 
-use crate::lines::product_texts;
+use crate::lines::product_files;
 use crate::words::has_word;
 
 const LIST: &str = "xtask/setting-names.tsv";
@@ -17,7 +17,9 @@ const LIST: &str = "xtask/setting-names.tsv";
 /// The names that are in more files than the list allows.
 pub fn run(root: &Path) -> Result<(), String> {
     let list = fs::read_to_string(root.join(LIST)).map_err(|e| format!("{LIST}: {e}"))?;
-    println!("{}", check(&parse(&list)?, &product_texts(root)?)?);
+    let texts = product_files(root)?.into_iter().map(|(_, text)| text);
+    let texts: Vec<_> = texts.collect();
+    println!("{}", check(&parse(&list)?, &texts)?);
     Ok(())
 }
 

@@ -89,16 +89,17 @@ fn read(root: &Path) -> Result<Vec<CountedFile>, String> {
     files.collect()
 }
 
-/// Returns the texts of all product files, without the items of tests.
+/// Returns the paths and texts of all product files, without the items of tests.
 ///
 /// # Errors
 /// A file that cannot be read.
-pub fn product_texts(root: &Path) -> Result<Vec<String>, String> {
+pub fn product_files(root: &Path) -> Result<Vec<(String, String)>, String> {
     let files = read(root)?;
     let purposes = purposes(&files);
     let files = files.into_iter().zip(purposes);
     let product = files.filter(|(_, purpose)| *purpose == Purpose::Product);
-    Ok(product.map(|(file, _)| file.untested).collect())
+    let texts = product.map(|(file, _)| (file.path, file.untested));
+    Ok(texts.collect())
 }
 
 /// Returns the purpose of each file.
