@@ -5,7 +5,8 @@ use cubecl::prelude::*;
 
 use super::tile::{
     AttentionSizes, AttentionStrides, DeviceStrides, LANES, Tile, TileShape, VisibleRanges,
-    accumulate, block, block_count, dots, filled, head_rows, store, zeros,
+    accumulate, block, block_count, dots, filled, head_rows, store, visible_end, visible_start,
+    zeros,
 };
 use crate::cube::{cube_sum, lane_sum};
 
@@ -200,13 +201,17 @@ pub(crate) fn attention_keys<F: Float, G: Float, N: Size>(
     let weight_pitch = comptime!(shape.weight_pitch());
     let width = comptime!(shape.width);
     let value_width = comptime!(shape.value_width);
-    let heads = sizes.heads as usize;
-    let groups = heads / sizes.heads_per_group as usize;
-    if CUBE_POS < block_count(sizes, groups, shape.rows) {
-        let block = block(sizes, groups, bounds, false, shape.rows);
-        let (batch, group, first) = (block.batch, block.head, block.first);
-        let keys = sizes.mask_range.rows as usize;
-        let queries = sizes.mask_range.columns as usize;
+    let keys = sizes.mask_range.rows as usize;
+    let queries = sizes.mask_range.columns as usize;
+    let tiles = keys.div_ceil(shape.rows);
+    let groups = (sizes.heads / sizes.heads_per_group) as usize;
+    let sequences = sizes.batches as usize * groups;
+    let cube = CUBE_POS;
+    // Without `block`, whose visible columns would be known before they are used: this kernel has no register to spare.
+    if cube < tiles * sequences {
+        let first = cube / sequences * shape.rows;
+        let group = cube % sequences % groups;
+        let batch = cube % sequences / groups;
         let lane = UNIT_POS as usize % LANES;
         let row = UNIT_POS as usize / LANES * own;
 
@@ -222,13 +227,16 @@ pub(crate) fn attention_keys<F: Float, G: Float, N: Size>(
         let mut dk = zeros::<N>(width, shape);
         let mut dv = zeros::<N>(value_width, shape);
         let visible = VisibleRanges::new(first, sizes, bounds, shape);
+        let last = min(first + shape.rows, keys) - 1;
+        let begin = visible_start(first as i32, &sizes.mask_range, bounds);
+        let end = visible_end(last as i32, &sizes.mask_range, bounds);
         for member in 0..sizes.heads_per_group as usize {
             let head = group * sizes.heads_per_group as usize + member;
             let q_rows = head_rows(&strides.q, batch, head, queries);
             let out_rows = head_rows(&strides.out, batch, head, queries);
-            let statistics = (batch * heads + head) * queries;
-            let mut at = block.start;
-            while at < block.end {
+            let statistics = (batch * sizes.heads as usize + head) * queries;
+            let mut at = begin;
+            while at < end {
                 let query = at as usize;
                 sync_cube();
                 streamed.load(q, &q_rows, query, sizes.scale, width);
