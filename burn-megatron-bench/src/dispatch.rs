@@ -211,7 +211,7 @@ mod tests {
         let bench = Benchmark(&args);
         let rows = bench.rows().unwrap();
         for (row, case) in rows.iter().zip(&CASES) {
-            // Choices are those of a random router; counts of rows are not in the formula.
+            // A random router chooses the experts; counts of rows are not in the formula.
             let formula = formula(&bench, case);
             assert!((row.bytes / formula - 1.0).abs() < 0.2, "{row:?}");
         }

@@ -36,7 +36,7 @@ pub struct GenerateBenchArgs {
     /// Measured rounds after one of warm-up; the median is reported.
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = at_least_one)]
     pub rounds: usize,
-    /// A Python with transformers and torch, which generates in turns with as many threads.
+    /// A Python with transformers and torch, which generates in turns with the same number of threads.
     #[arg(long, value_name = "PATH")]
     pub python: Option<PathBuf>,
 }
@@ -52,7 +52,7 @@ const PROMPT: usize = 16;
 struct GenerateRow {
     batch: usize,
     tokens_per_second: f64,
-    /// Of the peer.
+    /// Tokens per second of the peer.
     peer_tokens_per_second: Option<f64>,
     /// The median of the ratios of the rounds.
     ratio: Option<f64>,

@@ -17,21 +17,21 @@ use crate::report::{Column, fixed, percent};
 pub struct LayersRow {
     pub ranks: usize,
     pub case: String,
-    /// Whether the times are those of a virtual clock.
+    /// Whether the times come from a virtual clock.
     pub counted: bool,
     pub calls: f64,
-    /// Bytes that a rank sends in a step, and those of them that go to other nodes.
+    /// Bytes that a rank sends in a step, and the part that goes to other nodes.
     pub bytes: f64,
     pub bytes_between_nodes: f64,
-    /// Of a step without a link.
+    /// Seconds of a step without a link.
     pub seconds: f64,
     /// The time of the first case over this one.
     pub speed: f64,
     pub seconds_over_link: f64,
     pub transfer_seconds: f64,
-    /// In which a rank was blocked over the link.
+    /// Seconds in which a rank was blocked over the link.
     pub blocked_seconds: f64,
-    /// In which a rank waited for others in addition.
+    /// Further seconds in which a rank waited for other ranks.
     pub late_seconds: f64,
     /// 1 - blocked / transfers, at least 0.
     pub hidden: f64,

@@ -56,7 +56,7 @@ struct Bench {
 /// The benchmarks.
 #[derive(Subcommand)]
 enum Command {
-    /// Each kernel, compared with the composition of Burn's operations and with a copy of as many bytes.
+    /// Each kernel, compared with the composition of Burn's operations and with a copy of the same number of bytes.
     Kernels(kernels::args::KernelBenchArgs),
     /// Matrix products on the CPU by the gemm crate and by each BLAS library that can be opened: which `kernels.gemm` is the
     /// fastest here.
@@ -82,7 +82,7 @@ enum Command {
     /// Planned times of layouts against measured ones, on the CPU of this machine.
     Plan(plan::PlanBenchArgs),
     /// Megabytes of text per second that `preprocess` tokenizes, compared with the tokenizers library alone
-    /// with as many threads and the text in memory.
+    /// with the same number of threads and the text in memory.
     Preprocess(preprocess::PreprocessBenchArgs),
     /// The speed of saving and loading checkpoints, compared with a copy and a read of the same bytes, and how
     /// much asynchronous saving slows training down.

@@ -25,7 +25,7 @@ const WARM_UP: usize = 2;
 /// Flags of `plan`.
 #[derive(Args)]
 pub struct PlanBenchArgs {
-    /// The recipe whose model and batch are used; that of `pretrain` without flags by default. Its layout is not used.
+    /// The recipe whose model and batch are used; by default the recipe of `pretrain` without flags. Its layout is not used.
     #[arg(long, visible_alias = "config", value_name = "FILE.toml")]
     pub recipe: Option<PathBuf>,
     /// Keys of the recipe.

@@ -48,7 +48,7 @@ impl TimelineEvent {
 /// The share of the time of a step's transfers in which the rank computed: it was in a computing phase,
 /// of this step or of the next one, and not in a wait. 1 if nothing was transferred.
 ///
-/// `events` are those of one rank. Phases do not overlap each other, and neither do waits.
+/// `events` belong to one rank. Phases do not overlap each other, and neither do waits.
 pub fn hidden_share(events: &[TimelineEvent], step: usize) -> f64 {
     let of = |kind| events.iter().filter(move |event| event.kind == kind);
     let computing = |start: f64, end: f64| -> f64 {

@@ -122,7 +122,7 @@ impl Extent {
     }
 }
 
-/// A layout with its figures, those of a step.
+/// A layout with the figures of a step.
 #[derive(Clone, Debug, Serialize)]
 struct DocumentsRow {
     ranks: usize,
@@ -156,7 +156,7 @@ const COLUMNS: &[Column<DocumentsRow>] = &[
     Column::new("speed", 6, |row| fixed(row.speed_over_link, 2)),
 ];
 
-/// The figures of a layout, those of a step.
+/// The figures of a step of a layout.
 struct LayoutFigures {
     micro_batches: usize,
     tokens: Extent,

@@ -24,7 +24,7 @@ pub struct KernelBenchArgs {
     /// Sizes, such as 4096x1024 (tokens x features); the default is a grid for the device.
     #[arg(long, value_delimiter = ',', value_name = "ROWSxWIDTH,..")]
     pub sizes: Vec<Shape>,
-    /// Only these: names from the table, operations as in --kernels, fp8 for all 8-bit benchmarks, or moe for those of
+    /// Only these: names from the table, operations as in --kernels, fp8 for all 8-bit benchmarks, or moe for the benchmarks of
     /// experts.
     #[arg(long, value_delimiter = ',', value_name = "NAME,..")]
     pub only: Vec<String>,

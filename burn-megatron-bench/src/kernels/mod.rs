@@ -150,7 +150,7 @@ fn chosen(only: &[String]) -> Result<(Vec<KernelBenchmark>, Vec<PairBenchmark>),
     Ok((operations, pairs))
 }
 
-/// The default sizes: on a CPU those of small models.
+/// The default sizes. On a CPU, the sizes of small models.
 fn grid(cpu: bool) -> Vec<Shape> {
     let sizes: &[(usize, usize)] = if cpu {
         &[(1024, 96), (1024, 384), (4096, 1024), (512, 8192)]
@@ -171,7 +171,7 @@ fn grid(cpu: bool) -> Vec<Shape> {
     sizes.iter().map(shape).collect()
 }
 
-/// Times both directions of an operation, its composition and a copy of as many bytes.
+/// Times both directions of an operation, its composition and a copy of the same number of bytes.
 fn time(
     subject: &KernelBenchmark,
     run: &KernelTimer,
@@ -205,7 +205,7 @@ fn time(
     Ok(rows)
 }
 
-/// Times work, what it is compared with, and a copy of as many bytes.
+/// Times work, its comparison, and a copy of the same number of bytes.
 fn time_pairs(
     name: &str,
     pairs: Vec<TimedPair>,

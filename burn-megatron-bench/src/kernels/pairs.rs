@@ -10,7 +10,7 @@ pub struct PairBenchmark {
     pub name: &'static str,
     /// The name of all benchmarks of its kind together.
     pub group: &'static str,
-    /// The sizes without `--sizes`, on a CPU and elsewhere; those of the operations if empty.
+    /// The sizes without `--sizes`, on a CPU and elsewhere; if empty, the sizes of the operations.
     pub sizes: [&'static [Shape]; 2],
     /// The work at a size, on random values.
     pub pairs: Pairs,

@@ -25,7 +25,7 @@ pub struct KernelRow {
     /// The composition of Burn's operations; for 8-bit products, the same in the type of the run; for
     /// experts-one-gemm, one product of all rows.
     pub composed_seconds: Option<f64>,
-    /// A copy that moves as many bytes.
+    /// A copy that moves the same number of bytes.
     pub copy_seconds: f64,
 }
 
@@ -65,7 +65,7 @@ impl KernelSettings {
         format!(
             "{device} in {dtype}; medians of {}, interleaved; `composed`: the same with Burn's operations, {fusion} its \
              fusion, for 8-bit products the same in {dtype}, for experts-one-gemm one product of all rows; `of copy`: \
-             the time of a copy of as many bytes over that of the kernel\nmatrices: {}\n8-bit matrices: {}{}",
+             the time of a copy of the same number of bytes divided by the time of the kernel\nmatrices: {}\n8-bit matrices: {}{}",
             count(self.samples, "run"),
             self.gemm_engine,
             self.fp8_engine,
@@ -101,7 +101,7 @@ pub const COLUMNS: &[Column<KernelRow>] = &[
 ];
 
 impl KernelRow {
-    /// The time of the composition over that of the kernel.
+    /// The time of the composition divided by the time of the kernel.
     fn speedup(&self) -> Option<f64> {
         self.composed_seconds
             .map(|seconds| seconds / self.fused_seconds)

@@ -30,7 +30,7 @@ pub struct OverlapArgs {
     /// Number of data-parallel ranks, each with one compute thread; at least 2.
     #[arg(long, visible_alias = "dp", value_name = "N", default_value_t = 2)]
     pub data_parallel: usize,
-    /// Ranks of a node; the link inside of a node is eight times as fast. Gradients are then summed by way of nodes with
+    /// Ranks of a node; the link inside of a node is eight times as fast. Gradients are then summed within nodes first with
     /// stage 0 (hierarchical_reduce), and shards stay in a node with the others (hsdp).
     #[arg(long, value_name = "N", conflicts_with = "model_axis", value_parser = at_least_one)]
     pub ranks_per_node: Option<usize>,

@@ -31,7 +31,7 @@ pub struct StepBenchArgs {
     /// Keys of the recipe.
     #[command(flatten)]
     pub set: SetArgs,
-    /// Samples per micro-batch; by default that of the model.
+    /// Samples per micro-batch; by default the number in the model's recipe.
     #[arg(long, value_delimiter = ',', value_name = "N,..", value_parser = at_least_one)]
     pub micro_batch_size: Vec<usize>,
     /// Micro-batches per step.
@@ -57,13 +57,13 @@ pub struct StepBenchArgs {
     /// Warm-up steps before them.
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = at_least_one)]
     pub warm_up: usize,
-    /// A Python with torch, which trains the same model in turns on a CPU, in eager mode with as many threads.
+    /// A Python with torch, which trains the same model in turns on a CPU, in eager mode with the same number of threads.
     #[arg(long, value_name = "PATH")]
     pub python: Option<PathBuf>,
     /// Rounds of these turns, each of all its steps; the ratio is the median of theirs.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = at_least_one)]
     pub rounds: usize,
-    /// The peak of the device in TFLOP/s, for the MFU; by default that of a known GPU.
+    /// The peak of the device in TFLOP/s, for the MFU; by default the published peak of a known GPU.
     #[arg(long, value_name = "TFLOP/S", value_parser = above_zero)]
     pub peak_tflops: Option<f64>,
     /// Write the results to this file as JSON, which burn-megatron-bench/python/torch_step.py reads.

@@ -151,7 +151,7 @@ impl StepRow {
         Some(self.tflops() / self.peak_tflops?)
     }
 
-    /// The line of PyTorch below that of the table.
+    /// The line of PyTorch below a line of the table.
     pub fn torch_line(&self) -> Option<String> {
         let torch = self.torch.as_ref()?;
         let tokens = self.micro_batch_size * self.micro_batches * self.sequence_length;
