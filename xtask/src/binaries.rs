@@ -23,12 +23,13 @@ pub struct TestBinary {
 }
 
 impl TestBinary {
-    /// Runs it as cargo does.
+    /// Runs it as cargo does. A snapshot that differs fails, and no file is written for `cargo insta`.
     pub fn command(&self) -> Command {
         let mut command = Command::new(&self.file);
         command
             .current_dir(&self.folder)
-            .env("CARGO_MANIFEST_DIR", &self.folder);
+            .env("CARGO_MANIFEST_DIR", &self.folder)
+            .env("INSTA_UPDATE", "no");
         command
     }
 
