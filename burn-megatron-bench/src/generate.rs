@@ -216,9 +216,9 @@ mod tests {
         };
         run("3").unwrap();
         let error = run("200").unwrap_err().to_string();
-        assert_eq!(
+        insta::assert_snapshot!(
             error,
-            "200 tokens after a prompt of 16: the context of the model is 128"
+            @"200 tokens after a prompt of 16: the context of the model is 128"
         );
         assert!(run("0").is_err());
     }

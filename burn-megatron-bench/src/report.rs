@@ -252,6 +252,6 @@ mod tests {
         let reason = failed[1].as_str().unwrap();
         assert!(reason.starts_with("panic: index out of bounds"), "{reason}");
         let error = report.finish("").unwrap_err().to_string();
-        assert_eq!(error, "2 of 3 rows failed, see above");
+        insta::assert_snapshot!(error, @"2 of 3 rows failed, see above");
     }
 }

@@ -99,7 +99,7 @@ mod tests {
     fn regular_groups_take_a_few_numbers() {
         assert_eq!(text(&(0..64).collect::<Vec<_>>()), "0-63");
         let data: Vec<_> = (3..16_384).step_by(128).collect();
-        assert_eq!(text(&data), "3-16259 in steps of 128");
+        insta::assert_snapshot!(text(&data), @"3-16259 in steps of 128");
         assert_eq!(text(&[0, 1, 2, 8, 9, 10]), "0-2, 8-10");
         assert_eq!(text(&[4, 7, 8, 9, 20]), "4, 7-9, 20");
         // No worse than a list where they are not.

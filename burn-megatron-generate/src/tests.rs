@@ -183,9 +183,9 @@ fn settings_without_a_meaning_are_refused() {
         stop: vec![stop.into()],
         ..GenerateConfig::default()
     };
-    assert_eq!(
+    insta::assert_snapshot!(
         error(config(-0.5, None, None)),
-        "invalid temperature = -0.5: expected at least 0, which takes the most likely token"
+        @"invalid temperature = -0.5: expected at least 0, which takes the most likely token"
     );
     assert!(error(config(f64::NAN, None, None)).starts_with("invalid temperature = NaN"));
     assert!(error(config(f64::INFINITY, None, None)).starts_with("invalid temperature = inf"));

@@ -223,6 +223,7 @@ mod tests {
     use std::sync::{Arc, Mutex};
 
     use indicatif::ProgressDrawTarget;
+    use insta::assert_snapshot;
 
     use super::super::expert_metrics::LayerLoad;
     use super::super::metrics::Minimised;
@@ -338,10 +339,7 @@ mod tests {
         assert!(
             lines[1].starts_with("step 100/1000  loss 3.2500") && !lines[1].contains("skipped")
         );
-        assert_eq!(
-            lines[2],
-            "step 100/1000  held-out loss 3.5000  5.0500 bits per byte"
-        );
+        assert_snapshot!(lines[2], @"step 100/1000  held-out loss 3.5000  5.0500 bits per byte");
         let (progress, shared) = self::lines(0..1000);
         progress.in_bits_per("token").held_out(&metrics);
         assert!(self::text(&shared).ends_with("5.0500 bits per token\n"));
@@ -396,7 +394,7 @@ mod tests {
         let text = text(&shared);
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines.len(), 4, "{text}");
-        assert_eq!(lines[1], "step 1/1000  max load 1.25 in blocks.1.moe");
+        assert_snapshot!(lines[1], @"step 1/1000  max load 1.25 in blocks.1.moe");
         let dropped = "step 100/1000  max load 1.25 in blocks.1.moe  dropped 20.00 %";
         assert_eq!(lines[3], dropped);
     }

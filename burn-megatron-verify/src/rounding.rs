@@ -152,7 +152,7 @@ mod tests {
     fn the_bound_follows_from_the_units() {
         let rounding = Rounding::new(&[(4, 0.0625), (2, 0.125)], "8 bits");
         assert_eq!(rounding.bound, 2.0 * (4.0 / 256.0 + 2.0 / 64.0f64).sqrt());
-        assert_eq!(rounding.why, "8 bits: 2 sqrt(4 x 2^-8 + 2 x 2^-6)");
+        insta::assert_snapshot!(rounding.why, @"8 bits: 2 sqrt(4 x 2^-8 + 2 x 2^-6)");
     }
 
     #[test]

@@ -346,6 +346,7 @@ mod tests {
     use super::*;
     use burn_megatron::comm::DType::F32;
     use burn_megatron::data_parallel::layout::{BucketRules, ParameterSize};
+    use insta::assert_snapshot;
 
     #[test]
     fn the_header_says_what_is_trained() {
@@ -354,9 +355,9 @@ mod tests {
             dropout: 0.1,
             ..LoraConfig::default()
         };
-        assert_eq!(
+        assert_snapshot!(
             describe_lora(&lora, 1024, 1_000_000),
-            "rank 8, alpha 16, dropout 0.1 on q_proj, v_proj; trainable parameters: 1,024 of 1,000,000 (0.10 %)"
+            @"rank 8, alpha 16, dropout 0.1 on q_proj, v_proj; trainable parameters: 1,024 of 1,000,000 (0.10 %)"
         );
     }
 
@@ -370,22 +371,19 @@ mod tests {
     #[test]
     fn the_header_says_what_is_shared() {
         let shared = |stage| sharding(&config(stage), 4);
-        assert_eq!(shared(0), "none, 4 replicas");
-        assert_eq!(sharding(&config(0), 1), "none, 1 replica");
-        assert_eq!(shared(1), "ZeRO-1, optimizer state over 4 ranks");
-        assert_eq!(
+        assert_snapshot!(shared(0), @"none, 4 replicas");
+        assert_snapshot!(sharding(&config(0), 1), @"none, 1 replica");
+        assert_snapshot!(shared(1), @"ZeRO-1, optimizer state over 4 ranks");
+        assert_snapshot!(
             shared(3),
-            "ZeRO-3, optimizer state, gradients and parameters over 4 ranks"
+            @"ZeRO-3, optimizer state, gradients and parameters over 4 ranks"
         );
         let hybrid = DataParallelConfig {
             hsdp: Some(2),
             ..config(2)
         };
         let found = sharding(&hybrid, 4);
-        assert_eq!(
-            found,
-            "ZeRO-2, optimizer state and gradients over 2 ranks, 2 replicas"
-        );
+        assert_snapshot!(found, @"ZeRO-2, optimizer state and gradients over 2 ranks, 2 replicas");
     }
 
     #[test]
@@ -397,10 +395,10 @@ mod tests {
             overlap_param_gather: true,
             ..config(1)
         };
-        assert_eq!(
+        assert_snapshot!(
             types(&narrow),
-            "computes in bf16, master weights and gradient sums in f32, moments in bf16, gradients \
-             are sent in 16 bits"
+            @"computes in bf16, master weights and gradient sums in f32, moments in bf16, gradients \
+              are sent in 16 bits"
         );
         let early = "reduced as soon as each is ready, gathered during the next forward";
         assert_eq!(timing(&narrow, 4), early);
@@ -408,11 +406,11 @@ mod tests {
             overlap_grad_reduce: false,
             ..config(0)
         };
-        assert_eq!(timing(&late, 4), "reduced after the backward");
-        assert_eq!(timing(&late, 1), "nothing to reduce");
-        assert_eq!(
+        assert_snapshot!(timing(&late, 4), @"reduced after the backward");
+        assert_snapshot!(timing(&late, 1), @"nothing to reduce");
+        assert_snapshot!(
             timing(&config(3), 2),
-            "reduced as soon as each is full, prefetched one ahead"
+            @"reduced as soon as each is full, prefetched one ahead"
         );
     }
 
@@ -435,8 +433,8 @@ mod tests {
             let sizes: Vec<_> = sizes.iter().map(|elements| size(*elements)).collect();
             buckets(&BufferLayout::new(&sizes, &rules).unwrap())
         };
-        assert_eq!(of(&[100, 3000]), "2 of 128 to 3,072 elements on rank 0");
-        assert_eq!(of(&[100]), "1 of 128 elements on rank 0");
+        assert_snapshot!(of(&[100, 3000]), @"2 of 128 to 3,072 elements on rank 0");
+        assert_snapshot!(of(&[100]), @"1 of 128 elements on rank 0");
         let layout = BufferLayout::new(&[100, 3000].map(size), &rules).unwrap();
         let plan = |buckets| OffloadPlan {
             buckets,
@@ -444,10 +442,10 @@ mod tests {
             down: 6144,
         };
         assert_eq!(offloaded(&plan(0), &layout), None);
-        assert_eq!(
+        assert_snapshot!(
             offloaded(&plan(1), &layout).unwrap(),
-            "optimizer state of 1 of 2 buckets on the host; per step 12.00 KiB of gradients up, 6.00 KiB of parameters \
-             down"
+            @"optimizer state of 1 of 2 buckets on the host; per step 12.00 KiB of gradients up, 6.00 KiB of parameters \
+              down"
         );
     }
 }

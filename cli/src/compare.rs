@@ -219,10 +219,10 @@ mod tests {
         let run = read("new", &new, with);
         assert_eq!((says(&run), run.title()), (String::new(), "new".into()));
         let run = read("plain", &old, plain);
-        assert_eq!(
+        insta::assert_snapshot!(
             says(&run),
-            "the metrics of plain are of version 1, whose loss is what training minimised: without \
-             label smoothing and z-loss, that is the cross-entropy"
+            @"the metrics of plain are of version 1, whose loss is what training minimised: without \
+              label smoothing and z-loss, that is the cross-entropy"
         );
         assert_eq!(run.title(), "plain");
         for (name, lines) in [("old", &old[..]), ("both", &both[..])] {

@@ -1,6 +1,7 @@
 //! Flags to recipes, and what is refused.
 
 use burn_megatron::optim::LossScale;
+use insta::assert_snapshot;
 
 use super::*;
 use crate::family::Families;
@@ -103,9 +104,9 @@ fn the_table_is_at_the_top() {
 fn a_group_that_cannot_be_is_refused_before_the_start() {
     let groups = "[[train.optimizer.groups]]\npattern = \"**.bias\"\n";
     let recipe = crate::recipe::parsed(groups).unwrap();
-    assert_eq!(
-        recipe.plan().err().unwrap().to_string(),
-        "the parameter group `**.bias` sets nothing: give weight_decay, learning_rate or both"
+    assert_snapshot!(
+        recipe.plan().err().unwrap(),
+        @"the parameter group `**.bias` sets nothing: give weight_decay, learning_rate or both"
     );
     let recipe = crate::recipe::parsed(&format!("{groups}weight_decay = 1.0")).unwrap();
     recipe.plan().unwrap();
@@ -115,23 +116,23 @@ fn a_group_that_cannot_be_is_refused_before_the_start() {
 
 #[test]
 fn what_would_do_nothing_is_refused_before_the_start() {
-    assert_eq!(
+    assert_snapshot!(
         refusal("--dp 1 --zero-stage 1"),
-        "zero_stage = 1 shards over the data axis, and data = 1 has a single rank; set data \
-         (--dp) to 2 or more, or zero_stage to 0"
+        @"zero_stage = 1 shards over the data axis, and data = 1 has a single rank; set data \
+          (--dp) to 2 or more, or zero_stage to 0"
     );
-    assert_eq!(
+    assert_snapshot!(
         refusal("--hsdp 2"),
-        "hsdp requires zero_stage = 1, 2 or 3, but zero_stage = 0; change the stage, or leave hsdp out"
+        @"hsdp requires zero_stage = 1, 2 or 3, but zero_stage = 0; change the stage, or leave hsdp out"
     );
-    assert_eq!(
+    assert_snapshot!(
         refusal("--zero-stage 1 --hsdp 1 --data_parallel.overlap_param_gather"),
-        "overlap_param_gather applies to communication within a sharding group, and with hsdp = 1 each group \
-         has a single rank; set hsdp to 2 or more, or remove overlap_param_gather"
+        @"overlap_param_gather applies to communication within a sharding group, and with hsdp = 1 each group \
+          has a single rank; set hsdp to 2 or more, or remove overlap_param_gather"
     );
-    assert_eq!(
+    assert_snapshot!(
         refusal("--tp 1 --pp 1 --zero-stage 1 --train.check_replicas_every 5"),
-        "check_replicas_every compares replicated weights, and this layout has none; remove it"
+        @"check_replicas_every compares replicated weights, and this layout has none; remove it"
     );
     assert!(
         refusal("--data_parallel.keep_gathered")
@@ -172,9 +173,9 @@ fn what_compares_replicas_needs_some() {
 
 #[test]
 fn sizes_out_of_range_are_refused_before_the_start() {
-    assert_eq!(
+    assert_snapshot!(
         refusal("--zero-stage 1 --hsdp 3"),
-        "invalid hsdp = 3: expected a divisor of the 2 ranks of the data axis (1, 2)"
+        @"invalid hsdp = 3: expected a divisor of the 2 ranks of the data axis (1, 2)"
     );
     let zero = "invalid bucket_size = 0: expected a number above 0";
     assert_eq!(refusal("--data_parallel.bucket_size 0"), zero);

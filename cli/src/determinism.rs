@@ -132,6 +132,8 @@ pub fn check(recipe: &Recipe) -> Result<(), Error> {
 
 #[cfg(test)]
 mod tests {
+    use insta::assert_snapshot;
+
     use super::*;
     use crate::family::Families;
     use crate::flags::parse_text;
@@ -183,7 +185,7 @@ mod tests {
         let given = nccl_variables(|name| (name == "NCCL_ALGO").then(|| "Tree".into()));
         assert_eq!(given[0].1, "Tree");
         assert_eq!(given[1].1, "Simple");
-        assert_eq!(cost_of(&given, 64), "that of NCCL_ALGO=Tree");
+        assert_snapshot!(cost_of(&given, 64), @"that of NCCL_ALGO=Tree");
     }
 
     #[test]
@@ -191,21 +193,21 @@ mod tests {
         assert_eq!(pin(&recipe(""), Engine::Threads), None);
         let Pinned { fixed, cost } =
             pin(&recipe("--train.deterministic"), Engine::Threads).unwrap();
-        assert_eq!(
+        assert_snapshot!(
             fixed,
-            "products on the CPU by the gemm crate, in one order; sums between ranks in the order of the ranks (threads); \
-             another layout is refused when the run is resumed"
+            @"products on the CPU by the gemm crate, in one order; sums between ranks in the order of the ranks (threads); \
+              another layout is refused when the run is resumed"
         );
-        assert_eq!(cost, "none: all this is the same without it");
-        assert_eq!(
+        assert_snapshot!(cost, @"none: all this is the same without it");
+        assert_snapshot!(
             cost_of_rings(64),
-            "an all-reduce over 64 ranks by a ring takes 126 messages in a row, by a tree 12: small ones are slower"
+            @"an all-reduce over 64 ranks by a ring takes 126 messages in a row, by a tree 12: small ones are slower"
         );
         let recipe = recipe("--train.check_replay_every 20 --train.deterministic");
         assert!(recipe.train.deterministic);
-        assert_eq!(
+        assert_snapshot!(
             describe_check(&recipe).unwrap(),
-            "one of 20 steps is computed twice, 5.0 % more forwards, backwards and reductions, with a fingerprint of each tensor"
+            @"one of 20 steps is computed twice, 5.0 % more forwards, backwards and reductions, with a fingerprint of each tensor"
         );
     }
 }

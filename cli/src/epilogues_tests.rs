@@ -1,4 +1,5 @@
 use burn_megatron::comm::World;
+use insta::assert_snapshot;
 
 use super::*;
 use crate::recipe::parsed;
@@ -39,9 +40,9 @@ fn the_faster_form_of_all_layers_is_chosen() {
     };
     // Two layers gain 1 ms each, and the wider one loses 1.5 ms.
     let on = decided(|mlp| of(mlp, MLP));
-    assert_eq!(
+    assert_snapshot!(
         on.line,
-        "on: 7.500 ms with, 8.000 ms without, of GELU and its products in 3 layers per micro-batch"
+        @"on: 7.500 ms with, 8.000 ms without, of GELU and its products in 3 layers per micro-batch"
     );
     assert!(on.fuse);
     let off = decided(|mlp| of(mlp, WIDE));
@@ -59,12 +60,12 @@ fn what_cannot_have_epilogues_is_off_with_the_reason() {
         decision.line
     };
     let device = |_: &EpilogueShape| Err("they are cuBLASLt's".to_string());
-    assert_eq!(refused(Ok(vec![MLP]), device), "off: they are cuBLASLt's");
-    assert_eq!(refused(Ok(vec![]), accepted), "off: the model has no MLP");
+    assert_snapshot!(refused(Ok(vec![MLP]), device), @"off: they are cuBLASLt's");
+    assert_snapshot!(refused(Ok(vec![]), accepted), @"off: the model has no MLP");
     let advice = "mlp: it has adapters: remove one of the two; or remove epilogue_fusion";
-    assert_eq!(
+    assert_snapshot!(
         refused(Err(advice.into()), accepted),
-        "off: mlp: it has adapters: remove one of the two"
+        @"off: mlp: it has adapters: remove one of the two"
     );
 }
 

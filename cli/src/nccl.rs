@@ -79,9 +79,6 @@ mod tests {
         let text = "--set nccl.groups.data.max_ctas=65 --dry-run";
         let layers = Recipe::resolve(&parse_text(text).unwrap(), &families, DEFAULT_RECIPE);
         let error = layers.unwrap().recipe.nccl.check().unwrap_err().to_string();
-        assert_eq!(
-            error,
-            "invalid nccl.groups.data.max_ctas = 65: expected 1 to 64"
-        );
+        insta::assert_snapshot!(error, @"invalid nccl.groups.data.max_ctas = 65: expected 1 to 64");
     }
 }

@@ -113,9 +113,9 @@ mod tests {
         assert_eq!(text(four.clone(), false), None);
         assert!(text(four.clone(), true).unwrap().contains("at once"));
         let nodes = four.with_ranks_per_node(2);
-        assert_eq!(
+        insta::assert_snapshot!(
             text(nodes.clone().with_expert(4), true).unwrap(),
-            "2 of up to 2 ranks; gradients are summed over 2 ranks of each, then between them; 2 expert ranks on each"
+            @"2 of up to 2 ranks; gradients are summed over 2 ranks of each, then between them; 2 expert ranks on each"
         );
         let uneven = nodes.with_ranks_per_node(3).with_expert(2);
         assert!(

@@ -188,10 +188,10 @@ mod tests {
     #[test]
     fn a_layout_of_another_size_is_refused() {
         assert!(check_size(4, 4).is_ok());
-        assert_eq!(
-            check_size(2, 4).unwrap_err().to_string(),
-            "2 ranks were started, but the layout has 4: start 4, or change --tp, \
-             --dp or --pp"
+        insta::assert_snapshot!(
+            check_size(2, 4).unwrap_err(),
+            @"2 ranks were started, but the layout has 4: start 4, or change --tp, \
+              --dp or --pp"
         );
     }
 

@@ -299,6 +299,7 @@ mod tests {
     use crate::family::Model;
     use burn_megatron::optim::{AdamWConfig, LionConfig, OptimizerConfig};
     use burn_megatron_models::TransformerConfig;
+    use insta::assert_snapshot;
 
     fn settings(recipe: &Recipe) -> Settings {
         Settings::of_model(&recipe.model)
@@ -356,18 +357,18 @@ mod tests {
             });
         };
         let error = checked(longer, &[]).unwrap();
-        assert_eq!(
+        assert_snapshot!(
             error,
-            "step-7 was saved by a run with train.optimizer.beta2 = 0.95, and this run has 0.5: use the same, or allow \
-             the change with --resume-allow-change train.optimizer.beta2,train.steps"
+            @"step-7 was saved by a run with train.optimizer.beta2 = 0.95, and this run has 0.5: use the same, or allow \
+              the change with --resume-allow-change train.optimizer.beta2,train.steps"
         );
         let lion = |recipe: &mut Recipe| {
             recipe.train.optimizer = OptimizerConfig::Lion(LionConfig::default());
         };
-        assert_eq!(
+        assert_snapshot!(
             checked(lion, &[]).unwrap(),
-            "step-7 was saved by a run with train.optimizer.name = \"adamw\", and this run has \"lion\": use the same, or \
-             allow the change with --resume-allow-change train.optimizer.name"
+            @"step-7 was saved by a run with train.optimizer.name = \"adamw\", and this run has \"lion\": use the same, or \
+              allow the change with --resume-allow-change train.optimizer.name"
         );
         assert_eq!(checked(lion, &["train.optimizer"]), None);
         let error = checked(longer, &["train.optimizer"]).unwrap();

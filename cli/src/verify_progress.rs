@@ -49,9 +49,9 @@ mod tests {
 
     #[test]
     fn a_line_says_how_far_it_is() {
-        assert_eq!(
+        insta::assert_snapshot!(
             line(400, 12 << 30, 48 << 30),
-            "checking the checkpoint of step 400: 25 % of 48.00 GiB"
+            @"checking the checkpoint of step 400: 25 % of 48.00 GiB"
         );
         assert!(line(0, 0, 0).contains("0 %"));
     }

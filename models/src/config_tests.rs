@@ -2,6 +2,7 @@ use super::*;
 use burn::tensor::{DType, Device};
 use burn_megatron::kernel_selection::{KernelChoice, KernelChoices, Operation};
 use burn_megatron::model::ModelConfig;
+use insta::assert_snapshot;
 
 fn error(change: impl FnOnce(&mut TransformerConfig), tensor: usize) -> String {
     let mut config = TransformerConfig::llama();
@@ -11,44 +12,41 @@ fn error(change: impl FnOnce(&mut TransformerConfig), tensor: usize) -> String {
 
 #[test]
 fn what_would_fit_is_said() {
-    assert_eq!(
+    assert_snapshot!(
         error(|config| config.heads = 12, 8),
-        "heads 12 cannot be split over tensor = 8; 1, 2, 3, 4, 6, 12 can",
+        @"heads 12 cannot be split over tensor = 8; 1, 2, 3, 4, 6, 12 can"
     );
-    assert_eq!(
+    assert_snapshot!(
         error(|config| config.groups = Some(3), 1),
-        "model: 4 heads are not divisible by 3 key-value groups: expected 1, 2, 4 groups",
+        @"model: 4 heads are not divisible by 3 key-value groups: expected 1, 2, 4 groups"
     );
-    assert_eq!(
+    assert_snapshot!(
         error(|config| config.hidden = 6, 1),
-        "model: hidden = 6 is not divisible by 4 heads: set head_width",
+        @"model: hidden = 6 is not divisible by 4 heads: set head_width"
     );
     let hidden_42 = |config: &mut TransformerConfig| {
         config.hidden = 42;
         config.positions = Positions::Learned;
     };
     // Not 1, 3, 7 and 21, which are not divisible by two groups and two ranks.
-    assert_eq!(
+    assert_snapshot!(
         error(hidden_42, 2),
-        "model: hidden = 42 is not divisible by 4 heads: expected 2, 6, 14, 42 heads, or set head_width",
+        @"model: hidden = 42 is not divisible by 4 heads: expected 2, 6, 14, 42 heads, or set head_width"
     );
     let twelve_heads = |config: &mut TransformerConfig| {
         config.heads = 12;
         config.groups = Some(5);
     };
     // Not 3, which four ranks can neither split nor replicate.
-    assert_eq!(
+    assert_snapshot!(
         error(twelve_heads, 4),
-        "model: 12 heads are not divisible by 5 key-value groups: expected 1, 2, 4, 12 groups",
+        @"model: 12 heads are not divisible by 5 key-value groups: expected 1, 2, 4, 12 groups"
     );
-    assert_eq!(
+    assert_snapshot!(
         error(|config| config.head_width = Some(5), 1),
-        "model: invalid head_width = 5: expected an even number above 0",
+        @"model: invalid head_width = 5: expected an even number above 0"
     );
-    assert_eq!(
-        error(|c| c.layers = 0, 1),
-        "model: invalid layers = 0: expected at least 1"
-    );
+    assert_snapshot!(error(|c| c.layers = 0, 1), @"model: invalid layers = 0: expected at least 1");
     assert!(error(|config| config.context = 6, 4).starts_with("context 6 cannot be split"));
     assert!(error(|config| config.dropout = 1.0, 1).contains("invalid dropout = 1:"));
 }

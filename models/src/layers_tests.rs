@@ -5,6 +5,7 @@ use burn_megatron::mesh::stages::StageLayout;
 use burn_megatron::model::ModelConfig;
 use burn_megatron::nn::moe::ScoreFunction;
 use burn_megatron::nn::{Activation, ModelBuilder, QkNorm};
+use insta::assert_snapshot;
 use serde_json::{Value, json};
 
 use crate::hf::{HfFamily, ModelFamily};
@@ -46,28 +47,28 @@ fn settings_of_layers_that_do_not_fit_are_refused() {
         change(&mut config);
         config.check(1, false).unwrap_err().to_string()
     };
-    assert_eq!(
+    assert_snapshot!(
         refused(|config| config.layer_windows = vec![4; 5]),
-        "model: 5 layer_windows for 4 layers: expected at most one for each, with 0 for a layer without a window; fewer \
-         repeat"
+        @"model: 5 layer_windows for 4 layers: expected at most one for each, with 0 for a layer without a window; fewer \
+          repeat"
     );
-    assert_eq!(
+    assert_snapshot!(
         refused(|config| (config.window, config.layer_windows) = (Some(4), vec![4, 0, 4, 0])),
-        "model: window beside layer_windows: expected one of the two"
+        @"model: window beside layer_windows: expected one of the two"
     );
-    assert_eq!(
+    assert_snapshot!(
         refused(|config| config.local_base = Some(1.0)),
-        "model: invalid local_base = 1: expected a finite number above 1"
+        @"model: invalid local_base = 1: expected a finite number above 1"
     );
-    assert_eq!(
+    assert_snapshot!(
         refused(|config| {
             (config.local_base, config.positions) = (Some(10.0), Positions::Learned)
         }),
-        "model: local_base beside learned positions: expected rotary ones"
+        @"model: local_base beside learned positions: expected rotary ones"
     );
-    assert_eq!(
+    assert_snapshot!(
         refused(|config| config.logit_soft_cap = Some(f64::NAN)),
-        "model: invalid logit_soft_cap = NaN: expected a number above 0 and finite in f32"
+        @"model: invalid logit_soft_cap = NaN: expected a number above 0 and finite in f32"
     );
 }
 

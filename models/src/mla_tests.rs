@@ -153,9 +153,9 @@ fn what_latent_attention_has_not_is_refused() {
         width(&|mla| mla.rope_width = 5),
         with("mla.rope_width", "an even number")
     );
-    assert_eq!(
+    insta::assert_snapshot!(
         width(&|mla| mla.kv_rank = 0),
-        "model: invalid mla.kv_rank = 0: expected at least 1"
+        @"model: invalid mla.kv_rank = 0: expected at least 1"
     );
     let mut ring = ParallelConfig::new().with_context(2);
     ring.context_exchange = Some(ContextExchange::Ring);

@@ -5,6 +5,7 @@ use burn_megatron::nn::moe::{RouterLoss, RouterLossKind};
 use burn_megatron_verify::{
     Layout, ModelSubject, Observation, VerifyOptions, observe_layout, verify,
 };
+use insta::assert_snapshot;
 
 use super::*;
 
@@ -136,17 +137,17 @@ fn a_layout_that_does_not_fit_says_what_would() {
         config.check_layout(&layout).unwrap_err().to_string()
     };
     let layout = ParallelConfig::new;
-    assert_eq!(
+    assert_snapshot!(
         refused(small(), layout().with_expert(3)),
-        "experts 4 cannot be split over expert = 3; 1, 2, 4 can"
+        @"experts 4 cannot be split over expert = 3; 1, 2, 4 can"
     );
     let odd = TransformerConfig {
         context: 9,
         ..small()
     };
-    assert_eq!(
+    assert_snapshot!(
         refused(odd, layout().with_tensor(2)),
-        "context 9 cannot be split over tensor = 2; 1, 3, 9 can"
+        @"context 9 cannot be split over tensor = 2; 1, 3, 9 can"
     );
     let dense = "model: invalid expert or expert_tensor: expected expert = 1 and no expert_tensor, as this model has \
                  no experts";
@@ -154,8 +155,8 @@ fn a_layout_that_does_not_fit_says_what_would() {
         refused(TransformerConfig::llama(), layout().with_expert(2)),
         dense
     );
-    assert_eq!(
+    assert_snapshot!(
         refused(with(|moe| moe.experts = 0), layout()),
-        "model: invalid moe.experts = 0: expected at least 1"
+        @"model: invalid moe.experts = 0: expected at least 1"
     );
 }

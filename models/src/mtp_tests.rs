@@ -4,6 +4,7 @@ use burn_megatron::data_parallel::DistributedDataParallel;
 use burn_megatron::model::{LanguageModel, ModelConfig};
 use burn_megatron::nn::moe::MoeForward;
 use burn_megatron::nn::{AttentionContext, LossFactor, ModelBuilder, Tokens};
+use insta::assert_snapshot;
 
 use super::Transformer;
 use crate::{MlaConfig, MoeConfig, MtpConfig, TransformerConfig};
@@ -173,25 +174,25 @@ fn settings_that_do_not_fit_are_refused() {
         config.check(1, false).unwrap_err().to_string()
     };
     let of = |config: &mut TransformerConfig| config.mtp.take().unwrap();
-    assert_eq!(
+    assert_snapshot!(
         refused(|config| config.mtp.as_mut().unwrap().layers = 0),
-        "model: invalid mtp.layers = 0: expected at least 1"
+        @"model: invalid mtp.layers = 0: expected at least 1"
     );
-    assert_eq!(
+    assert_snapshot!(
         refused(|config| config.mtp.as_mut().unwrap().layers = SEQ),
-        "model: invalid mtp.layers = 10 for a context of 10: expected fewer than it has tokens"
+        @"model: invalid mtp.layers = 10 for a context of 10: expected fewer than it has tokens"
     );
-    assert_eq!(
+    assert_snapshot!(
         refused(|config| config.mtp.as_mut().unwrap().loss_scaling_factor = 0.0),
-        "model: invalid mtp.loss_scaling_factor = 0: expected a number above 0 and finite in f32; leave out \
-         [model.mtp] to predict the next token alone"
+        @"model: invalid mtp.loss_scaling_factor = 0: expected a number above 0 and finite in f32; leave out \
+          [model.mtp] to predict the next token alone"
     );
     let gpt = TransformerConfig {
         mtp: Some(of(&mut config(1))),
         ..TransformerConfig::gpt2()
     };
-    assert_eq!(
-        gpt.check(1, false).unwrap_err().to_string(),
-        "model: mtp beside learned positions: expected rotary ones"
+    assert_snapshot!(
+        gpt.check(1, false).unwrap_err(),
+        @"model: mtp beside learned positions: expected rotary ones"
     );
 }

@@ -64,9 +64,9 @@ mod tests {
             };
             config.check(1, false).unwrap_err().to_string()
         };
-        assert_eq!(
+        insta::assert_snapshot!(
             rotary(1.0, RotaryScaling::None),
-            "model.positions.rotary: invalid base = 1: expected a finite number above 1"
+            @"model.positions.rotary: invalid base = 1: expected a finite number above 1"
         );
         let llama3 = |factor, low| RotaryScaling::Llama3 {
             factor,

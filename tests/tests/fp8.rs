@@ -321,10 +321,10 @@ fn settings_that_do_not_fit_the_model_are_refused() {
     };
     let refused = model().init_with(scope(&ends).unwrap()).unwrap_err();
     assert!(matches!(refused, BuildError::Config { .. }));
-    assert_eq!(
-        refused.to_string(),
-        "blocks: first_last_bf16 = 3 excludes 3 blocks at each end from 8 bits, but there are only 4 in all: \
-         expected at most 2"
+    insta::assert_snapshot!(
+        refused,
+        @"blocks: first_last_bf16 = 3 excludes 3 blocks at each end from 8 bits, but there are only 4 in all: \
+          expected at most 2"
     );
     let pattern = Fp8Config {
         layers: vec![Fp8Layers {

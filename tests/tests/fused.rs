@@ -157,9 +157,9 @@ fn a_requested_kernel_that_the_model_cannot_use_is_an_error() {
         .with_kernels(&KernelChoices::all(KernelChoice::Fused))
         .unwrap();
     let error = small_gpt().config.init_with(scope).unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "kernels: attention cannot be fused: the attention's dropout acts on its probabilities; \
-         use auto or unfused",
+    insta::assert_snapshot!(
+        error,
+        @"kernels: attention cannot be fused: the attention's dropout acts on its probabilities; \
+          use auto or unfused"
     );
 }

@@ -164,9 +164,6 @@ mod tests {
         assert!(cells(&attention).starts_with("attention-mma forward "));
         assert_eq!(summary(std::slice::from_ref(&alone)), "");
         let rows = [alone, row, slower];
-        assert_eq!(
-            summary(&rows),
-            "geometric mean of the speedups of 2 rows: 1.50"
-        );
+        insta::assert_snapshot!(summary(&rows), @"geometric mean of the speedups of 2 rows: 1.50");
     }
 }

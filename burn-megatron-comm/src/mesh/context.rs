@@ -261,6 +261,8 @@ impl ParseContextError {
 
 #[cfg(test)]
 mod tests {
+    use insta::assert_snapshot;
+
     use super::*;
 
     fn tokens(split: ContextSplit, documents: &[usize], ranks: usize) -> Vec<Vec<usize>> {
@@ -337,25 +339,25 @@ mod tests {
         let refused = |split: ContextSplit, length, tensor| {
             split.check(length, 4, tensor).unwrap_err().to_string()
         };
-        assert_eq!(
+        assert_snapshot!(
             refused(ContextSplit::Zigzag, 20, 1),
-            "a sequence of 20 tokens cannot be split over context = 4 ranks by the zigzag split: expected a multiple of \
-             8, such as 16 or 24"
+            @"a sequence of 20 tokens cannot be split over context = 4 ranks by the zigzag split: expected a multiple of \
+              8, such as 16 or 24"
         );
-        assert_eq!(
+        assert_snapshot!(
             refused(ContextSplit::Striped, 6, 2),
-            "a sequence of 6 tokens cannot be split over context = 4 ranks and 2 tensor ranks each by the striped \
-             split: expected a multiple of 8, such as 8"
+            @"a sequence of 6 tokens cannot be split over context = 4 ranks and 2 tensor ranks each by the striped \
+              split: expected a multiple of 8, such as 8"
         );
         assert_eq!(ContextSplit::Zigzag.divisor(4, 2), 8);
         assert_eq!(ContextSplit::Zigzag.divisor(4, 3), 24);
         assert_eq!(ContextSplit::Contiguous.divisor(4, 3), 12);
         assert_eq!(ContextSplit::Zigzag.divisor(1, 3), 3);
         let documents = ContextSplit::ZigzagPerDocument.tokens(&[4, 9], 0, 2);
-        assert_eq!(
-            documents.unwrap_err().to_string(),
-            "a document of 5 tokens cannot be split over context = 2 ranks by the zigzag-per-document split: expected \
-             a multiple of 4, such as 4 or 8"
+        assert_snapshot!(
+            documents.unwrap_err(),
+            @"a document of 5 tokens cannot be split over context = 2 ranks by the zigzag-per-document split: expected \
+              a multiple of 4, such as 4 or 8"
         );
     }
 
@@ -367,9 +369,9 @@ mod tests {
         for exchange in ContextExchange::ALL {
             assert_eq!(exchange.to_string().parse(), Ok(exchange));
         }
-        assert_eq!(
-            "circle".parse::<ContextExchange>().unwrap_err().to_string(),
-            "invalid context exchange \"circle\": expected ring, all-gather, all-to-all, hierarchical"
+        assert_snapshot!(
+            "circle".parse::<ContextExchange>().unwrap_err(),
+            @"invalid context exchange \"circle\": expected ring, all-gather, all-to-all, hierarchical"
         );
     }
 }

@@ -145,7 +145,7 @@ fn one_stage_makes_a_group_without_the_others() {
     let groups = over(&config, 8, |ctx| {
         Ok(described(&ctx.group(Grid::Dense, [Context, Pipeline])?))
     });
-    assert_eq!(groups.unwrap()[2], "context x pipeline [2, 3, 6, 7]");
+    insta::assert_snapshot!(groups.unwrap()[2], @"context x pipeline [2, 3, 6, 7]");
 }
 
 #[test]

@@ -369,7 +369,7 @@ fn a_panic_of_one_rank_ends_all() {
     // Unwound without the hook, to keep the output of the tests clean.
     let error = failing(|| std::panic::resume_unwind(Box::new("index out of range".to_owned())));
     let source = source_of(error).downcast::<RankPanic>().expect("a panic");
-    assert_eq!(source.to_string(), "panicked: index out of range");
+    insta::assert_snapshot!(source, @"panicked: index out of range");
     let error = failing(|| std::panic::resume_unwind(Box::new("static text")));
     assert!(
         error.to_string().contains("panicked: static text"),

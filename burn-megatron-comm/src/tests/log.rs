@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use insta::assert_snapshot;
 use serde_json::Value;
 
 use super::*;
@@ -81,12 +82,12 @@ fn a_failure_writes_the_calls_of_all_ranks_and_their_positions() {
         panic!("a rank has failed")
     };
     assert_eq!((rank, message.as_str()), (2, "test: cable"));
-    assert_eq!(
+    assert_snapshot!(
         positions,
-        "ranks 0, 1 are at call 0 barrier over data [0, 1, 2]; \
-         rank 2 failed having started call 0 all_gather of 4 f32 over tensor [2, 3]; \
-         rank 3 is at message 0 receive of 6 bf16 from rank 2 over tensor [2, 3]; \
-         rank 4 is at call 0 barrier over data [3, 4]"
+        @"ranks 0, 1 are at call 0 barrier over data [0, 1, 2]; \
+          rank 2 failed having started call 0 all_gather of 4 f32 over tensor [2, 3]; \
+          rank 3 is at message 0 receive of 6 bf16 from rank 2 over tensor [2, 3]; \
+          rank 4 is at call 0 barrier over data [3, 4]"
     );
     let text = fs::read_to_string(call_log.unwrap()).unwrap();
     let lines: Vec<Value> = text
@@ -128,9 +129,9 @@ fn the_positions_report_returned_ranks() {
     let WorldError::RankFailed { positions, .. } = error.unwrap_err() else {
         panic!()
     };
-    assert_eq!(
+    assert_snapshot!(
         positions,
-        "rank 0 failed at message 0 receive of 1 u8 from rank 1 over world [0, 1]; rank 1 has returned"
+        @"rank 0 failed at message 0 receive of 1 u8 from rank 1 over world [0, 1]; rank 1 has returned"
     );
 }
 

@@ -5,6 +5,7 @@ use std::fs;
 use std::sync::{Arc, Mutex};
 use std::thread;
 
+use insta::assert_snapshot;
 use rayon::prelude::*;
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
@@ -15,9 +16,9 @@ use super::*;
 fn sizes_are_checked() {
     assert!(matches!(World::threads(0), Err(WorldError::NoRanks)));
     let error = World::threads(1025).unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "invalid number of ranks 1025: expected at most 1024 as threads of one process"
+    assert_snapshot!(
+        error,
+        @"invalid number of ranks 1025: expected at most 1024 as threads of one process"
     );
     let none = World::threads(1).unwrap().compute_threads(0);
     assert!(matches!(
@@ -25,11 +26,9 @@ fn sizes_are_checked() {
         Err(WorldError::NoComputeThreads)
     ));
     let many = World::threads(1).unwrap().compute_threads(1_000_000_000);
-    assert_eq!(
-        many.run(|_| Ok::<_, CommError>(()))
-            .unwrap_err()
-            .to_string(),
-        "invalid number of compute threads 1000000000: expected at most 1024 per rank"
+    assert_snapshot!(
+        many.run(|_| Ok::<_, CommError>(())).unwrap_err(),
+        @"invalid number of compute threads 1000000000: expected at most 1024 per rank"
     );
     assert_eq!(World::threads(1024).unwrap().size(), 1024);
 }

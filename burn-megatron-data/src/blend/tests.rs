@@ -1,5 +1,6 @@
 use std::sync::Arc;
 
+use insta::assert_snapshot;
 use serde_json::Value;
 
 use super::{
@@ -116,10 +117,7 @@ fn a_blend_takes_no_more_than_there_is() {
         blended.err().expect("the blend fails").to_string()
     };
     let error = blended(parts.clone(), &[0.5, 0.25, 0.25], 12);
-    assert_eq!(
-        error,
-        "the blend takes 6 samples from data set 0, which has 5"
-    );
+    assert_snapshot!(error, @"the blend takes 6 samples from data set 0, which has 5");
     assert!(blended(parts.clone(), &[1.0], 1).contains("invalid blend weights"));
     assert!(blended(vec![], &[], 1).contains("0 files"));
 
@@ -135,8 +133,5 @@ fn a_blend_takes_no_more_than_there_is() {
     );
     let mixed = vec![Arc::clone(&parts[0]), Arc::new(other.unwrap())];
     let error = blended(mixed, &[0.5, 0.5], 2);
-    assert_eq!(
-        error,
-        "data set 1 has samples of 5 tokens, and the first has 4"
-    );
+    assert_snapshot!(error, @"data set 1 has samples of 5 tokens, and the first has 4");
 }

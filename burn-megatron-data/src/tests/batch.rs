@@ -192,9 +192,9 @@ fn rows_that_cannot_be_split_are_refused() {
     };
     let batch = Batch::new([sample]).unwrap();
     let error = batch.in_context(ContextSplit::Zigzag, (0, 2), 1);
-    assert_eq!(
-        error.unwrap_err().to_string(),
-        "a sequence of 10 tokens cannot be split over context = 2 ranks by the zigzag split: expected a multiple of 4, \
-         such as 8 or 12"
+    insta::assert_snapshot!(
+        error.unwrap_err(),
+        @"a sequence of 10 tokens cannot be split over context = 2 ranks by the zigzag split: expected a multiple of 4, \
+          such as 8 or 12"
     );
 }

@@ -263,7 +263,7 @@ fn what_is_wrong_is_named() {
         .encode_bytes(b"ab\xff", false)
         .unwrap_err()
         .to_string();
-    assert_eq!(text, "the text is not UTF-8 from byte 2 on");
+    insta::assert_snapshot!(text, @"the text is not UTF-8 from byte 2 on");
 }
 
 #[test]

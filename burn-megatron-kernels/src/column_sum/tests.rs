@@ -1,4 +1,5 @@
 use burn::tensor::{DType, Device, Tensor, TensorData};
+use insta::assert_snapshot;
 
 use super::*;
 use crate::gradient::Place;
@@ -154,12 +155,12 @@ fn a_place_that_does_not_fit_is_refused() {
         let panic = panic.expect_err("the call must fail");
         panic.downcast_ref::<String>().cloned().unwrap()
     };
-    assert_eq!(
+    assert_snapshot!(
         call(8, 5, DType::F32),
-        "column_sum: 4 elements from element 5 on reach past a flat buffer of 8: expected at least 9"
+        @"column_sum: 4 elements from element 5 on reach past a flat buffer of 8: expected at least 9"
     );
-    assert_eq!(
+    assert_snapshot!(
         call(8, 0, DType::F64),
-        "column_sum: invalid type of the flat buffer = F64 beside F32: expected F32, F16 or BF16, and F64 for F64"
+        @"column_sum: invalid type of the flat buffer = F64 beside F32: expected F32, F16 or BF16, and F64 for F64"
     );
 }

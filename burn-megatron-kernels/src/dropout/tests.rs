@@ -1,4 +1,5 @@
 use burn::tensor::{DType, Device, Tensor};
+use insta::assert_snapshot;
 use proptest::prelude::*;
 
 use super::*;
@@ -280,7 +281,7 @@ fn message(work: impl FnOnce() -> Tensor<2>) -> String {
 #[test]
 fn what_does_not_fit_is_refused() {
     for operation in [bias_dropout_add as Operation<2>, composed::bias_dropout_add] {
-        for (device, _) in devices() {
+        insta::allow_duplicates!(for (device, _) in devices() {
             let ones = |shape: [usize; 2]| Tensor::<2>::ones(shape, &device);
             let refusal = |draw| message(|| operation(ones([2, 3]), None, None, draw));
             for (probability, shown) in [(-0.1, "-0.1"), (1.0, "1"), (f64::NAN, "NaN")] {
@@ -296,30 +297,30 @@ fn what_does_not_fit_is_refused() {
                     )
                 );
             }
-            assert_eq!(
+            assert_snapshot!(
                 refusal(draw(0, 0, 6)),
-                "bias_dropout_add: invalid run = 0: expected at least 1"
+                @"bias_dropout_add: invalid run = 0: expected at least 1"
             );
-            assert_eq!(
+            assert_snapshot!(
                 refusal(draw(u64::MAX - 5, 2, 2)),
-                "bias_dropout_add: invalid first = 18446744073709551610 with a pitch of 2: expected \
-                 one whose last draw is below 2^64"
+                @"bias_dropout_add: invalid first = 18446744073709551610 with a pitch of 2: expected \
+                  one whose last draw is below 2^64"
             );
             let bias = Tensor::<1>::ones([2], &device);
-            assert_eq!(
+            assert_snapshot!(
                 message(|| operation(ones([2, 3]), Some(bias), None, None)),
-                "bias_dropout_add: a bias [2] does not fit x [2, 3]: expected [3]"
+                @"bias_dropout_add: a bias [2] does not fit x [2, 3]: expected [3]"
             );
-            assert_eq!(
+            assert_snapshot!(
                 message(|| operation(ones([2, 3]), None, Some(ones([3, 2])), None)),
-                "bias_dropout_add: a residual [3, 2] does not fit x [2, 3]: expected the same shape"
+                @"bias_dropout_add: a residual [3, 2] does not fit x [2, 3]: expected the same shape"
             );
             let short = ones([2, 3]).cast(DType::F16);
-            assert_eq!(
+            assert_snapshot!(
                 message(|| operation(ones([2, 3]), None, Some(short), None)),
-                "bias_dropout_add does not support F16 on a residual beside F32: expected F32"
+                @"bias_dropout_add does not support F16 on a residual beside F32: expected F32"
             );
-        }
+        });
     }
 }
 

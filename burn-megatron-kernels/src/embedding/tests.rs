@@ -1,4 +1,5 @@
 use burn::tensor::{DType, Device, IndexingUpdateOp, Int, TensorData};
+use insta::assert_snapshot;
 
 use super::*;
 use crate::cpu::wide;
@@ -172,16 +173,16 @@ fn what_does_not_fit_is_named() {
         let panic = panic.expect_err("the call must fail");
         panic.downcast_ref::<String>().cloned().unwrap()
     };
-    assert_eq!(
+    assert_snapshot!(
         call(2, 13, DType::F32),
-        "accumulate_rows: a gradient of 2 rows for 3 lookups: expected one row for each"
+        @"accumulate_rows: a gradient of 2 rows for 3 lookups: expected one row for each"
     );
-    assert_eq!(
+    assert_snapshot!(
         call(3, 12, DType::F32),
-        "accumulate_rows: 12 elements from element 1 on reach past a flat buffer of 12: expected at least 13"
+        @"accumulate_rows: 12 elements from element 1 on reach past a flat buffer of 12: expected at least 13"
     );
-    assert_eq!(
+    assert_snapshot!(
         call(3, 13, DType::F64),
-        "accumulate_rows: invalid type of the flat buffer = F64 beside F32: expected F32, F16 or BF16, and F64 for F64"
+        @"accumulate_rows: invalid type of the flat buffer = F64 beside F32: expected F32, F16 or BF16, and F64 for F64"
     );
 }

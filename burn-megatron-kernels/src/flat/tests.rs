@@ -1,4 +1,5 @@
 use burn::tensor::{DType, Device, Tensor, TensorData};
+use insta::{allow_duplicates, assert_snapshot};
 use proptest::prelude::*;
 
 use super::*;
@@ -162,14 +163,14 @@ fn message(work: impl FnOnce()) -> String {
 
 #[test]
 fn what_does_not_fit_is_named_on_every_device() {
-    for (device, _) in devices() {
+    allow_duplicates!(for (device, _) in devices() {
         let zeros = |length, dtype| Tensor::<1>::zeros([length], (&device, dtype));
         let call = |own, offset, dtype| {
             message(|| drop(accumulate(zeros(10, own), offset, zeros(4, dtype), true)))
         };
-        assert_eq!(
+        assert_snapshot!(
             call(DType::F32, 7, DType::F32),
-            "accumulate: 4 elements from element 7 on reach past a flat buffer of 10: expected at least 11"
+            @"accumulate: 4 elements from element 7 on reach past a flat buffer of 10: expected at least 11"
         );
         assert_eq!(
             call(DType::F32, usize::MAX, DType::F32),
@@ -178,11 +179,11 @@ fn what_does_not_fit_is_named_on_every_device() {
                 usize::MAX
             )
         );
-        assert_eq!(
+        assert_snapshot!(
             call(DType::F16, 0, DType::F32),
-            "accumulate: invalid type of the values = F32 beside a flat buffer in F16: expected F16"
+            @"accumulate: invalid type of the values = F32 beside a flat buffer in F16: expected F16"
         );
-    }
+    });
     let flex = Device::flex();
     let zeros = |dtype| Tensor::<1>::zeros([4], (&flex, dtype));
     for (own, dtype, fits) in [
@@ -253,14 +254,14 @@ fn ranges_are_cleared_and_nothing_else() {
 
 #[test]
 fn a_range_past_the_end_is_not_cleared() {
-    for (device, _) in devices() {
+    allow_duplicates!(for (device, _) in devices() {
         let ranges = Ranges::new([0..4, 8..12], &device);
         let call = || drop(clear(wave(11, 0.2, &device, DType::F32), &ranges));
-        assert_eq!(
+        assert_snapshot!(
             message(call),
-            "clear: 4 elements from element 8 on reach past a flat buffer of 11: expected at least 12"
+            @"clear: 4 elements from element 8 on reach past a flat buffer of 11: expected at least 12"
         );
-    }
+    });
 }
 
 /// Odd and even sizes, and more than one task; 1 leaves every bit, also of NaN.
@@ -300,18 +301,15 @@ fn a_product_with_any_factor_is_rounded_once() {
 
 #[test]
 fn a_factor_of_another_size_or_type_is_refused() {
-    for (device, _) in devices() {
+    allow_duplicates!(for (device, _) in devices() {
         let call = |count, dtype| {
             let factor = Tensor::<1>::ones([count], (&device, dtype));
             message(|| drop(scale(wave(4, 0.2, &device, DType::F32), factor)))
         };
-        assert_eq!(
-            call(2, DType::F32),
-            "scale: a factor of shape [2]: expected [1]"
-        );
-        assert_eq!(
+        assert_snapshot!(call(2, DType::F32), @"scale: a factor of shape [2]: expected [1]");
+        assert_snapshot!(
             call(1, DType::F16),
-            "scale: invalid type of the factor = F16 beside x in F32: expected F32, or F64 for F64"
+            @"scale: invalid type of the factor = F16 beside x in F32: expected F32, or F64 for F64"
         );
-    }
+    });
 }

@@ -348,9 +348,9 @@ fn a_norm_refuses_a_tracked_parameter_next_to_a_destination() {
     let work = || normalise(NormKind::Layer, x, weight, bias, NormOptions::new(1e-5));
     let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
     let panic = panic.expect_err("the call must fail");
-    assert_eq!(
+    insta::assert_snapshot!(
         panic.downcast_ref::<String>().unwrap(),
-        "layer_norm: invalid destinations = 1 for 2 trained parameters: expected one for each of them, or none"
+        @"layer_norm: invalid destinations = 1 for 2 trained parameters: expected one for each of them, or none"
     );
 }
 

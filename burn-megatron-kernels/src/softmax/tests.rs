@@ -1,4 +1,5 @@
 use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
+use insta::assert_snapshot;
 use proptest::prelude::*;
 
 use super::*;
@@ -350,7 +351,7 @@ fn message(work: impl FnOnce() -> Tensor<4> + std::panic::UnwindSafe) -> String 
 #[test]
 fn what_does_not_fit_is_refused() {
     for softmax in [masked_softmax as Softmax, composed::masked_softmax] {
-        for (device, _) in devices() {
+        insta::allow_duplicates!(for (device, _) in devices() {
             let refusal = |scale: f64, mask: fn(&Device) -> Mask, sink: fn(&Device) -> Sink| {
                 let device = device.clone();
                 message(std::panic::AssertUnwindSafe(move || {
@@ -358,32 +359,32 @@ fn what_does_not_fit_is_refused() {
                     softmax(scores, scale, &mask(&device), sink(&device))
                 }))
             };
-            assert_eq!(
+            assert_snapshot!(
                 refusal(f64::NAN, |_| Mask::None, |_| Sink::None),
-                "masked_softmax: invalid scale = NaN: expected a finite number"
+                @"masked_softmax: invalid scale = NaN: expected a finite number"
             );
             let lengths = |device: &Device| Mask::Lengths(Tensor::zeros([3], device));
-            assert_eq!(
+            assert_snapshot!(
                 refusal(1.0, lengths, |_| Sink::None),
-                "masked_softmax: lengths [3] do not fit scores [2, 3, 4, 5]: expected [2]"
+                @"masked_softmax: lengths [3] do not fit scores [2, 3, 4, 5]: expected [2]"
             );
             let hidden = |device: &Device| {
                 Mask::Hidden(Tensor::<4, Int>::zeros([2, 2, 4, 5], device).bool())
             };
-            assert_eq!(
+            assert_snapshot!(
                 refusal(1.0, hidden, |_| Sink::None),
-                "masked_softmax: a mask [2, 2, 4, 5] does not fit scores [2, 3, 4, 5]: expected \
-                 [2 or 1, 3 or 1, 4, 5]"
+                @"masked_softmax: a mask [2, 2, 4, 5] does not fit scores [2, 3, 4, 5]: expected \
+                  [2 or 1, 3 or 1, 4, 5]"
             );
-            assert_eq!(
+            assert_snapshot!(
                 refusal(
                     1.0,
                     |_| Mask::None,
                     |device| Sink::PerHead(Tensor::zeros([2], device))
                 ),
-                "masked_softmax: sinks [2] do not fit scores [2, 3, 4, 5]: expected [3]"
+                @"masked_softmax: sinks [2] do not fit scores [2, 3, 4, 5]: expected [3]"
             );
-        }
+        });
     }
 }
 

@@ -323,10 +323,10 @@ mod tests {
                 (part, LayoutPartError::Repeated)
             );
         }
-        assert_eq!(
-            "tp2-tp4".parse::<Layout>().unwrap_err().to_string(),
-            "invalid layout \"tp2-tp4\": \"tp4\" repeats an earlier part: expected each once, as in \
-             tp2-sp-dp2"
+        insta::assert_snapshot!(
+            "tp2-tp4".parse::<Layout>().unwrap_err(),
+            @"invalid layout \"tp2-tp4\": \"tp4\" repeats an earlier part: expected each once, as in \
+              tp2-sp-dp2"
         );
     }
 }

@@ -297,6 +297,8 @@ impl DataParallelConfig {
 
 #[cfg(test)]
 mod tests {
+    use insta::assert_snapshot;
+
     use super::*;
 
     fn message(config: &DataParallelConfig, ranks: usize) -> String {
@@ -316,9 +318,9 @@ mod tests {
             hsdp: Some(3),
             ..stage(2)
         };
-        assert_eq!(
+        assert_snapshot!(
             message(&config, 4),
-            "invalid hsdp = 3: expected a divisor of the 4 ranks of the data axis (1, 2, 4)"
+            @"invalid hsdp = 3: expected a divisor of the 4 ranks of the data axis (1, 2, 4)"
         );
         assert_eq!(config.check(6), Ok(()));
         for hsdp in [1, 2, 4] {
@@ -351,17 +353,17 @@ mod tests {
             let error = config.in_layout(&layout).unwrap_err();
             error.to_string()
         };
-        assert_eq!(
+        assert_snapshot!(
             message(&stage(1)),
-            "zero_stage = 1, but zero_stage = 2 in the layout: set it in one place"
+            @"zero_stage = 1, but zero_stage = 2 in the layout: set it in one place"
         );
         let other = DataParallelConfig {
             hsdp: Some(4),
             ..both
         };
-        assert_eq!(
+        assert_snapshot!(
             message(&other),
-            "hsdp = 4, but hsdp = 2 in the layout: set it in one place"
+            @"hsdp = 4, but hsdp = 2 in the layout: set it in one place"
         );
     }
 
@@ -371,24 +373,24 @@ mod tests {
             hsdp: Some(2),
             ..stage(0)
         };
-        assert_eq!(
+        assert_snapshot!(
             message(&hybrid, 4),
-            "hsdp requires zero_stage = 1, 2 or 3, but zero_stage = 0; change the stage, or leave hsdp out"
+            @"hsdp requires zero_stage = 1, 2 or 3, but zero_stage = 0; change the stage, or leave hsdp out"
         );
         let narrow = |number, precision| DataParallelConfig {
             reduce_in_16_bits: true,
             precision,
             ..stage(number)
         };
-        assert_eq!(
+        assert_snapshot!(
             message(&narrow(0, Precision::Bf16), 4),
-            "reduce_in_16_bits requires zero_stage = 1, 2 or 3, but zero_stage = 0; change the stage, or leave \
-             reduce_in_16_bits out"
+            @"reduce_in_16_bits requires zero_stage = 1, 2 or 3, but zero_stage = 0; change the stage, or leave \
+              reduce_in_16_bits out"
         );
-        assert_eq!(
+        assert_snapshot!(
             message(&narrow(1, Precision::F32), 4),
-            "reduce_in_16_bits requires precision = bf16 or f16, but precision = f32; change the precision, \
-             or leave reduce_in_16_bits out"
+            @"reduce_in_16_bits requires precision = bf16 or f16, but precision = f32; change the precision, \
+              or leave reduce_in_16_bits out"
         );
         assert_eq!(narrow(1, Precision::F16).check(4), Ok(()));
         let in_8_bits = |number, hsdp| DataParallelConfig {
@@ -396,15 +398,15 @@ mod tests {
             hsdp,
             ..stage(number)
         };
-        assert_eq!(
+        assert_snapshot!(
             message(&in_8_bits(0, None), 4),
-            "fp8_param_gather requires zero_stage = 1 or 2, but zero_stage = 0; change the stage, or leave \
-             fp8_param_gather out"
+            @"fp8_param_gather requires zero_stage = 1 or 2, but zero_stage = 0; change the stage, or leave \
+              fp8_param_gather out"
         );
-        assert_eq!(
+        assert_snapshot!(
             message(&in_8_bits(3, None), 4),
-            "fp8_param_gather requires zero_stage = 1 or 2, but zero_stage = 3; change the stage, or leave \
-             fp8_param_gather out"
+            @"fp8_param_gather requires zero_stage = 1 or 2, but zero_stage = 3; change the stage, or leave \
+              fp8_param_gather out"
         );
         for (config, ranks, end) in [
             (

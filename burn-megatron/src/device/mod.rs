@@ -144,6 +144,8 @@ fn wgpu_devices() -> Result<Vec<Device>, DeviceError> {
 
 #[cfg(test)]
 mod tests {
+    use insta::assert_snapshot;
+
     use super::*;
 
     #[test]
@@ -152,10 +154,7 @@ mod tests {
             assert_eq!(kind.to_string().parse(), Ok(kind));
         }
         let error = "gpu".parse::<DeviceKind>().unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "invalid device \"gpu\": expected cpu, wgpu or cuda"
-        );
+        assert_snapshot!(error, @"invalid device \"gpu\": expected cpu, wgpu or cuda");
     }
 
     #[test]
@@ -168,9 +167,9 @@ mod tests {
     #[test]
     fn a_device_that_was_left_out_names_its_feature() {
         let error = DeviceKind::Cuda.devices().unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "this binary was built without cuda; build it with --features cuda",
+        assert_snapshot!(
+            error,
+            @"this binary was built without cuda; build it with --features cuda"
         );
     }
 }

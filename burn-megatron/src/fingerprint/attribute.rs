@@ -98,6 +98,8 @@ impl fmt::Display for Origin {
 
 #[cfg(test)]
 mod tests {
+    use insta::assert_snapshot;
+
     use super::*;
     use crate::fingerprint::{Comparison, Event, compare};
 
@@ -163,10 +165,10 @@ mod tests {
             tensors: vec![],
         };
         assert_eq!(found, [origin]);
-        assert_eq!(
-            found[0].to_string(),
-            "on rank 1 the forward of LinearFunction in or after layer a, micro-batch 0 returned something else for the \
-             same inputs"
+        assert_snapshot!(
+            found[0],
+            @"on rank 1 the forward of LinearFunction in or after layer a, micro-batch 0 returned something else for the \
+              same inputs"
         );
     }
 
@@ -209,10 +211,10 @@ mod tests {
             outputs: gradients.to_vec(),
         };
         let found = attribute(&[vec![], differences(&[of(&[1, 2, 0])], &[of(&[1, 3, 0])])]);
-        assert_eq!(
-            found[0].to_string(),
-            "on rank 1 the backward of LinearFunction in or after layer a, micro-batch 3 returned another gradient of its \
-             input 1 for the same inputs"
+        assert_snapshot!(
+            found[0],
+            @"on rank 1 the backward of LinearFunction in or after layer a, micro-batch 3 returned another gradient of its \
+              input 1 for the same inputs"
         );
     }
 

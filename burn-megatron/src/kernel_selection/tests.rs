@@ -1,3 +1,5 @@
+use insta::assert_snapshot;
+
 use super::*;
 
 fn selection(choices: &str) -> Result<KernelSelection, KernelChoiceError> {
@@ -11,10 +13,10 @@ fn choices_are_read_and_reasons_are_given() {
     let mut selection = selection("unfused,norm=fused,loss=auto").unwrap();
     assert!(selection.is_fused(Operation::Norm) && selection.is_fused(Operation::Loss));
     assert!(!selection.is_fused(Operation::Attention));
-    assert_eq!(
-        selection.to_string(),
-        "fused: norm (requested); fused: loss (the device has the kernel); unfused: activation, \
-         dropout, rope, attention, softmax, linear, optimizer (requested)",
+    assert_snapshot!(
+        selection,
+        @"fused: norm (requested); fused: loss (the device has the kernel); unfused: activation, \
+          dropout, rope, attention, softmax, linear, optimizer (requested)"
     );
     selection
         .keep_unfused(Operation::Loss, "of a test")
@@ -41,20 +43,17 @@ fn an_invalid_choice_is_an_error() {
         .unwrap()
         .keep_unfused(Operation::Attention, "of a test")
         .unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "kernels: attention cannot be fused: of a test; use auto or unfused",
-    );
+    assert_snapshot!(error, @"kernels: attention cannot be fused: of a test; use auto or unfused");
     let choices = KernelChoices {
         loss: KernelChoice::Unfused,
         loss_chunk_size: Some(64),
         ..KernelChoices::default()
     };
     let error = KernelSelection::new(&choices, &Device::flex(), DType::F32).unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "kernels: loss_chunk_size = 64 needs the fused loss, and loss is unfused (requested); remove it or \
-         fuse the loss",
+    assert_snapshot!(
+        error,
+        @"kernels: loss_chunk_size = 64 needs the fused loss, and loss is unfused (requested); remove it or \
+          fuse the loss"
     );
 }
 
@@ -89,18 +88,18 @@ fn an_attention_engine_is_a_choice_of_attention_only() {
         );
     }
     let error = |text| KernelChoices::default().set(text).unwrap_err().to_string();
-    assert_eq!(
+    assert_snapshot!(
         error("attention=cmma"),
-        "invalid kernel choice \"cmma\" of attention: expected auto, fused, unfused, mma or portable",
+        @"invalid kernel choice \"cmma\" of attention: expected auto, fused, unfused, mma or portable"
     );
     assert!(error("norm=portable").starts_with("invalid kernel choice \"portable\""));
     let missing = KernelChoiceError::NoEngine {
         engine: EngineKind::Mma,
         reason: "mma: of a test".into(),
     };
-    assert_eq!(
-        missing.to_string(),
-        "kernels: attention cannot use mma: of a test; use auto or portable",
+    assert_snapshot!(
+        missing,
+        @"kernels: attention cannot use mma: of a test; use auto or portable"
     );
 }
 
@@ -111,10 +110,10 @@ fn the_attention_engine_is_shown_with_its_reason() {
     for _ in 0..2 {
         selection.add_attention_engine(EngineKind::Portable, "of a test");
     }
-    assert_eq!(
-        selection.to_string(),
-        "fused: activation, dropout, rope, softmax, loss, linear, optimizer (the device has the \
-         kernel); fused: attention by portable (of a test); unfused: norm (requested)",
+    assert_snapshot!(
+        selection,
+        @"fused: activation, dropout, rope, softmax, loss, linear, optimizer (the device has the \
+          kernel); fused: attention by portable (of a test); unfused: norm (requested)"
     );
     selection.add_attention_engine(EngineKind::Mma, "wide heads");
     let shown = "; fused: attention by portable and mma (of a test; wide heads); ";

@@ -220,6 +220,7 @@ impl ParameterEntry {
 mod tests {
     use std::sync::Arc;
 
+    use insta::assert_snapshot;
     use proptest::prelude::*;
 
     use super::*;
@@ -337,37 +338,37 @@ mod tests {
         let placed = |axis, placement: Placement| {
             fault(&|entry| entry.placements = (axis, placement.clone()).into())
         };
-        assert_eq!(
+        assert_snapshot!(
             placed(Axis::Tensor, Placement::split(0, 4, 2)),
-            "experts: invalid split over tensor: expected an axis of the expert grid that splits parameters, \
-             expert x expert-tensor"
+            @"experts: invalid split over tensor: expected an axis of the expert grid that splits parameters, \
+              expert x expert-tensor"
         );
-        assert_eq!(
+        assert_snapshot!(
             placed(Axis::Expert, Placement::split(2, 4, 2)),
-            "experts: invalid split of dim 2 over expert: the parameter has 2 dims"
+            @"experts: invalid split of dim 2 over expert: the parameter has 2 dims"
         );
-        assert_eq!(
+        assert_snapshot!(
             placed(Axis::Expert, Placement::split(0, 4, 4)),
-            "experts: invalid split of 4 elements of dim 0 into 4 parts over expert: expected a divisor of 4 and \
-             of the 2 ranks"
+            @"experts: invalid split of 4 elements of dim 0 into 4 parts over expert: expected a divisor of 4 and \
+              of the 2 ranks"
         );
-        assert_eq!(
+        assert_snapshot!(
             placed(Axis::Expert, Placement::split(1, 4, 2)),
-            "experts: invalid split of dim 1 over expert: the sections have 4 elements, expected at least 6"
+            @"experts: invalid split of dim 1 over expert: the sections have 4 elements, expected at least 6"
         );
         let twice = fault(&|entry| {
             entry.placements = std::mem::take(&mut entry.placements)
                 .with(Axis::Expert, Placement::split(0, 4, 2))
                 .with(Axis::ExpertTensor, Placement::split(0, 4, 2));
         });
-        assert_eq!(
+        assert_snapshot!(
             twice,
-            "experts: invalid split of dim 0 over both expert and expert-tensor: expected a dim for each axis"
+            @"experts: invalid split of dim 0 over both expert and expert-tensor: expected a dim for each axis"
         );
-        assert_eq!(
+        assert_snapshot!(
             fault(&|entry| entry.sum_over = Axis::Expert.into()),
-            "experts: invalid sum over expert: expected data and at most expert x expert-tensor x data, the axes \
-             of the expert grid over which the parameter is replicated"
+            @"experts: invalid sum over expert: expected data and at most expert x expert-tensor x data, the axes \
+              of the expert grid over which the parameter is replicated"
         );
         let split_and_summed = fault(&|entry| {
             entry.placements = (Axis::Expert, Placement::split(0, 4, 2)).into();

@@ -1,3 +1,5 @@
+use insta::assert_snapshot;
+
 use super::*;
 
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
@@ -27,14 +29,14 @@ fn the_name_says_which_settings_there_are() {
         Ok(OptimizerConfig::Lion(lion))
     );
     let error = |text| parse(text).unwrap_err();
-    assert_eq!(
+    assert_snapshot!(
         error("name = 'lion'\nepsilon = 1e-8"),
-        "optimizer lion: unknown field `epsilon`, expected one of `beta1`, `beta2`, `weight_decay`, `groups`"
+        @"optimizer lion: unknown field `epsilon`, expected one of `beta1`, `beta2`, `weight_decay`, `groups`"
     );
-    assert_eq!(
+    assert_snapshot!(
         error("name = 'lamb'"),
-        "invalid optimizer name \"lamb\": it needs norms or means of whole tensors, of which a rank has a shard; \
-         expected adamw, muon, sgd, adam, adan, lion, rmsprop or adagrad"
+        @"invalid optimizer name \"lamb\": it needs norms or means of whole tensors, of which a rank has a shard; \
+          expected adamw, muon, sgd, adam, adan, lion, rmsprop or adagrad"
     );
     assert!(
         error("name = 'lionn'").starts_with("invalid optimizer name \"lionn\": expected adamw, ")

@@ -173,11 +173,11 @@ mod tests {
         }
         count.record(false);
         let error = count.check(limit(3)).expect_err("three in a row");
-        assert_eq!(
-            error.to_string(),
-            "the last 3 steps were all skipped, after 2 that were taken, as in each of them the loss \
-             or a gradient was not finite, or a spike; the limit is 3: lower the learning rate, or start with a \
-             lower loss scale if there is one",
+        insta::assert_snapshot!(
+            error,
+            @"the last 3 steps were all skipped, after 2 that were taken, as in each of them the loss \
+              or a gradient was not finite, or a spike; the limit is 3: lower the learning rate, or start with a \
+              lower loss scale if there is one"
         );
         count.record(true);
         assert_eq!(count.check(limit(1)), Ok(()));

@@ -3,6 +3,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use burn_megatron_data::indexed::{IndexedDatasetBuilder, TokenType};
+use insta::assert_snapshot;
 
 use super::settings::{DataConfig, TokenFileEntry, WeightedTokenFiles};
 use super::*;
@@ -221,9 +222,9 @@ fn what_stands_beside_token_files_is_heeded() {
     let found = tokenizer(&recipe).unwrap().unwrap();
     assert_eq!(found.fingerprint(), bpe.fingerprint());
     let error = error(&folder.recipe(399, files));
-    assert_eq!(
+    assert_snapshot!(
         error,
-        "invalid model.vocabulary = 399: expected at least 400, as the tokens of the data are below 400"
+        @"invalid model.vocabulary = 399: expected at least 400, as the tokens of the data are below 400"
     );
     let other = folder.recipe(400, &format!("{files}\ntokenizer = 'bytes'"));
     let error = self::error(&other);
@@ -401,14 +402,8 @@ fn places_are_forgotten_and_weights_are_not() {
 
 #[test]
 fn losses_are_shown_in_their_unit() {
-    assert_eq!(
-        LossUnit::Byte.show(1.449, 2.0905),
-        "1.4490 nats per byte (2.0905 bits)"
-    );
-    assert_eq!(
-        LossUnit::Token.show(2.0, 2.8854),
-        "2.0000 nats per token (2.8854 bits)"
-    );
+    assert_snapshot!(LossUnit::Byte.show(1.449, 2.0905), @"1.4490 nats per byte (2.0905 bits)");
+    assert_snapshot!(LossUnit::Token.show(2.0, 2.8854), @"2.0000 nats per token (2.8854 bits)");
     let known = LossUnit::TokenOfBytes.show(2.0, 1.1542);
-    assert_eq!(known, "2.0000 nats per token (1.1542 bits per byte)");
+    assert_snapshot!(known, @"2.0000 nats per token (1.1542 bits per byte)");
 }

@@ -188,6 +188,8 @@ fn is_safetensors(head: &[u8]) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use insta::assert_snapshot;
+
     use super::*;
 
     #[test]
@@ -209,10 +211,7 @@ mod tests {
         let FileKind::Binary(format) = kind(b"%PDF-1.7\nplain") else {
             panic!("a PDF may begin with text");
         };
-        assert_eq!(
-            format.advice("a.pdf"),
-            "`pdftotext a.pdf text.txt` converts it"
-        );
+        assert_snapshot!(format.advice("a.pdf"), @"`pdftotext a.pdf text.txt` converts it");
     }
 
     #[test]
@@ -222,12 +221,12 @@ mod tests {
             kind => panic!("{kind:?}"),
         };
         let weights = [&40_u64.to_le_bytes()[..], b"{\"a\":{\"dtype\":\"F32\"}}"].concat();
-        assert_eq!(name(&weights), "a file of weights (safetensors)");
-        assert_eq!(name(b"\x7fELF\x02\x01\x01\0"), "a program (ELF)");
-        assert_eq!(name(b"RIFF\x24\0\0\0WEBPVP8 "), "an image (WebP)");
+        assert_snapshot!(name(&weights), @"a file of weights (safetensors)");
+        assert_snapshot!(name(b"\x7fELF\x02\x01\x01\0"), @"a program (ELF)");
+        assert_snapshot!(name(b"RIFF\x24\0\0\0WEBPVP8 "), @"an image (WebP)");
         let tar = [&b"name"[..], &[0; 253], b"ustar\0"].concat();
-        assert_eq!(name(&tar), "a tar archive");
-        assert_eq!(name(b"\xff\xfea\0b\0"), "text in UTF-16");
+        assert_snapshot!(name(&tar), @"a tar archive");
+        assert_snapshot!(name(b"\xff\xfea\0b\0"), @"text in UTF-16");
         let table = |head: &[u8]| match kind(head) {
             FileKind::Table(format) => format,
             kind => panic!("{kind:?}"),

@@ -99,6 +99,8 @@ impl<'de> Visitor<'de> for Keys<'_> {
 
 #[cfg(test)]
 mod tests {
+    use insta::assert_snapshot;
+
     use super::*;
 
     fn of(json: &str, keys: &[&str]) -> Result<Vec<String>, String> {
@@ -116,19 +118,16 @@ mod tests {
     #[test]
     fn what_is_wrong_is_named() {
         let error = |json| of(json, &["text"]).unwrap_err();
-        assert_eq!(
+        assert_snapshot!(
             error(r#"{"a": "x"}"#),
-            "the object has no `text`, only `a` (see --json-key)"
+            @"the object has no `text`, only `a` (see --json-key)"
         );
-        assert_eq!(
+        assert_snapshot!(
             error(r#"{"a": {"text": "x"}, "b": 1}"#),
-            "the object has no `text`, but `a`, `b` (see --json-key)"
+            @"the object has no `text`, but `a`, `b` (see --json-key)"
         );
-        assert_eq!(error("{}"), "the object has no `text`");
-        assert_eq!(
-            error(r#"{"text": null}"#),
-            "the value of `text` is not a string"
-        );
+        assert_snapshot!(error("{}"), @"the object has no `text`");
+        assert_snapshot!(error(r#"{"text": null}"#), @"the value of `text` is not a string");
         assert_eq!(
             error(r#"{"text": ["x"]}"#),
             "the value of `text` is not a string"

@@ -112,9 +112,9 @@ fn files_of_a_folder_are_chosen_and_counted() {
     // Only a description is beside the records.
     let (texts, counts) = read(&[]);
     assert_eq!(texts, ["one"]);
-    assert_eq!(
+    insta::assert_snapshot!(
         counts,
-        "1 file read, 3 left out (.md 1, .py 1, without an extension 1)"
+        @"1 file read, 3 left out (.md 1, .py 1, without an extension 1)"
     );
     write(&folder, "c.TXT.gz", gzip(b"two"));
     let (texts, counts) = read(&[]);
@@ -175,6 +175,8 @@ fn tables_name_the_feature_and_what_converts_them() {
 
 #[cfg(feature = "parquet")]
 mod tables {
+    use insta::assert_snapshot;
+
     use super::*;
 
     fn fixture(name: &str) -> PathBuf {
@@ -224,10 +226,7 @@ mod tables {
         copy("snappy.parquet", "en/x/validation-00000-of-00001.parquet");
         let (rows, counts) = read(folder.path(), &[], &["text"]).unwrap();
         assert_eq!(rows, texts(100..110));
-        assert_eq!(
-            counts,
-            "1 file read, 2 left out (.md 1, split validation 1)"
-        );
+        assert_snapshot!(counts, @"1 file read, 2 left out (.md 1, split validation 1)");
         fs::rename(
             folder.path().join("en/x/train-00000-of-00001.parquet"),
             folder.path().join("en/x/test-00000-of-00001.parquet"),
@@ -243,7 +242,7 @@ mod tables {
     #[test]
     fn columns_are_chosen_and_must_be_text() {
         let two = read(&fixture("snappy.parquet"), &[], &["title", "text"]);
-        assert_eq!(two.unwrap_err(), "the value of `title` is not a string");
+        assert_snapshot!(two.unwrap_err(), @"the value of `title` is not a string");
         let Found { inputs, .. } =
             found(&fixture("snappy.parquet"), &[], &["title", "text"]).unwrap();
         let keys = ["title", "text"].map(String::from);

@@ -59,7 +59,7 @@ fn what_no_family_has_is_refused() {
         assert!(error.contains(wanted), "{error}");
     }
     let none = Families::none().model(Table::new()).unwrap_err();
-    assert_eq!(none.to_string(), "this command has no model family");
+    insta::assert_snapshot!(none, @"this command has no model family");
 }
 
 /// As text and as JSON, where settings without a value are null.

@@ -186,11 +186,10 @@ mod tests {
         let mut blocks = line("blocks.0.mlp.up", 3.25, None);
         blocks.scale = (1.0, 64.0);
         let text = table(&[blocks, line("x", 0.5, Some(31.04))]).fit(None);
-        assert_eq!(
-            text,
-            "layer            operand  recipe   format      amax           scale  saturated  flushed      SNR\n\
-             blocks.0.mlp.up  input    delayed  E4M3     3.250e0  1.0e0 to 6.4e1     0.33 %   0.00 %    exact\n\
-             x                input    delayed  E4M3    5.000e-1         2.000e0     0.05 %   0.00 %  31.0 dB"
-        );
+        insta::assert_snapshot!(text, @"
+        layer            operand  recipe   format      amax           scale  saturated  flushed      SNR
+        blocks.0.mlp.up  input    delayed  E4M3     3.250e0  1.0e0 to 6.4e1     0.33 %   0.00 %    exact
+        x                input    delayed  E4M3    5.000e-1         2.000e0     0.05 %   0.00 %  31.0 dB
+        ");
     }
 }

@@ -1,6 +1,7 @@
 //! Flags to settings, and what is refused.
 
 use burn_megatron::nn::fp8::DelayedScaling;
+use insta::assert_snapshot;
 
 use burn_megatron::nn::fp8::Fp8Format;
 
@@ -103,9 +104,9 @@ fn what_would_do_nothing_is_refused() {
 
 #[test]
 fn some_block_must_be_left() {
-    assert_eq!(
+    assert_snapshot!(
         refusal("--fp8 current --fp8.first_last_bf16 2"),
-        "invalid first_last_bf16 = 2 for 4 layers: expected at most 1, so that a block computes in 8 bits"
+        @"invalid first_last_bf16 = 2 for 4 layers: expected at most 1, so that a block computes in 8 bits"
     );
     let error = resolve("--fp8 e4m3").unwrap_err().to_string();
     assert!(
@@ -117,13 +118,13 @@ fn some_block_must_be_left() {
 #[test]
 fn the_header_says_what_is_multiplied_in_8_bits() {
     let recipe = resolve("--fp8 delayed --fp8.first_last_bf16 1").unwrap();
-    assert_eq!(
+    assert_snapshot!(
         describe(&recipe.fp8, 4, "an engine"),
-        "delayed, E4M3, gradients E5M2; blocks 1 to 2, inputs saved in 8 bits; products: an engine"
+        @"delayed, E4M3, gradients E5M2; blocks 1 to 2, inputs saved in 8 bits; products: an engine"
     );
     let recipe = resolve("--fp8 mxfp8 --fp8.save_activations false").unwrap();
-    assert_eq!(
+    assert_snapshot!(
         describe(&recipe.fp8, 4, "cuBLASLt"),
-        "mxfp8, E4M3; all blocks; products: cuBLASLt"
+        @"mxfp8, E4M3; all blocks; products: cuBLASLt"
     );
 }

@@ -12,6 +12,7 @@ use burn_megatron::kernels::philox::{Stream, uniform};
 use burn_megatron::model::ModelConfig;
 use burn_megatron_models::TransformerConfig;
 use burn_megatron_models::hf::{self, HfFolder};
+use insta::assert_snapshot;
 
 use super::*;
 use crate::family::{Families, Model};
@@ -266,9 +267,9 @@ fn what_does_not_fit_is_named() {
     let folder = Folder::new("smaller");
     let run = folder.save(&small, serde_json::json!({ "model": small }));
     let error = generate(run, "--prompt a --tokenizer bytes").unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "the tokenizer bytes has 256 tokens, more than the 100 of the model: expected that of the model"
+    assert_snapshot!(
+        error,
+        @"the tokenizer bytes has 256 tokens, more than the 100 of the model: expected that of the model"
     );
 }
 
@@ -370,10 +371,9 @@ fn figures_say_how_fast_it_was() {
         time: Duration::from_millis(600),
         cache_bytes: 1_230_000,
     };
-    assert_eq!(
-        written.summary(),
-        "prefill  30 tokens in 0.100 s, 300.0 per second\n\
-         decode   10 tokens in 0.500 s, 20.0 per second; 1.17 MiB of cache on rank 0\n\
-         end      a stop text (--stop)"
-    );
+    assert_snapshot!(written.summary(), @"
+    prefill  30 tokens in 0.100 s, 300.0 per second
+    decode   10 tokens in 0.500 s, 20.0 per second; 1.17 MiB of cache on rank 0
+    end      a stop text (--stop)
+    ");
 }

@@ -209,9 +209,6 @@ mod tests {
         );
         assert!(words(" ").unwrap().is_empty());
         let error = words("-x 'A").unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "--mpirun-args \"-x 'A\": a quote is not closed"
-        );
+        insta::assert_snapshot!(error, @"--mpirun-args \"-x 'A\": a quote is not closed");
     }
 }

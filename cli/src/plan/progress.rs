@@ -44,9 +44,9 @@ mod tests {
             all: 3400,
             confirmed: 12,
         };
-        assert_eq!(
+        insta::assert_snapshot!(
             line(at),
-            "planning: compared 1,200 of 3,400 layouts, computed the memory of 12"
+            @"planning: compared 1,200 of 3,400 layouts, computed the memory of 12"
         );
     }
 }

@@ -3,6 +3,7 @@ use std::io::Write;
 use std::sync::atomic::AtomicUsize;
 
 use burn_megatron_data::indexed::{IndexedDataset, bin_path, idx_path};
+use insta::assert_snapshot;
 
 use super::*;
 use crate::flags::parse_text;
@@ -258,9 +259,9 @@ fn bad_documents_are_errors_with_their_place() {
     let flags = |name: &str| format!("DIR/{name} --tokenizer TOK/byte_bpe --output DIR/out");
     folder.write("a.jsonl", lines);
     let error = folder.error(&flags("a.jsonl"));
-    assert_eq!(
+    assert_snapshot!(
         error,
-        "DIR/a.jsonl:3: the value of `text` is not a string; --skip-bad skips such documents"
+        @"DIR/a.jsonl:3: the value of `text` is not a string; --skip-bad skips such documents"
     );
     folder.write(
         "b.jsonl",
@@ -348,10 +349,7 @@ fn files_that_are_there_are_kept_until_others_take_their_place() {
     let flags = |name: &str| format!("DIR/{name} --tokenizer bytes --output DIR/out");
     folder.run(&flags("a.txt")).unwrap();
     let error = folder.error(&flags("b.txt"));
-    assert_eq!(
-        error,
-        "'DIR/out.bin' exists already; --overwrite replaces it"
-    );
+    assert_snapshot!(error, @"'DIR/out.bin' exists already; --overwrite replaces it");
     folder.write("bad.jsonl", "{}");
     folder
         .run(&(flags("bad.jsonl") + " --overwrite"))
@@ -376,7 +374,7 @@ fn files_that_are_there_are_kept_until_others_take_their_place() {
     assert_eq!(folder.names(), names);
     folder.write("in.json", "{\"text\": \"one\"}");
     let error = folder.error("DIR/in.json --tokenizer bytes --overwrite --output DIR/in");
-    assert_eq!(error, "'DIR/in.json' is both an input and an output");
+    assert_snapshot!(error, @"'DIR/in.json' is both an input and an output");
 }
 
 #[test]

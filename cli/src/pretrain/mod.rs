@@ -254,6 +254,7 @@ mod tests {
     use super::*;
     use crate::recipe::DEFAULT_RECIPE;
     use burn_megatron::data_parallel::{Moments, Precision};
+    use insta::assert_snapshot;
 
     use crate::flags::parse_text;
 
@@ -288,9 +289,9 @@ mod tests {
             assert_eq!(pretrain(flags).unwrap_err().to_string(), wanted);
         }
         let error = pretrain("--tp 2 --inject kill@rank=8,call=0").unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "invalid fault kill@rank=8,call=0: the world has 8 ranks; expected rank 0 to 7"
+        assert_snapshot!(
+            error,
+            @"invalid fault kill@rank=8,call=0: the world has 8 ranks; expected rank 0 to 7"
         );
     }
 
@@ -300,9 +301,9 @@ mod tests {
         let check = |recipe: &Recipe| check_types(recipe, DeviceKind::Wgpu, |x| x != DType::BF16);
         assert!(check(&recipe).is_ok());
         recipe.data_parallel.moments = Moments::Bf16;
-        assert_eq!(
-            check(&recipe).unwrap_err().to_string(),
-            "invalid moments = bf16 for --device wgpu: expected f32 or f16"
+        assert_snapshot!(
+            check(&recipe).unwrap_err(),
+            @"invalid moments = bf16 for --device wgpu: expected f32 or f16"
         );
         recipe.data_parallel.precision = Precision::Bf16;
         let error = check(&recipe).unwrap_err().to_string();
@@ -311,9 +312,9 @@ mod tests {
             "{error}"
         );
         recipe.data_parallel.precision = Precision::F64;
-        assert_eq!(
-            check(&recipe).unwrap_err().to_string(),
-            "invalid precision = f64 for --device wgpu: expected f32 or f16"
+        assert_snapshot!(
+            check(&recipe).unwrap_err(),
+            @"invalid precision = f64 for --device wgpu: expected f32 or f16"
         );
         let devices = DeviceKind::Cpu.devices().unwrap();
         check_types(&recipe, DeviceKind::Cpu, |x| devices[0].supports_dtype(x)).unwrap();

@@ -1,6 +1,7 @@
 use std::collections::BTreeMap;
 
 use clap::{Args, Command, FromArgMatches};
+use insta::assert_snapshot;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -235,15 +236,15 @@ fn a_flag_drops_the_settings_that_it_deprives_of_their_meaning() {
 #[test]
 fn a_similar_key_is_suggested() {
     let error = |text: &str| settings().check_keys(&table(text)).unwrap_err().to_string();
-    assert_eq!(
+    assert_snapshot!(
         error("train.step = 3"),
-        "a recipe has no key train.step; did you mean train.steps?"
+        @"a recipe has no key train.step; did you mean train.steps?"
     );
-    assert_eq!(
+    assert_snapshot!(
         error("model.hiden = 3"),
-        "a recipe has no key model.hiden; did you mean model.hidden?"
+        @"a recipe has no key model.hiden; did you mean model.hidden?"
     );
-    assert_eq!(error("nothing.like.it = 3"), "a recipe has no key nothing");
+    assert_snapshot!(error("nothing.like.it = 3"), @"a recipe has no key nothing");
     settings()
         .check_keys(&table("train.optimizer.beta2 = 3"))
         .unwrap();

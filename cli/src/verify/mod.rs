@@ -89,6 +89,8 @@ fn conclusion(cases: usize, failures: &[String]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use insta::assert_snapshot;
+
     use super::*;
     use crate::flags::parse_text;
 
@@ -176,12 +178,12 @@ mod tests {
         let first =
             "first, in f64: error: layout tp1-dp1: rank 0 failed: qk_clip cannot limit the logits";
         assert!(failures[0].starts_with(first), "{}", failures[0]);
-        assert_eq!(failures[1], "second, in f64: FAIL in tp1-dp2-mb1");
+        assert_snapshot!(failures[1], @"second, in f64: FAIL in tp1-dp2-mb1");
         let text = conclusion(3, &failures);
         assert!(
             text.starts_with("2 of 3 cases FAIL:\n  first, in f64: error"),
             "{text}"
         );
-        assert_eq!(conclusion(3, &[]), "all layouts pass");
+        assert_snapshot!(conclusion(3, &[]), @"all layouts pass");
     }
 }

@@ -244,6 +244,6 @@ mod tests {
         }
         let none = [NcclGroup::Tensor, NcclGroup::Expert].map(|group| (group, None, Some(false)));
         let streams = CollectiveStreams::within(&config(&none), &limits(132)).unwrap();
-        assert_eq!(streams.description(), "collectives on one stream");
+        insta::assert_snapshot!(streams.description(), @"collectives on one stream");
     }
 }

@@ -346,7 +346,7 @@ mod tests {
     fn the_description_names_the_world_ranks() {
         let group = Group::new("tensor", vec![4, 7], 0);
         let call = Signature::new(Call::Broadcast { root: 1 }, &vec![0f32; 3].into());
-        assert_eq!(call.describe(&group), "broadcast of 3 f32 from rank 7");
+        insta::assert_snapshot!(call.describe(&group), @"broadcast of 3 f32 from rank 7");
         assert_eq!(group.to_string(), "tensor [4, 7]");
     }
 }

@@ -1,5 +1,7 @@
 //! The full text of every error.
 
+use insta::assert_snapshot;
+
 use super::recorded::{BY_HAND, OPEN_MPI, SLURM, TORCHRUN};
 use super::*;
 
@@ -19,25 +21,25 @@ fn a_rank_needs_a_size_and_a_size_a_rank() {
         size,
         format!("WORLD_SIZE=4 is set, but RANK is not: {hint}")
     );
-    assert_eq!(
+    assert_snapshot!(
         message(&[TORCHRUN, "LOCAL_RANK"]),
-        "RANK=3 is set, but LOCAL_RANK is not: the launcher sets all four of RANK, WORLD_SIZE, \
-         LOCAL_RANK and LOCAL_WORLD_SIZE; pass all of them on"
+        @"RANK=3 is set, but LOCAL_RANK is not: the launcher sets all four of RANK, WORLD_SIZE, \
+          LOCAL_RANK and LOCAL_WORLD_SIZE; pass all of them on"
     );
-    assert_eq!(
+    assert_snapshot!(
         message(&[OPEN_MPI, "OMPI_COMM_WORLD_SIZE"]),
-        "OMPI_COMM_WORLD_RANK=1 is set, but OMPI_COMM_WORLD_SIZE is not: mpirun sets both; pass all of \
-         OMPI_COMM_WORLD_* on"
+        @"OMPI_COMM_WORLD_RANK=1 is set, but OMPI_COMM_WORLD_SIZE is not: mpirun sets both; pass all of \
+          OMPI_COMM_WORLD_* on"
     );
-    assert_eq!(
+    assert_snapshot!(
         message(&[SLURM, "SLURM_STEP_TASKS_PER_NODE\nSLURM_TASKS_PER_NODE"]),
-        "SLURM_STEP_ID=2 is set, but SLURM_STEP_TASKS_PER_NODE or SLURM_TASKS_PER_NODE is not: srun \
-         sets both; pass all of SLURM_* on"
+        @"SLURM_STEP_ID=2 is set, but SLURM_STEP_TASKS_PER_NODE or SLURM_TASKS_PER_NODE is not: srun \
+          sets both; pass all of SLURM_* on"
     );
-    assert_eq!(
+    assert_snapshot!(
         message(&["PMIX_RANK=2"]),
-        "PMIX_RANK=2 is set, but the number of ranks is not: start the program with srun or OpenMPI's \
-         mpirun, or set RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE"
+        @"PMIX_RANK=2 is set, but the number of ranks is not: start the program with srun or OpenMPI's \
+          mpirun, or set RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE"
     );
 }
 
@@ -63,37 +65,31 @@ fn between_machines_the_local_numbers_are_needed() {
 #[test]
 fn numbers_must_be_consistent() {
     let by_hand = |change| message(&[BY_HAND, change]);
-    assert_eq!(
-        by_hand("RANK=2"),
-        "invalid RANK=2: expected 0 to 1, below WORLD_SIZE=2"
-    );
+    assert_snapshot!(by_hand("RANK=2"), @"invalid RANK=2: expected 0 to 1, below WORLD_SIZE=2");
     let local = "invalid LOCAL_RANK=1: expected 0, below LOCAL_WORLD_SIZE=1";
     assert_eq!(by_hand("LOCAL_RANK=1"), local);
-    assert_eq!(
+    assert_snapshot!(
         by_hand("LOCAL_WORLD_SIZE=3"),
-        "invalid LOCAL_WORLD_SIZE=3: expected at most 2, as WORLD_SIZE=2"
+        @"invalid LOCAL_WORLD_SIZE=3: expected at most 2, as WORLD_SIZE=2"
     );
-    assert_eq!(
-        by_hand("WORLD_SIZE=0"),
-        "invalid WORLD_SIZE=0: expected at least 1 rank"
-    );
-    assert_eq!(
+    assert_snapshot!(by_hand("WORLD_SIZE=0"), @"invalid WORLD_SIZE=0: expected at least 1 rank");
+    assert_snapshot!(
         by_hand("LOCAL_WORLD_SIZE=0"),
-        "invalid LOCAL_WORLD_SIZE=0: expected at least 1 rank"
+        @"invalid LOCAL_WORLD_SIZE=0: expected at least 1 rank"
     );
-    assert_eq!(
+    assert_snapshot!(
         message(&[OPEN_MPI, "OMPI_COMM_WORLD_RANK=2"]),
-        "invalid OMPI_COMM_WORLD_RANK=2: expected 0 to 1, below OMPI_COMM_WORLD_SIZE=2"
+        @"invalid OMPI_COMM_WORLD_RANK=2: expected 0 to 1, below OMPI_COMM_WORLD_SIZE=2"
     );
-    assert_eq!(
+    assert_snapshot!(
         message(&[SLURM, "SLURM_LOCALID=4"]),
-        "invalid SLURM_LOCALID=4: expected 0 to 3, below SLURM_STEP_TASKS_PER_NODE=4(x2),3 at \
-         SLURM_NODEID=1"
+        @"invalid SLURM_LOCALID=4: expected 0 to 3, below SLURM_STEP_TASKS_PER_NODE=4(x2),3 at \
+          SLURM_NODEID=1"
     );
-    assert_eq!(
+    assert_snapshot!(
         message(&[SLURM, "SLURM_NODEID=3"]),
-        "invalid SLURM_NODEID=3: expected 0 to 2, below the number of nodes in \
-         SLURM_STEP_TASKS_PER_NODE=4(x2),3"
+        @"invalid SLURM_NODEID=3: expected 0 to 2, below the number of nodes in \
+          SLURM_STEP_TASKS_PER_NODE=4(x2),3"
     );
 }
 
@@ -105,9 +101,9 @@ fn numbers_are_whole() {
             format!("invalid RANK={value}: expected a whole number")
         );
     }
-    assert_eq!(
+    assert_snapshot!(
         message(&[SLURM, "SLURM_STEP_ID="]),
-        "invalid SLURM_STEP_ID=\"\": expected a whole number"
+        @"invalid SLURM_STEP_ID=\"\": expected a whole number"
     );
     assert_eq!(launch(&[BY_HAND, "RANK= 1 "]).rank, 1);
 }
@@ -165,10 +161,10 @@ fn launchers_must_agree() {
 #[test]
 fn an_address_must_be_valid() {
     let by_hand = |change: &str| message(&[BY_HAND, change]);
-    assert_eq!(
+    assert_snapshot!(
         by_hand("MASTER_ADDR="),
-        "invalid rendezvous address MASTER_ADDR=\"\": the host is empty: expected a name such as node1, or \
-         an IP address"
+        @"invalid rendezvous address MASTER_ADDR=\"\": the host is empty: expected a name such as node1, or \
+          an IP address"
     );
     let bare = message(&["RANK=0\nWORLD_SIZE=2\nMASTER_ADDR="]);
     assert_eq!(bare, by_hand("MASTER_ADDR="));
@@ -198,24 +194,24 @@ fn an_address_must_be_valid() {
             );
         }
     }
-    assert_eq!(
+    assert_snapshot!(
         message(&[TORCHRUN, "BURN_MEGATRON_RENDEZVOUS=fd00::1"]),
-        "invalid rendezvous address BURN_MEGATRON_RENDEZVOUS=fd00::1: \"fd00::1\" has no port: expected an \
-         address such as node1:29500 or [fd00::1]:29500"
+        @"invalid rendezvous address BURN_MEGATRON_RENDEZVOUS=fd00::1: \"fd00::1\" has no port: expected an \
+          address such as node1:29500 or [fd00::1]:29500"
     );
-    assert_eq!(
+    assert_snapshot!(
         by_hand("MASTER_PORT"),
-        "MASTER_ADDR=fd00::2 is set, but MASTER_PORT is not: set it to a port that is free on that host"
+        @"MASTER_ADDR=fd00::2 is set, but MASTER_PORT is not: set it to a port that is free on that host"
     );
-    assert_eq!(
+    assert_snapshot!(
         by_hand("MASTER_ADDR"),
-        "MASTER_PORT=29500 is set, but MASTER_ADDR is not: set it to the host of rank 0, or unset \
-         MASTER_PORT"
+        @"MASTER_PORT=29500 is set, but MASTER_ADDR is not: set it to the host of rank 0, or unset \
+          MASTER_PORT"
     );
-    assert_eq!(
+    assert_snapshot!(
         message(&[TORCHRUN, "MASTER_PORT=65535"]),
-        "MASTER_PORT=65535 leaves no port above it for the rendezvous, as torchrun's agent listens on \
-         that one itself: give torchrun a port below 65535, or set BURN_MEGATRON_PORT"
+        @"MASTER_PORT=65535 leaves no port above it for the rendezvous, as torchrun's agent listens on \
+          that one itself: give torchrun a port below 65535, or set BURN_MEGATRON_PORT"
     );
 }
 
@@ -237,10 +233,10 @@ fn slurms_formats_must_be_complete() {
         begin("node1,,node2")
             + ": a host name is empty: expected a list such as node1 or node[01-04,07],gpu3"
     );
-    assert_eq!(
+    assert_snapshot!(
         nodes("no de"),
-        "invalid rendezvous address SLURM_STEP_NODELIST=no de: invalid host \"no de\": expected a name of \
-         letters, digits, dots and hyphens, or an IP address"
+        @"invalid rendezvous address SLURM_STEP_NODELIST=no de: invalid host \"no de\": expected a name of \
+          letters, digits, dots and hyphens, or an IP address"
     );
     for tasks in [
         "4(x2",

@@ -1,3 +1,5 @@
+use insta::assert_snapshot;
+
 use super::*;
 
 /// Layers of each stage as `E 0..3 | 3..5 | L`.
@@ -41,24 +43,18 @@ fn evenly() {
     let even = |layers, stages| split(LayerSplit::Even, layers, stages);
     assert_eq!(even(8, 4), "E 0..2 | 2..4 | 4..6 | 6..8 L");
     assert_eq!(even(3, 1), "E 0..3 L");
-    assert_eq!(
+    assert_snapshot!(
         even(10, 4),
-        "10 layers are not divisible by 4 stages: use 8 or 12 layers, or 2 or 5 stages, or set the \
-         numbers of layers of the first and the last stage"
+        @"10 layers are not divisible by 4 stages: use 8 or 12 layers, or 2 or 5 stages, or set the \
+          numbers of layers of the first and the last stage"
     );
-    assert_eq!(
+    assert_snapshot!(
         even(2, 4),
-        "2 layers are not divisible by 4 stages: use 4 layers, or 2 stages, or set the numbers of \
-         layers of the first and the last stage"
+        @"2 layers are not divisible by 4 stages: use 4 layers, or 2 stages, or set the numbers of \
+          layers of the first and the last stage"
     );
-    assert_eq!(
-        even(0, 4),
-        "invalid number of layers 0: a pipeline needs at least 1"
-    );
-    assert_eq!(
-        even(4, 0),
-        "invalid number of stages 0: a pipeline needs at least 1"
-    );
+    assert_snapshot!(even(0, 4), @"invalid number of layers 0: a pipeline needs at least 1");
+    assert_snapshot!(even(4, 0), @"invalid number of stages 0: a pipeline needs at least 1");
 }
 
 #[test]
@@ -80,36 +76,36 @@ fn with_numbers_for_the_ends() {
 
 #[test]
 fn ends_that_do_not_fit() {
-    assert_eq!(
+    assert_snapshot!(
         split(ends(2, 1), 10, 4),
-        "3 of 10 layers on the first and the last stage leave 7 for 2 other stages, expected a \
-         positive multiple of 2: use 2 or 4 layers at the ends"
+        @"3 of 10 layers on the first and the last stage leave 7 for 2 other stages, expected a \
+          positive multiple of 2: use 2 or 4 layers at the ends"
     );
-    assert_eq!(
+    assert_snapshot!(
         split(ends(2, 2), 4, 4),
-        "4 of 4 layers on the first and the last stage leave 0 for 2 other stages, expected a \
-         positive multiple of 2: use 2 layers at the ends"
+        @"4 of 4 layers on the first and the last stage leave 0 for 2 other stages, expected a \
+          positive multiple of 2: use 2 layers at the ends"
     );
-    assert_eq!(
+    assert_snapshot!(
         split(ends(6, 6), 10, 4),
-        "12 layers on the first and the last stage do not fit 10 layers over 4 stages: use at \
-         most 8 layers there"
+        @"12 layers on the first and the last stage do not fit 10 layers over 4 stages: use at \
+          most 8 layers there"
     );
     assert_eq!(split(ends(4, 4), 10, 4), "E 0..4 | 4..5 | 5..6 | 6..10 L");
-    assert_eq!(
+    assert_snapshot!(
         split(ends(1, 1), 2, 1),
-        "2 layers on the first and the last stage do not fit 2 layers over 1 stages: use 2 stages \
-         or more"
+        @"2 layers on the first and the last stage do not fit 2 layers over 1 stages: use 2 stages \
+          or more"
     );
-    assert_eq!(
+    assert_snapshot!(
         split(ends(1, 1), 4, 2),
-        "2 layers on the first and the last stage do not fit 4 layers over 2 stages: use 4 layers \
-         there, or more stages"
+        @"2 layers on the first and the last stage do not fit 4 layers over 2 stages: use 4 layers \
+          there, or more stages"
     );
-    assert_eq!(
+    assert_snapshot!(
         split(ends(1, 1), 3, 20),
-        "2 layers on the first and the last stage do not fit 3 layers over 20 stages: use at most \
-         3 stages"
+        @"2 layers on the first and the last stage do not fit 3 layers over 20 stages: use at most \
+          3 stages"
     );
     assert_eq!(split(ends(1, 1), 3, 3), "E 0..1 | 1..2 | 2..3 L");
     assert!(split(ends(usize::MAX, 1), 3, 3).contains("at most 2 layers there"));
@@ -219,22 +215,16 @@ fn layout_errors_point_at_the_character() {
 fn a_layout_has_to_have_the_models_sizes() {
     let of = |layers, stages| split(LayerSplit::Layout("Et*3|tt|L".into()), layers, stages);
     assert_eq!(of(5, 3), "E 0..3 | 3..5 | L");
-    assert_eq!(
-        of(6, 3),
-        "the layout \"Et*3|tt|L\" has 5 layers (t), the model has 6"
-    );
-    assert_eq!(
-        of(5, 4),
-        "the layout \"Et*3|tt|L\" has 3 stages, the pipeline has 4"
-    );
+    assert_snapshot!(of(6, 3), @"the layout \"Et*3|tt|L\" has 5 layers (t), the model has 6");
+    assert_snapshot!(of(5, 4), @"the layout \"Et*3|tt|L\" has 3 stages, the pipeline has 4");
 }
 
 #[test]
 fn stages_over_ranks() {
     assert_eq!(virtual_stages(8, 4), Ok(2));
-    assert_eq!(
-        virtual_stages(5, 2).unwrap_err().to_string(),
-        "5 stages are not divisible by 2 ranks: use 4 or 6 stages, or 1 or 5 ranks"
+    assert_snapshot!(
+        virtual_stages(5, 2).unwrap_err(),
+        @"5 stages are not divisible by 2 ranks: use 4 or 6 stages, or 1 or 5 ranks"
     );
     assert!(virtual_stages(5, 0).is_err() && virtual_stages(0, 5).is_err());
 }

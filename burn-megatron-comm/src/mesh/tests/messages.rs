@@ -1,5 +1,7 @@
 //! The errors of invalid layouts, and the printed table.
 
+use insta::assert_snapshot;
+
 use super::super::{Axis, Mesh, ParallelConfig, split_evenly};
 
 fn refusal(config: ParallelConfig, world: usize) -> String {
@@ -12,55 +14,55 @@ fn config() -> ParallelConfig {
 
 #[test]
 fn a_world_that_is_no_multiple() {
-    assert_eq!(
+    assert_snapshot!(
         refusal(config().with_tensor(2).with_pipeline(3), 8),
-        "tensor 2 x context 1 x pipeline 3 needs a multiple of 6 ranks, the world has 8; \
-         what fits: 6 or 12 ranks, or pipeline = 1, 2 or 4"
+        @"tensor 2 x context 1 x pipeline 3 needs a multiple of 6 ranks, the world has 8; \
+          what fits: 6 or 12 ranks, or pipeline = 1, 2 or 4"
     );
-    assert_eq!(
+    assert_snapshot!(
         refusal(config().with_tensor(8), 4),
-        "tensor 8 x context 1 x pipeline 1 needs a multiple of 8 ranks, the world has 4; \
-         what fits: 8 ranks, or tensor = 1, 2 or 4"
+        @"tensor 8 x context 1 x pipeline 1 needs a multiple of 8 ranks, the world has 4; \
+          what fits: 8 ranks, or tensor = 1, 2 or 4"
     );
 }
 
 #[test]
 fn a_world_that_is_not_the_product() {
-    assert_eq!(
+    assert_snapshot!(
         refusal(config().with_tensor(2).with_pipeline(2).with_data(3), 8),
-        "tensor 2 x context 1 x pipeline 2 x data 3 needs exactly 12 ranks, the world has 8; \
-         what fits: 12 ranks, or data = 2"
+        @"tensor 2 x context 1 x pipeline 2 x data 3 needs exactly 12 ranks, the world has 8; \
+          what fits: 12 ranks, or data = 2"
     );
-    assert_eq!(
+    assert_snapshot!(
         refusal(config().with_tensor(3).with_data(5), 7),
-        "tensor 3 x context 1 x pipeline 1 x data 5 needs exactly 15 ranks, the world has 7; \
-         what fits: 15 ranks"
+        @"tensor 3 x context 1 x pipeline 1 x data 5 needs exactly 15 ranks, the world has 7; \
+          what fits: 15 ranks"
     );
 }
 
 #[test]
 fn experts_that_do_not_divide_the_world() {
-    assert_eq!(
+    assert_snapshot!(
         refusal(config().with_tensor(2).with_expert(8), 8),
-        "expert-tensor 2 x expert 8 x pipeline 1 needs a multiple of 16 ranks, the world has 8; \
-         what fits: 16 ranks, or tensor = 1, or expert = 1, 2 or 4, or expert-tensor = 1"
+        @"expert-tensor 2 x expert 8 x pipeline 1 needs a multiple of 16 ranks, the world has 8; \
+          what fits: 16 ranks, or tensor = 1, or expert = 1, 2 or 4, or expert-tensor = 1"
     );
 }
 
 #[test]
 fn nothing_fits() {
-    assert_eq!(
+    assert_snapshot!(
         refusal(config().with_tensor(usize::MAX).with_context(2), 5),
-        "tensor 18446744073709551615 x context 2 x pipeline 1 needs more ranks than can be \
-         counted, the world has 5; what fits: no change of one size alone"
+        @"tensor 18446744073709551615 x context 2 x pipeline 1 needs more ranks than can be \
+          counted, the world has 5; what fits: no change of one size alone"
     );
 }
 
 #[test]
 fn empty_axes_and_worlds() {
-    assert_eq!(
+    assert_snapshot!(
         refusal(config().with_pipeline(0), 4),
-        "invalid pipeline = 0: expected at least 1; what fits: pipeline = 1, 2 or 4"
+        @"invalid pipeline = 0: expected at least 1; what fits: pipeline = 1, 2 or 4"
     );
     for axis in Axis::ALL {
         let text = refusal(config().with_size(axis, 0), 4);
@@ -69,55 +71,52 @@ fn empty_axes_and_worlds() {
             "{text}"
         );
     }
-    assert_eq!(
+    assert_snapshot!(
         refusal(config().with_tensor(2), 0),
-        "the world has 0 ranks; what fits: 2 ranks"
+        @"the world has 0 ranks; what fits: 2 ranks"
     );
-    assert_eq!(
-        refusal(config(), 0),
-        "the world has 0 ranks; what fits: 1 rank"
-    );
+    assert_snapshot!(refusal(config(), 0), @"the world has 0 ranks; what fits: 1 rank");
 }
 
 #[test]
 fn orders() {
     let parse = |order: &str| order.parse::<super::super::AxisOrder>();
-    assert_eq!(
-        parse("tp-xp-dp").unwrap_err().to_string(),
-        "invalid axis \"xp\" in the order \"tp-xp-dp\": expected tp, cp, ep, dp or pp"
+    assert_snapshot!(
+        parse("tp-xp-dp").unwrap_err(),
+        @"invalid axis \"xp\" in the order \"tp-xp-dp\": expected tp, cp, ep, dp or pp"
     );
-    assert_eq!(
-        parse("").unwrap_err().to_string(),
-        "invalid axis \"\" in the order \"\": expected tp, cp, ep, dp or pp"
+    assert_snapshot!(
+        parse("").unwrap_err(),
+        @"invalid axis \"\" in the order \"\": expected tp, cp, ep, dp or pp"
     );
-    assert_eq!(
-        parse("tp-dp-tp").unwrap_err().to_string(),
-        "duplicate axis tp in the order \"tp-dp-tp\": expected each axis once"
+    assert_snapshot!(
+        parse("tp-dp-tp").unwrap_err(),
+        @"duplicate axis tp in the order \"tp-dp-tp\": expected each axis once"
     );
-    assert_eq!(
+    assert_snapshot!(
         refusal(
             config()
                 .with_context(2)
                 .with_order(parse("tp-dp-pp").unwrap()),
             8
         ),
-        "the order tp-dp-pp leaves out cp, but context = 2 in one of the grids; \
-         what fits: order = tp-dp-cp-ep-pp, or context = 1"
+        @"the order tp-dp-pp leaves out cp, but context = 2 in one of the grids; \
+          what fits: order = tp-dp-cp-ep-pp, or context = 1"
     );
 }
 
 #[test]
 fn pipelines_that_do_not_line_up() {
     let config = config().with_context(2).with_pipeline(2);
-    assert_eq!(
+    assert_snapshot!(
         refusal(
             config.clone().with_order("tp-cp-ep-pp-dp".parse().unwrap()),
             8
         ),
-        "with the order tp-cp-ep-pp-dp the pipelines of the two grids do not line up: \
-         data 2 and pipeline stride 2 in the dense grid, \
-         data 4 and pipeline stride 1 in the expert grid; what fits: order = tp-cp-ep-dp-pp, \
-         or context = 1, or expert = 2, or expert-tensor = 2, or pipeline = 1"
+        @"with the order tp-cp-ep-pp-dp the pipelines of the two grids do not line up: \
+          data 2 and pipeline stride 2 in the dense grid, \
+          data 4 and pipeline stride 1 in the expert grid; what fits: order = tp-cp-ep-dp-pp, \
+          or context = 1, or expert = 2, or expert-tensor = 2, or pipeline = 1"
     );
     // Equal data sizes are not enough: the stages of one grid have the experts between them.
     let config = config
@@ -137,26 +136,23 @@ fn splits() {
             .to_string()
     };
     assert_eq!(split_evenly("heads", 12, Axis::Tensor, 4), Ok(3));
-    assert_eq!(
+    assert_snapshot!(
         text("heads", 12, 8),
-        "heads 12 cannot be split over tensor = 8; 1, 2, 3, 4, 6, 12 can"
+        @"heads 12 cannot be split over tensor = 8; 1, 2, 3, 4, 6, 12 can"
     );
-    assert_eq!(
-        text("heads", 7, 0),
-        "heads 7 cannot be split over tensor = 0; 1, 7 can"
-    );
-    assert_eq!(
+    assert_snapshot!(text("heads", 7, 0), @"heads 7 cannot be split over tensor = 0; 1, 7 can");
+    assert_snapshot!(
         text("hidden", 5120, 6),
-        "hidden 5120 cannot be split over tensor = 6; 1, 2, 4, 5, 8, 10, 16, 20, ... can"
+        @"hidden 5120 cannot be split over tensor = 6; 1, 2, 4, 5, 8, 10, 16, 20, ... can"
     );
-    assert_eq!(
+    assert_snapshot!(
         text("hidden", 5120, 500),
-        "hidden 5120 cannot be split over tensor = 500; \
-         ..., 64, 80, 128, 160, 256, 320, 512, 640, ... can"
+        @"hidden 5120 cannot be split over tensor = 500; \
+          ..., 64, 80, 128, 160, 256, 320, 512, 640, ... can"
     );
-    assert_eq!(
+    assert_snapshot!(
         text("heads", 0, 8),
-        "heads 0 cannot be split over tensor = 8; a multiple of 8 can"
+        @"heads 0 cannot be split over tensor = 8; a multiple of 8 can"
     );
 }
 
@@ -167,37 +163,33 @@ fn the_table_of_a_small_mesh() {
         .with_pipeline(2)
         .with_expert_tensor(1)
         .with_expert(2);
-    assert_eq!(
-        Mesh::new(&config, 8).unwrap().to_string(),
-        "\
-mesh of 8 ranks: tensor 2 x context 1 x data 2 x pipeline 2, order tp-cp-ep-dp-pp
-expert grid: expert-tensor 1 x expert 2 x expert-data 2 x pipeline 2
+    assert_snapshot!(Mesh::new(&config, 8).unwrap(), @"
+    mesh of 8 ranks: tensor 2 x context 1 x data 2 x pipeline 2, order tp-cp-ep-dp-pp
+    expert grid: expert-tensor 1 x expert 2 x expert-data 2 x pipeline 2
 
-rank  tensor  context  data  pipeline  expert-tensor  expert  expert-data
-   0       0        0     0         0              0       0            0
-   1       1        0     0         0              0       1            0
-   2       0        0     1         0              0       0            1
-   3       1        0     1         0              0       1            1
-   4       0        0     0         1              0       0            0
-   5       1        0     0         1              0       1            0
-   6       0        0     1         1              0       0            1
-   7       1        0     1         1              0       1            1
+    rank  tensor  context  data  pipeline  expert-tensor  expert  expert-data
+       0       0        0     0         0              0       0            0
+       1       1        0     0         0              0       1            0
+       2       0        0     1         0              0       0            1
+       3       1        0     1         0              0       1            1
+       4       0        0     0         1              0       0            0
+       5       1        0     0         1              0       1            0
+       6       0        0     1         1              0       0            1
+       7       1        0     1         1              0       1            1
 
-groups
-tensor       [0 1] [2 3] [4 5] [6 7]
-data         [0 2] [1 3] [4 6] [5 7]
-pipeline     [0 4] [1 5] [2 6] [3 7]
-expert       [0 1] [2 3] [4 5] [6 7]
-expert-data  [0 2] [1 3] [4 6] [5 7]"
-    );
-    assert_eq!(
-        Mesh::single().to_string(),
-        "\
-mesh of 1 rank: tensor 1 x context 1 x data 1 x pipeline 1, order tp-cp-ep-dp-pp
+    groups
+    tensor       [0 1] [2 3] [4 5] [6 7]
+    data         [0 2] [1 3] [4 6] [5 7]
+    pipeline     [0 4] [1 5] [2 6] [3 7]
+    expert       [0 1] [2 3] [4 5] [6 7]
+    expert-data  [0 2] [1 3] [4 6] [5 7]
+    ");
+    assert_snapshot!(Mesh::single(), @"
+    mesh of 1 rank: tensor 1 x context 1 x data 1 x pipeline 1, order tp-cp-ep-dp-pp
 
-rank  tensor  context  data  pipeline
-   0       0        0     0         0"
-    );
+    rank  tensor  context  data  pipeline
+       0       0        0     0         0
+    ");
 }
 
 #[test]

@@ -258,7 +258,7 @@ fn a_rank_outside_the_world() {
 #[test]
 fn a_set_of_axes_has_one_order() {
     let axes = AxisSet::from([Axis::Data, Axis::Context, Axis::Data]);
-    assert_eq!(axes.to_string(), "context x data");
+    insta::assert_snapshot!(axes, @"context x data");
     assert_eq!(axes, Grid::Dense.data_axes());
     assert_eq!(
         serde_json::to_string(&axes).unwrap(),

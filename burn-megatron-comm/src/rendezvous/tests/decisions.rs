@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use insta::assert_snapshot;
+
 use crate::process::GroupId;
 use crate::rank_runs::RankRuns;
 use crate::rendezvous::message::{
@@ -102,14 +104,14 @@ fn a_rank_that_dies_is_named_with_its_last_position() {
     // No cause of higher precedence can follow.
     let failure = failure(registry.handle(2, answer(), late));
     assert_eq!(failure.rank, 1);
-    assert_eq!(
+    assert_snapshot!(
         failure.message,
-        "its process 101 on node1 exited without reporting an error"
+        @"its process 101 on node1 exited without reporting an error"
     );
-    assert_eq!(
+    assert_snapshot!(
         failure.positions,
-        "ranks 0, 2 are at call 5 barrier; rank 1 exited without reporting an error, last seen at call \
-         4 barrier over world [0, 1, 2] in step 2"
+        @"ranks 0, 2 are at call 5 barrier; rank 1 exited without reporting an error, last seen at call \
+          4 barrier over world [0, 1, 2] in step 2"
     );
     let decided = registry.failure.as_ref().map(|(_, report)| report);
     assert_eq!(decided, Some(&failure));
@@ -155,10 +157,10 @@ fn a_rank_that_does_not_answer_has_no_heartbeat_in_the_report() {
     asked(&outgoing, &[1]);
     assert_eq!(registry.tick(now + Duration::from_millis(900)), []);
     let failure = failure(registry.tick(now + Duration::from_secs(1)));
-    assert_eq!(
+    assert_snapshot!(
         failure.positions,
-        "rank 0 failed before any call; rank 1 has sent no heartbeat for 16 s, last seen at call \
-         9 all_gather"
+        @"rank 0 failed before any call; rank 1 has sent no heartbeat for 16 s, last seen at call \
+          9 all_gather"
     );
 }
 
@@ -174,10 +176,10 @@ fn a_missing_heartbeat_is_a_failure() {
     registry.handle(0, answer_status(question, at("call 3 barrier")), now);
     let failure = failure(registry.tick(now + Duration::from_millis(250)));
     assert_eq!(failure.rank, 1);
-    assert_eq!(
+    assert_snapshot!(
         failure.message,
-        "its process 101 on node1 has sent no heartbeat for 30 s: it is stopped, or cut off from the \
-         network"
+        @"its process 101 on node1 has sent no heartbeat for 30 s: it is stopped, or cut off from the \
+          network"
     );
 }
 
@@ -197,15 +199,12 @@ fn ranks_that_never_join_are_named() {
     registry.handle(0, answer_status(question, RankPosition::NoCalls), now);
     registry.handle(2, answer_status(question, RankPosition::NoCalls), now);
     let failure = failure(registry.tick(now + Duration::from_millis(250)));
-    assert_eq!(
+    assert_snapshot!(
         failure.message,
-        "ranks 1, 3 have not joined the rendezvous within 60 s; 2 of 4 ranks have: were all started \
-         with the same address?"
+        @"ranks 1, 3 have not joined the rendezvous within 60 s; 2 of 4 ranks have: were all started \
+          with the same address?"
     );
-    assert_eq!(
-        failure.positions,
-        "ranks 0, 2 have made no call; ranks 1, 3 never joined"
-    );
+    assert_snapshot!(failure.positions, @"ranks 0, 2 have made no call; ranks 1, 3 never joined");
 }
 
 #[test]
@@ -224,9 +223,9 @@ fn a_rank_that_ends_before_it_joins_is_not_waited_for() {
     registry.handle(0, answer_status(question, RankPosition::NoCalls), ZERO);
     let failure = failure(registry.tick(Duration::from_millis(250)));
     assert_eq!(failure.rank, 1);
-    assert_eq!(
+    assert_snapshot!(
         failure.message,
-        "its process ended with exit code 1 before it joined the rendezvous"
+        @"its process ended with exit code 1 before it joined the rendezvous"
     );
 }
 
@@ -387,14 +386,14 @@ fn an_incompatible_rank_is_refused_and_ends_the_world() {
         ..hello(1, 2)
     };
     assert!(refused(old).starts_with("rank 1 runs version 0.0.1 of burn-megatron"));
-    assert_eq!(
+    assert_snapshot!(
         refused(hello(1, 4)),
-        "rank 1 expects 4 ranks, the rendezvous 2: set the same WORLD_SIZE on all ranks"
+        @"rank 1 expects 4 ranks, the rendezvous 2: set the same WORLD_SIZE on all ranks"
     );
-    assert_eq!(refused(hello(2, 2)), "invalid rank 2 of 2: expected 0 to 1");
-    assert_eq!(
+    assert_snapshot!(refused(hello(2, 2)), @"invalid rank 2 of 2: expected 0 to 1");
+    assert_snapshot!(
         refused(hello(0, 2)),
-        "two processes are started as rank 0: process 100 on node0 and process 100 on node0"
+        @"two processes are started as rank 0: process 100 on node0 and process 100 on node0"
     );
     let mut registry = full(2);
     match registry.join(hello(1, 2), ZERO) {

@@ -208,10 +208,7 @@ fn invalid_links_and_transfers_are_refused() {
         );
     }
     let error = Link::new(ms(601_000), 1.0).unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "invalid latency 601s: expected at most 600s"
-    );
+    insta::assert_snapshot!(error, @"invalid latency 601s: expected at most 600s");
     for bytes_per_second in [1.0, 1e-300] {
         over(Duration::ZERO, bytes_per_second, |comm| {
             let calls = vec![

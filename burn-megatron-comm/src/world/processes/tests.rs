@@ -19,10 +19,10 @@ fn launch(launcher: Launcher) -> Launch {
 #[test]
 fn the_engine_threads_is_refused_for_processes() {
     let error = choose(Some(Engine::Threads), &launch(Launcher::Torchrun)).unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "invalid engine threads for 4 ranks that are processes: expected nccl or mpi; or start one \
-         process"
+    insta::assert_snapshot!(
+        error,
+        @"invalid engine threads for 4 ranks that are processes: expected nccl or mpi; or start one \
+          process"
     );
 }
 

@@ -3,6 +3,7 @@
 use super::super::*;
 use crate::{Batch, IGNORE};
 use burn_megatron_test_support::TestFolder;
+use insta::assert_snapshot;
 
 /// A file of plain examples, of 3 to 12 tokens, after an empty line.
 fn file(folder: &TestFolder, examples: usize) -> PathBuf {
@@ -213,10 +214,7 @@ fn long_examples_are_counted_or_refused() {
     );
     folder.write("chat.jsonl", line(9, 9));
     let error = with(LongExamples::Drop, 0.0).err().unwrap();
-    assert_eq!(
-        error,
-        "no conversation to train on; 1 left out as longer than a row"
-    );
+    assert_snapshot!(error, @"no conversation to train on; 1 left out as longer than a row");
     folder.write("chat.jsonl", b"\n{\"\xff");
     let error = with(LongExamples::Drop, 0.5).err().unwrap();
     assert!(
@@ -224,10 +222,7 @@ fn long_examples_are_counted_or_refused() {
         "{error}"
     );
     folder.write("chat.jsonl", "");
-    assert_eq!(
-        with(LongExamples::Drop, 0.5).err().unwrap(),
-        "no conversation to train on"
-    );
+    assert_snapshot!(with(LongExamples::Drop, 0.5).err().unwrap(), @"no conversation to train on");
     // Files of their own are held out; folders have theirs.
     folder.write("held/a.jsonl", line(1, 1));
     folder.write("chat.jsonl", line(2, 2) + "\n{}\n");

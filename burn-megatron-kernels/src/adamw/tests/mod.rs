@@ -1,5 +1,6 @@
 use burn::optim::{AdamWConfig, Optimizer as _};
 use burn::tensor::{DType, Device, Tensor, TensorData, Tolerance};
+use insta::assert_snapshot;
 use proptest::prelude::*;
 
 use super::*;
@@ -369,7 +370,7 @@ fn message(work: impl FnOnce() + std::panic::UnwindSafe) -> String {
 
 #[test]
 fn what_does_not_fit_is_named_on_every_device() {
-    for (device, _) in devices() {
+    insta::allow_duplicates!(for (device, _) in devices() {
         let call = |own: AdamWBuffers, gradient: Tensor<1>, decay: Decay, step: AdamWStep| {
             message(std::panic::AssertUnwindSafe(move || {
                 adamw(own, gradient, &decay, &step, None);
@@ -377,68 +378,68 @@ fn what_does_not_fit_is_named_on_every_device() {
         };
         let own = || buffers(100, &device, DType::F32, DType::F32);
         let gradient = |length| flat(length, 0.1, &device, DType::F32);
-        assert_eq!(
+        assert_snapshot!(
             call(own(), gradient(99), Decay::All, numbers(1)),
-            "adamw: the weights have 100 elements, the first moment 100, the second 100, the \
-             gradient 99: expected equal lengths"
+            @"adamw: the weights have 100 elements, the first moment 100, the second 100, the \
+              gradient 99: expected equal lengths"
         );
         let decay = Decay::Blocks(Blocks::new(gradient(3)));
-        assert_eq!(
+        assert_snapshot!(
             call(own(), gradient(100), decay, numbers(1)),
-            "adamw: 3 factors of the decay for 100 elements in blocks of 64, from element \
-             0 of the first block: expected 2"
+            @"adamw: 3 factors of the decay for 100 elements in blocks of 64, from element \
+              0 of the first block: expected 2"
         );
         let decay = Decay::Blocks(Blocks {
             rate: Some(gradient(2)),
             first: 30,
             ..Blocks::new(gradient(3))
         });
-        assert_eq!(
+        assert_snapshot!(
             call(own(), gradient(100), decay, numbers(1)),
-            "adamw: 2 factors of the rate for 100 elements in blocks of 64, from element \
-             30 of the first block: expected 3"
+            @"adamw: 2 factors of the rate for 100 elements in blocks of 64, from element \
+              30 of the first block: expected 3"
         );
         let decay = Decay::Blocks(Blocks {
             first: 64,
             ..Blocks::new(gradient(3))
         });
-        assert_eq!(
+        assert_snapshot!(
             call(own(), gradient(100), decay, numbers(1)),
-            "adamw: invalid offset of the first element in its block = 64: expected a number below 64"
+            @"adamw: invalid offset of the first element in its block = 64: expected a number below 64"
         );
         let decay = Decay::Blocks(Blocks {
             rate: Some(gradient(2).cast(DType::F16)),
             ..Blocks::new(gradient(2))
         });
-        assert_eq!(
+        assert_snapshot!(
             call(own(), gradient(100), decay, numbers(1)),
-            "adamw: invalid type of the rate's factors = F16: expected F32"
+            @"adamw: invalid type of the rate's factors = F16: expected F32"
         );
-        assert_eq!(
+        assert_snapshot!(
             call(own(), gradient(100), Decay::All, numbers(0)),
-            "adamw: invalid step = 0: expected 1 for the first step"
+            @"adamw: invalid step = 0: expected 1 for the first step"
         );
         let step = AdamWStep {
             beta2: 1.0,
             ..numbers(1)
         };
-        assert_eq!(
+        assert_snapshot!(
             call(own(), gradient(100), Decay::All, step),
-            "adamw: invalid beta2 = 1: expected a number from 0 up to but not including 1"
+            @"adamw: invalid beta2 = 1: expected a number from 0 up to but not including 1"
         );
         let half = AdamWBuffers {
             second: own().second.cast(DType::F16),
             ..own()
         };
-        assert_eq!(
+        assert_snapshot!(
             call(half, gradient(100), Decay::All, numbers(1)),
-            "adamw: invalid type of the second moment = F16 beside weights in F32: expected that of \
-             the first moment"
+            @"adamw: invalid type of the second moment = F16 beside weights in F32: expected that of \
+              the first moment"
         );
-    }
-    assert_eq!(
+    });
+    assert_snapshot!(
         message(|| drop(sum_of_squares_of(&[]))),
-        "sum_of_squares_of: invalid number of buffers = 0: expected 1 or more"
+        @"sum_of_squares_of: invalid number of buffers = 0: expected 1 or more"
     );
 }
 

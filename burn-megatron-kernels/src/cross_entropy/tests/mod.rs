@@ -1,4 +1,5 @@
 use burn::tensor::{DType, Device, Int, IntDType, Tensor, TensorData};
+use insta::assert_snapshot;
 
 use super::*;
 use crate::testing::{Input, assert_gradients, compare, compare_within, devices, evaluate};
@@ -372,7 +373,7 @@ fn message<T>(work: impl FnOnce() -> T) -> String {
 
 #[test]
 fn what_does_not_fit_is_refused_in_words() {
-    for (device, _) in devices() {
+    insta::allow_duplicates!(for (device, _) in devices() {
         let on = (&device, DType::F32);
         let logits = || tensor(&[0.0; 12], 4, on);
         let targets = || ints(&[0, 1, 2], &device);
@@ -384,15 +385,15 @@ fn what_does_not_fit_is_refused_in_words() {
         };
 
         let two = || ints(&[0, 1], &device);
-        assert_eq!(
+        assert_snapshot!(
             message(|| cross_entropy(logits(), two(), &plain)),
-            "cross_entropy: logits [3, 4] have 3 rows, targets [2] are 2: expected one target for each \
-             row"
+            @"cross_entropy: logits [3, 4] have 3 rows, targets [2] are 2: expected one target for each \
+              row"
         );
         let none = Tensor::<2>::zeros([3, 0], on);
-        assert_eq!(
+        assert_snapshot!(
             message(|| cross_entropy(none, targets(), &plain)),
-            "cross_entropy: logits [3, 0] have 0 columns: expected 1 to 2147483647"
+            @"cross_entropy: logits [3, 0] have 0 columns: expected 1 to 2147483647"
         );
         for (wrong, text) in [
             (
@@ -411,19 +412,19 @@ fn what_does_not_fit_is_refused_in_words() {
             first: 0,
             tokens: 0,
         };
-        assert_eq!(
+        assert_snapshot!(
             message(|| statistics(logits(), targets(), &empty)),
-            "cross_entropy: invalid tokens = 0: expected 1 to 2147483647"
+            @"cross_entropy: invalid tokens = 0: expected 1 to 2147483647"
         );
         let three = Tensor::<3>::zeros([1, 3, 3], on);
-        assert_eq!(
+        assert_snapshot!(
             message(|| combine(three, targets(), 4, &plain)),
-            "cross_entropy: statistics [1, 3, 3] beside targets [3]: expected [parts, 3, 4] with 1 part \
-             or more"
+            @"cross_entropy: statistics [1, 3, 3] beside targets [3]: expected [parts, 3, 4] with 1 part \
+              or more"
         );
-        assert_eq!(
+        assert_snapshot!(
             message(|| gradient(logits(), targets(), row(3), row(2), &part, &plain)),
-            "cross_entropy: logits [3, 4] beside a log-sum-exp [3] and a gradient [2]: expected [3] for both"
+            @"cross_entropy: logits [3, 4] beside a log-sum-exp [3] and a gradient [2]: expected [3] for both"
         );
         let half = row(3).cast(DType::F16);
         let text = message(|| gradient(logits(), targets(), row(3), half, &part, &plain));
@@ -432,5 +433,5 @@ fn what_does_not_fit_is_refused_in_words() {
                 && text.ends_with(": expected statistics in F32"),
             "{text}"
         );
-    }
+    });
 }

@@ -1,4 +1,5 @@
 use burn::tensor::{DType, Device, Tensor, TensorData};
+use insta::{allow_duplicates, assert_snapshot};
 use proptest::prelude::*;
 
 use super::*;
@@ -56,26 +57,26 @@ fn the_transposed_is_the_other_copy() {
 
 #[test]
 fn scales_of_one_row_cannot_be_transposed() {
-    for (device, _) in devices() {
+    allow_duplicates!(for (device, _) in devices() {
         let refused = |scaling| {
             let x = wave([40, 40], &device);
             let copy = quantize(x, Format::E4M3, &scaling, QuantizerUsage::ROWWISE).rowwise;
             message(|| drop(copy.unwrap().transposed()))
         };
-        assert_eq!(
+        assert_snapshot!(
             refused(Scaling::Mx),
-            "transposed: invalid scales = one for 1 x 32 elements: expected one for all, or one for \
-             128 x 128 elements"
+            @"transposed: invalid scales = one for 1 x 32 elements: expected one for all, or one for \
+              128 x 128 elements"
         );
-        assert_eq!(
+        assert_snapshot!(
             refused(Scaling::Blocks {
                 square: false,
                 power_of_two: true
             }),
-            "transposed: invalid scales = one for 1 x 128 elements: expected one for all, or one for \
-             128 x 128 elements"
+            @"transposed: invalid scales = one for 1 x 128 elements: expected one for all, or one for \
+              128 x 128 elements"
         );
-    }
+    });
 }
 
 /// Codes of `x` times a scale, side by side, made part by part as ranks do; parts end at words.
@@ -122,29 +123,29 @@ fn codes_that_ranks_made_of_slices_are_those_of_the_whole() {
 
 #[test]
 fn flat_codes_that_do_not_fit_are_refused() {
-    for (device, _) in devices() {
+    allow_duplicates!(for (device, _) in devices() {
         let call = |words: usize, dtype, scales: usize, format| {
             let codes = Tensor::<1, Int>::zeros([words], (&device, dtype));
             let descale = Tensor::<1>::ones([scales], &device);
             message(|| drop(Fp8Matrix::from_flat(codes, [3, 5], descale, format)))
         };
-        assert_eq!(
+        assert_snapshot!(
             call(3, DType::U32, 1, Format::E4M3),
-            "from_flat: 3 words hold 12 codes, and [3, 5] has 15: expected 4 words"
+            @"from_flat: 3 words hold 12 codes, and [3, 5] has 15: expected 4 words"
         );
-        assert_eq!(
+        assert_snapshot!(
             call(4, DType::I32, 1, Format::E4M3),
-            "from_flat: invalid type of the codes = I32: expected U32"
+            @"from_flat: invalid type of the codes = I32: expected U32"
         );
-        assert_eq!(
+        assert_snapshot!(
             call(4, DType::U32, 2, Format::E4M3),
-            "from_flat: the descale is [2]: expected [1]"
+            @"from_flat: the descale is [2]: expected [1]"
         );
-        assert_eq!(
+        assert_snapshot!(
             call(4, DType::U32, 1, Format::E2M1),
-            "from_flat: invalid format = E2M1: expected E4M3 or E5M2"
+            @"from_flat: invalid format = E2M1: expected E4M3 or E5M2"
         );
-    }
+    });
 }
 
 proptest! {

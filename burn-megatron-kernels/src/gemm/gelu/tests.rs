@@ -1,6 +1,7 @@
 //! Both products against plain loops in f64, on every device.
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
+use insta::assert_snapshot;
 
 use super::*;
 use crate::testing::{Input, devices};
@@ -162,16 +163,16 @@ fn what_does_not_fit_is_named() {
     let device = Device::flex();
     let zeros = |sizes| Tensor::<2>::zeros(sizes, &device);
     let error = check_gradient(&zeros([2, 3]), &zeros([4, 3]), &zeros([2, 5])).unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "gelu_gradient: the gradient is [2, 3], the weight [4, 3], the input [2, 5]: expected [rows, out], [width, out] \
-         and [rows, width]"
+    assert_snapshot!(
+        error,
+        @"gelu_gradient: the gradient is [2, 3], the weight [4, 3], the input [2, 5]: expected [rows, out], [width, out] \
+          and [rows, width]"
     );
     let half = zeros([4, 3]).cast(DType::F16);
     let error = check_gradient(&zeros([2, 3]), &half, &zeros([2, 4])).unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "gelu_gradient: invalid type of the weight = F16 beside x in F32: expected the type of x"
+    assert_snapshot!(
+        error,
+        @"gelu_gradient: invalid type of the weight = F16 beside x in F32: expected the type of x"
     );
 }
 
@@ -190,12 +191,9 @@ fn a_device_without_the_epilogues_says_why() {
         "{error}"
     );
     let error = check(&flex, DType::F64, 64).unwrap_err();
-    assert_eq!(error, "they are for f32, f16 and bf16, not F64");
+    assert_snapshot!(error, @"they are for f32, f16 and bf16, not F64");
     let error = check(&flex, DType::F32, 60).unwrap_err();
-    assert_eq!(
-        error,
-        "the width on a rank is 60: expected a multiple of 8, as 56 or 64"
-    );
+    assert_snapshot!(error, @"the width on a rank is 60: expected a multiple of 8, as 56 or 64");
     #[cfg(feature = "cuda")]
     for dtype in [DType::F32, DType::F16, DType::BF16] {
         assert_eq!(check(&Device::cuda(0), dtype, 64), Ok(()));

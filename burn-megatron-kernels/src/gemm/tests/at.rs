@@ -1,5 +1,7 @@
 //! Products inside of a flat buffer.
 
+use insta::assert_snapshot;
+
 use super::*;
 
 /// Elements of a buffer behind the product.
@@ -160,7 +162,7 @@ fn a_uniquely_owned_buffer_is_written_in_place_and_a_shared_one_is_copied() {
 
 #[test]
 fn what_does_not_fit_a_flat_buffer_is_named_on_every_device() {
-    for (device, _) in devices() {
+    insta::allow_duplicates!(for (device, _) in devices() {
         let zeros = |sizes| Tensor::<2>::zeros(sizes, &device);
         let flat = || Tensor::<1>::zeros([20], &device);
         let call = |x, gradient, flat, offset| {
@@ -170,24 +172,24 @@ fn what_does_not_fit_a_flat_buffer_is_named_on_every_device() {
                 ))
             })
         };
-        assert_eq!(
+        assert_snapshot!(
             call(zeros([2, 3]), zeros([4, 5]), flat(), 0),
-            "accumulate_weight_gradient_at: x is [2, 3], the gradient [4, 5]: expected [rows, in] and \
-             [rows, out]"
+            @"accumulate_weight_gradient_at: x is [2, 3], the gradient [4, 5]: expected [rows, in] and \
+              [rows, out]"
         );
-        assert_eq!(
+        assert_snapshot!(
             call(zeros([2, 3]), zeros([2, 5]), flat(), 6),
-            "accumulate_weight_gradient_at: 15 elements from element 6 on reach past a flat buffer \
-             of 20: expected at least 21"
+            @"accumulate_weight_gradient_at: 15 elements from element 6 on reach past a flat buffer \
+              of 20: expected at least 21"
         );
         let half = |sizes| zeros(sizes).cast(DType::F16);
-        assert_eq!(
+        assert_snapshot!(
             call(half([2, 3]), zeros([2, 5]), flat(), 0),
-            "accumulate_weight_gradient_at: invalid type of the gradient = F32 beside x in F16: expected the type of x"
+            @"accumulate_weight_gradient_at: invalid type of the gradient = F32 beside x in F16: expected the type of x"
         );
-        assert_eq!(
+        assert_snapshot!(
             call(half([2, 3]), half([2, 5]), flat().cast(DType::F16), 0),
-            "accumulate_weight_gradient_at: invalid type of the flat buffer = F16 beside x in F16: expected F32, or F64 for F64"
+            @"accumulate_weight_gradient_at: invalid type of the flat buffer = F16 beside x in F16: expected F32, or F64 for F64"
         );
-    }
+    });
 }

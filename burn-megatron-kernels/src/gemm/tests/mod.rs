@@ -1,4 +1,5 @@
 use burn::tensor::{DType, Device, Tensor, TensorData};
+use insta::assert_snapshot;
 use proptest::prelude::*;
 
 use super::*;
@@ -421,45 +422,45 @@ fn message(work: impl FnOnce()) -> String {
 
 #[test]
 fn what_does_not_fit_is_named_on_every_device() {
-    for (device, _) in devices() {
+    insta::allow_duplicates!(for (device, _) in devices() {
         let zeros = |sizes| Tensor::<2>::zeros(sizes, &device);
         let bias = Tensor::<1>::zeros([6], &device);
-        assert_eq!(
+        assert_snapshot!(
             message(|| drop(linear(zeros([2, 3]), zeros([3, 5]), Some(bias)))),
-            "linear: x is [2, 3], the weight [3, 5], the bias [6]: expected [rows, in], [in, out] and [out]"
+            @"linear: x is [2, 3], the weight [3, 5], the bias [6]: expected [rows, in], [in, out] and [out]"
         );
-        assert_eq!(
+        assert_snapshot!(
             message(|| drop(linear(zeros([2, 3]), zeros([4, 5]), None))),
-            "linear: x is [2, 3], the weight [4, 5], the bias none: expected [rows, in], [in, out] and \
-             [out]"
+            @"linear: x is [2, 3], the weight [4, 5], the bias none: expected [rows, in], [in, out] and \
+              [out]"
         );
-        assert_eq!(
+        assert_snapshot!(
             message(|| drop(linear(zeros([2, 3]), zeros([3, 5]).cast(DType::F16), None))),
-            "linear: invalid type of the weight = F16 beside x in F32: expected the type of x"
+            @"linear: invalid type of the weight = F16 beside x in F32: expected the type of x"
         );
         let call =
             |x, gradient, into| message(|| drop(accumulate_weight_gradient(x, gradient, into)));
-        assert_eq!(
+        assert_snapshot!(
             call(zeros([2, 3]), zeros([4, 5]), zeros([3, 5])),
-            "accumulate_weight_gradient: x is [2, 3], the gradient [4, 5], the accumulator \
-             [3, 5]: expected [rows, in], [rows, out] and [in, out]"
+            @"accumulate_weight_gradient: x is [2, 3], the gradient [4, 5], the accumulator \
+              [3, 5]: expected [rows, in], [rows, out] and [in, out]"
         );
         let half = |sizes| zeros(sizes).cast(DType::F16);
-        assert_eq!(
+        assert_snapshot!(
             call(half([2, 3]), half([2, 5]), half([3, 5])),
-            "accumulate_weight_gradient: invalid type of the accumulator = F16 beside x in F16: expected F32, or F64 for F64"
+            @"accumulate_weight_gradient: invalid type of the accumulator = F16 beside x in F16: expected F32, or F64 for F64"
         );
-    }
+    });
 }
 
 #[test]
 fn every_device_names_its_engine() {
-    assert_eq!(engine_of(&Device::flex()), "the gemm crate");
-    assert_eq!(engine_of(&Device::flex().autodiff()), "the gemm crate");
+    assert_snapshot!(engine_of(&Device::flex()), @"the gemm crate");
+    assert_snapshot!(engine_of(&Device::flex().autodiff()), @"the gemm crate");
     #[cfg(feature = "wgpu")]
-    assert_eq!(
+    assert_snapshot!(
         engine_of(&Device::wgpu(Default::default())),
-        "Burn's matmul: cuBLASLt is for CUDA devices, with the feature `cuda`"
+        @"Burn's matmul: cuBLASLt is for CUDA devices, with the feature `cuda`"
     );
 }
 

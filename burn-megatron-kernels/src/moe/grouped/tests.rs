@@ -1,4 +1,5 @@
 use burn::tensor::{DType, Device, Tensor, TensorData};
+use insta::assert_snapshot;
 
 use super::*;
 use crate::testing::{Input, assert_close, compare_within, devices, evaluate, tolerance};
@@ -200,15 +201,15 @@ fn sizes_and_types_that_do_not_agree_are_refused() {
     };
     let x = || Tensor::<2>::ones([4, 3], &device);
     let weights = |experts| Tensor::<3>::ones([experts, 3, 2], &device);
-    assert_eq!(
+    assert_snapshot!(
         message(&|| drop(grouped_matmul(x(), weights(2), &[1, 2]))),
-        "grouped_matmul: x is [4, 3], the weights [2, 3, 2], with 2 groups of 3 rows: expected [rows, in], \
-         [experts, in, out], and a group for each expert, of all rows together"
+        @"grouped_matmul: x is [4, 3], the weights [2, 3, 2], with 2 groups of 3 rows: expected [rows, in], \
+          [experts, in, out], and a group for each expert, of all rows together"
     );
     assert!(message(&|| drop(grouped_matmul(x(), weights(3), &[2, 2]))).contains("with 2 groups"));
-    assert_eq!(
+    assert_snapshot!(
         message(&|| drop(grouped_matmul(x(), weights(2).cast(DType::F64), &[2, 2]))),
-        "grouped_matmul: invalid type of the weights = F64 beside x in F32: expected the type of x"
+        @"grouped_matmul: invalid type of the weights = F64 beside x in F32: expected the type of x"
     );
     let into = |rows: usize, flat: Tensor<1>, offset: usize| {
         let dy = Tensor::ones([rows, 2], &device);
@@ -221,16 +222,16 @@ fn sizes_and_types_that_do_not_agree_are_refused() {
             true,
         ))
     };
-    assert_eq!(
+    assert_snapshot!(
         message(&|| into(3, Tensor::ones([9], &device), 0)),
-        "grouped_matmul: x has 4 rows, the gradient 3: expected as many"
+        @"grouped_matmul: x has 4 rows, the gradient 3: expected as many"
     );
-    assert_eq!(
+    assert_snapshot!(
         message(&|| into(4, Tensor::ones([9], &device), 4)),
-        "grouped_matmul: 6 elements from element 4 on reach past a flat buffer of 9: expected at least 10"
+        @"grouped_matmul: 6 elements from element 4 on reach past a flat buffer of 9: expected at least 10"
     );
-    assert_eq!(
+    assert_snapshot!(
         message(&|| into(4, Tensor::ones([9], (&device, DType::F16)), 0)),
-        "grouped_matmul: invalid type of the flat buffer = F16 beside x in F32: expected F32, or F64 for F64"
+        @"grouped_matmul: invalid type of the flat buffer = F16 beside x in F32: expected F32, or F64 for F64"
     );
 }

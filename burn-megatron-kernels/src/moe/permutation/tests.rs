@@ -1,4 +1,5 @@
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use insta::assert_snapshot;
 
 use super::*;
 use crate::testing::{Input, compare, devices};
@@ -278,31 +279,31 @@ fn other_sizes_are_refused() {
             layout,
         ))
     };
-    assert_eq!(
+    assert_snapshot!(
         message(&|| new(0, RowLayout::Kept)),
-        "RowMap: invalid experts = 0: expected 1 to 2048"
+        @"RowMap: invalid experts = 0: expected 1 to 2048"
     );
-    assert_eq!(
+    assert_snapshot!(
         message(&|| new(2, RowLayout::Aligned(0))),
-        "RowMap: invalid alignment = 0: expected at least 1"
+        @"RowMap: invalid alignment = 0: expected at least 1"
     );
-    assert_eq!(
+    assert_snapshot!(
         message(&|| new(2, RowLayout::Capacity(1 << 30))),
-        "RowMap: 4 pairs and up to 2147483648 rows in Capacity(1073741824) of 2 experts: expected at most \
-         2147483647 of each"
+        @"RowMap: 4 pairs and up to 2147483648 rows in Capacity(1073741824) of 2 experts: expected at most \
+          2147483647 of each"
     );
     let map = RowMap::new(indices(&[0; 4], 2, 2, &device), 2, RowLayout::Kept);
     let x = |rows| Tensor::<2>::ones([rows, 3], &device);
-    assert_eq!(
+    assert_snapshot!(
         message(&|| drop(permute(x(4), &map))),
-        "permute: 4 rows beside a map of 2: expected as many"
+        @"permute: 4 rows beside a map of 2: expected as many"
     );
-    assert_eq!(
+    assert_snapshot!(
         message(&|| drop(unpermute(x(2), &map))),
-        "unpermute: 2 rows beside a map of 4: expected as many"
+        @"unpermute: 2 rows beside a map of 4: expected as many"
     );
-    assert_eq!(
+    assert_snapshot!(
         message(&|| drop(permute_weights(x(2), &map))),
-        "permute_weights: weights [2, 3] beside a map of [2, 2]: expected as many"
+        @"permute_weights: weights [2, 3] beside a map of [2, 2]: expected as many"
     );
 }

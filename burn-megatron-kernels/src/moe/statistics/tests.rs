@@ -1,4 +1,5 @@
 use burn::tensor::{DType, Device, Tensor, TensorData};
+use insta::assert_snapshot;
 
 use super::*;
 use crate::moe::router::tests::golden::LOGITS;
@@ -190,17 +191,17 @@ fn other_sizes_are_refused() {
             valid,
         ))
     };
-    assert_eq!(
+    assert_snapshot!(
         message(&|| sum(4, None)),
-        "router statistics: 4 sequences of 6 tokens: expected a divisor of 6"
+        @"router statistics: 4 sequences of 6 tokens: expected a divisor of 6"
     );
-    assert_eq!(
+    assert_snapshot!(
         message(&|| sum(1, Some(Tensor::full([5], true, &device)))),
-        "router statistics: valid is [5] for 6 tokens: expected [6]"
+        @"router statistics: valid is [5] for 6 tokens: expected [6]"
     );
     let zeros = |shape| Tensor::<2>::zeros(shape, &device);
-    assert_eq!(
+    assert_snapshot!(
         message(&|| drop(load_balancing_loss(zeros([1, 4]), zeros([1, 3]), 2))),
-        "router statistics: sums of scores are [1, 4], counts [1, 3]: expected the same"
+        @"router statistics: sums of scores are [1, 4], counts [1, 3]: expected the same"
     );
 }

@@ -171,6 +171,7 @@ mod tests {
     use super::*;
     use burn_megatron::data_parallel::{DataParallelConfig, Precision};
     use burn_megatron::nn::{Dropout, ModelBuilder};
+    use insta::assert_snapshot;
 
     fn error(config: &TrainConfig, layout: &ParallelConfig) -> String {
         let checked = check(config, layout);
@@ -188,13 +189,13 @@ mod tests {
             error(&config, &ParallelConfig::new().with_data(2))
         };
         assert_eq!(with(|_| ()), "accepted");
-        assert_eq!(
+        assert_snapshot!(
             with(|config| config.data_parallel.zero_stage = ZeroStage::Parameters),
-            "cuda_graph with zero_stage = 3: expected 0 to 2, as a graph cannot gather parameters"
+            @"cuda_graph with zero_stage = 3: expected 0 to 2, as a graph cannot gather parameters"
         );
-        assert_eq!(
+        assert_snapshot!(
             with(|config| config.data_parallel.precision = Precision::F16),
-            "cuda_graph with a dynamic loss scale: expected bf16, or loss_scale = 1, as a graph repeats the scale"
+            @"cuda_graph with a dynamic loss scale: expected bf16, or loss_scale = 1, as a graph repeats the scale"
         );
         let measured = with(|config| config.log_max_attention_logit = true);
         assert!(

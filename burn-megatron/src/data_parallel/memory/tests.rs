@@ -1,5 +1,7 @@
 //! Bytes computed by hand, and the table.
 
+use insta::assert_snapshot;
+
 use super::super::layout::{BucketRules, ParameterSize};
 use super::*;
 use crate::comm::DType::{self, BF16, F16, F32};
@@ -277,10 +279,10 @@ fn stages_are_numbers() {
             Err(ParseZeroStageError(text.into()))
         );
     }
-    assert_eq!(
-        ParseZeroStageError("4".into()).to_string(),
-        "invalid ZeRO stage \"4\": expected 0 (nothing is sharded), 1 (the optimizer state), 2 (the gradients \
-         too) or 3 (the parameters too)"
+    assert_snapshot!(
+        ParseZeroStageError("4".into()),
+        @"invalid ZeRO stage \"4\": expected 0 (nothing is sharded), 1 (the optimizer state), 2 (the gradients \
+          too) or 3 (the parameters too)"
     );
 }
 
@@ -293,30 +295,26 @@ fn the_displayed_table() {
         host_optimizer: 0,
         buffers: 0,
     };
-    assert_eq!(
-        plan.to_string(),
-        "\
-per rank         computed
-parameters       2.00 GiB
-gradients          1000 B
-optimizer state  1.50 MiB
-buffers               0 B
-total            2.00 GiB"
-    );
+    assert_snapshot!(plan, @"
+    per rank         computed
+    parameters       2.00 GiB
+    gradients          1000 B
+    optimizer state  1.50 MiB
+    buffers               0 B
+    total            2.00 GiB
+    ");
     let measured = MemoryPlan {
         gradients: 1050,
         optimizer: 768 << 10,
         buffers: 512,
         ..plan
     };
-    assert_eq!(
-        plan.table(Some(&measured)),
-        "\
-per rank         computed    measured  difference
-parameters       2.00 GiB    2.00 GiB      +0.0 %
-gradients          1000 B    1.03 KiB      +5.0 %
-optimizer state  1.50 MiB  768.00 KiB     -50.0 %
-buffers               0 B       512 B           -
-total            2.00 GiB    2.00 GiB      -0.0 %"
-    );
+    assert_snapshot!(plan.table(Some(&measured)), @"
+    per rank         computed    measured  difference
+    parameters       2.00 GiB    2.00 GiB      +0.0 %
+    gradients          1000 B    1.03 KiB      +5.0 %
+    optimizer state  1.50 MiB  768.00 KiB     -50.0 %
+    buffers               0 B       512 B           -
+    total            2.00 GiB    2.00 GiB      -0.0 %
+    ");
 }

@@ -256,7 +256,7 @@ fn the_host_has_masters_and_moments_and_the_device_the_rest() {
     assert_eq!((lines(all), lines(part)), (6, 7));
     let table = part.to_string();
     let last: Vec<_> = table.lines().last().unwrap().split("  ").collect();
-    assert_eq!(last[0], "optimizer state on the host");
+    insta::assert_snapshot!(last[0], @"optimizer state on the host");
     assert_eq!(last[last.len() - 1].trim(), "2.25 KiB");
 }
 

@@ -259,9 +259,9 @@ fn gradients_of_another_model_are_refused() {
     let ddp = wrap(&ParallelContext::single(), 1, stage(0)).unwrap();
     let part = |len| Tensor::<1>::zeros([len], &Device::flex());
     let error = |parts| ddp.gradients_of(parts, 1).unwrap_err().to_string();
-    assert_eq!(
+    insta::assert_snapshot!(
         error(vec![part(16), part(3)]),
-        "3 elements were given for blocks.0.bias, expected 4 on this rank"
+        @"3 elements were given for blocks.0.bias, expected 4 on this rank"
     );
     assert!(error(vec![part(16)]).contains("the list of parameters"));
 }

@@ -285,9 +285,9 @@ fn a_forward_without_its_backward_is_named_and_discarded() {
     let [first, second] = losses;
     ddp.backward(first);
     let error = ddp.reduce(1).unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "first was used 1 times in a forward whose backward did not run"
+    insta::assert_snapshot!(
+        error,
+        @"first was used 1 times in a forward whose backward did not run"
     );
     // Ignored: the step has ended.
     ddp.backward(second);

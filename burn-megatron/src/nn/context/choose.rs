@@ -295,10 +295,10 @@ mod tests {
     #[test]
     fn heads_that_cannot_be_split_are_refused_with_what_fits() {
         let refused = problem(1024, 8, 12).check(ContextExchange::AllToAll);
-        assert_eq!(
+        insta::assert_snapshot!(
             refused.unwrap_err(),
-            "an all-to-all of 12 ranks cannot split 32 heads and 8 groups of keys and values of a tensor rank; 1, 2, 4, \
-             8, 16, 32 ranks can"
+            @"an all-to-all of 12 ranks cannot split 32 heads and 8 groups of keys and values of a tensor rank; 1, 2, 4, \
+              8, 16, 32 ranks can"
         );
         assert!(problem(1024, 8, 12).check(ContextExchange::Ring).is_ok());
         assert!(

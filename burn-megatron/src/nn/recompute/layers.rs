@@ -157,10 +157,10 @@ mod tests {
         assert!((0..7).all(|i| !config.recomputes(i, 2)));
         assert!(config.check_in_flight(&[3, 2, 1]).is_ok());
         let error = config.check_in_flight(&[2, 1]).unwrap_err().to_string();
-        assert_eq!(
+        insta::assert_snapshot!(
             error,
-            "invalid micro_batches = 2: expected fewer than 2, the most micro-batches that a stage has in flight, so \
-             that one is recomputed"
+            @"invalid micro_batches = 2: expected fewer than 2, the most micro-batches that a stage has in flight, so \
+              that one is recomputed"
         );
         let all = RecomputeConfig::full(RecomputeMethod::Uniform, 1);
         assert!((0..7).all(|i| all.recomputes(i, 3)));

@@ -4,6 +4,7 @@
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{DType, Device, Tensor};
 use burn_megatron_kernels::rope::{RopeConfig, RopeTable, Scaling};
+use insta::assert_snapshot;
 
 use super::references::{backward, gradient};
 use super::{assert_close, autodiff, filled, leaf, over, read, rotary, values, wave};
@@ -271,19 +272,19 @@ fn documents_that_do_not_fit_are_named() {
         let packed = PackedSequences::new(starts, [2, 5], &Device::flex());
         packed.unwrap_err().to_string()
     };
-    assert_eq!(
+    assert_snapshot!(
         error(&[0, 5, 9]),
-        "invalid document boundaries [0, 9] for 2 rows of 5 tokens: expected boundaries from 0 to 10"
+        @"invalid document boundaries [0, 9] for 2 rows of 5 tokens: expected boundaries from 0 to 10"
     );
     assert!(error(&[]).starts_with("invalid document boundaries []"));
     assert!(error(&[1, 5, 10]).starts_with("invalid document boundaries [1, 10]"));
-    assert_eq!(
+    assert_snapshot!(
         error(&[0, 4, 7, 10]),
-        "invalid document from 4 to 7: it crosses the end of a row of 5 tokens"
+        @"invalid document from 4 to 7: it crosses the end of a row of 5 tokens"
     );
-    assert_eq!(
+    assert_snapshot!(
         error(&[0, 4, 3, 5, 10]),
-        "invalid document from 4 to 3: expected increasing boundaries"
+        @"invalid document from 4 to 3: expected increasing boundaries"
     );
     let empty: &[i32] = &[0, 0, 5, 5, 10];
     let packed = PackedSequences::new(empty, [2, 5], &Device::flex()).unwrap();

@@ -2,6 +2,7 @@
 
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor};
+use insta::assert_snapshot;
 
 use super::over;
 use crate::comm::ParallelContext;
@@ -53,7 +54,7 @@ fn an_undeclared_parameter_is_named() {
     let norm = norm(&builder.child("norm"));
     let scale = Param::from_tensor(Tensor::ones([4], &Device::flex()));
     let message = message(builder, Model { norm, scale });
-    assert_eq!(message, "no placement was declared for scale");
+    assert_snapshot!(message, @"no placement was declared for scale");
 }
 
 #[test]
@@ -61,10 +62,7 @@ fn a_path_that_the_module_has_not_is_named() {
     let builder = builder();
     let (norm, scale) = (norm(&builder.child("normalisation")), scale(&builder));
     let message = message(builder, Model { norm, scale });
-    assert_eq!(
-        message,
-        "declared, but not in the module: normalisation.weight"
-    );
+    assert_snapshot!(message, @"declared, but not in the module: normalisation.weight");
 }
 
 #[test]
@@ -72,9 +70,9 @@ fn a_path_that_is_declared_twice_is_named() {
     let builder = builder();
     let norms = vec![norm(&builder.child("norms")), norm(&builder.child("norms"))];
     let message = message(builder, norms);
-    assert_eq!(
+    assert_snapshot!(
         message,
-        "norms.weight was declared twice: two layers share the path of one builder"
+        @"norms.weight was declared twice: two layers share the path of one builder"
     );
 }
 
@@ -85,10 +83,7 @@ fn another_shape_than_declared_is_named() {
     let _ = scale(&builder);
     let scale = Param::from_tensor(Tensor::ones([5], &Device::flex()));
     let message = message(builder, Model { norm, scale });
-    assert_eq!(
-        message,
-        "scale has the shape [5], expected [4] on this rank"
-    );
+    assert_snapshot!(message, @"scale has the shape [5], expected [4] on this rank");
 }
 
 #[test]
@@ -164,25 +159,22 @@ fn refused<M>(
 #[test]
 fn heads_that_do_not_fit_are_named() {
     let message = refused(8, |builder| attention(12, 12).init(builder));
-    assert_eq!(
-        message,
-        "heads 12 cannot be split over tensor = 8; 1, 2, 3, 4, 6, 12 can"
-    );
+    assert_snapshot!(message, @"heads 12 cannot be split over tensor = 8; 1, 2, 3, 4, 6, 12 can");
 }
 
 #[test]
 fn groups_that_do_not_fit_are_named() {
     // Neither can each rank have whole groups, nor whole ranks share one.
     let message = refused(4, |builder| attention(12, 6).init(builder));
-    assert_eq!(
+    assert_snapshot!(
         message,
-        "groups of keys and values 6 cannot be split over tensor = 4; 1, 2, 3, 6 can"
+        @"groups of keys and values 6 cannot be split over tensor = 4; 1, 2, 3, 6 can"
     );
     let message = refused(1, |builder| attention(12, 5).init(builder));
-    assert_eq!(
+    assert_snapshot!(
         message,
-        "block: 12 heads cannot share 5 groups of keys and values; \
-         [1, 2, 3, 4, 6, 12] groups can serve them"
+        @"block: 12 heads cannot share 5 groups of keys and values; \
+          [1, 2, 3, 4, 6, 12] groups can serve them"
     );
     let message = refused(1, |builder| attention(12, 0).init(builder));
     assert!(
@@ -195,16 +187,10 @@ fn groups_that_do_not_fit_are_named() {
 fn widths_that_do_not_fit_are_named() {
     let column = ColumnParallelLinearConfig::new(4, 6);
     let message = refused(4, |builder| column.init(builder));
-    assert_eq!(
-        message,
-        "output features 6 cannot be split over tensor = 4; 1, 2, 3, 6 can"
-    );
+    assert_snapshot!(message, @"output features 6 cannot be split over tensor = 4; 1, 2, 3, 6 can");
     let row = RowParallelLinearConfig::new(6, 4);
     let message = refused(4, |builder| row.init(builder));
-    assert_eq!(
-        message,
-        "input features 6 cannot be split over tensor = 4; 1, 2, 3, 6 can"
-    );
+    assert_snapshot!(message, @"input features 6 cannot be split over tensor = 4; 1, 2, 3, 6 can");
     let (vocabulary, init) = (
         Vocabulary {
             tokens: 10,
@@ -241,9 +227,9 @@ fn sections_are_the_whole_output() {
     let section = OutputSection::new("features".into(), 4, 2);
     let config = ColumnParallelLinearConfig::new(4, 6).with_sections(vec![section]);
     let message = refused(2, |builder| config.init(builder));
-    assert_eq!(
+    assert_snapshot!(
         message,
-        "block: the sections have 8 features in all: expected the 6 of the output"
+        @"block: the sections have 8 features in all: expected the 6 of the output"
     );
 }
 
@@ -254,8 +240,5 @@ fn sections_cannot_be_gathered() {
         .with_sections(vec![section.clone(), section])
         .with_gather_output(true);
     let message = refused(2, |builder| config.init(builder));
-    assert_eq!(
-        message,
-        "block: an output of several sections cannot be gathered"
-    );
+    assert_snapshot!(message, @"block: an output of several sections cannot be gathered");
 }

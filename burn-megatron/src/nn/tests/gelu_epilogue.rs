@@ -180,9 +180,9 @@ fn what_has_no_epilogues_is_refused() {
     };
     let builder = ModelBuilder::new(&context, &autodiff());
     let error = builder.with_kernels(&unfused).unwrap_err().to_string();
-    assert_eq!(
+    insta::assert_snapshot!(
         error,
-        "kernels: epilogue_fusion needs fused activation, and activation is unfused (requested); use activation = fused, \
-         or remove epilogue_fusion"
+        @"kernels: epilogue_fusion needs fused activation, and activation is unfused (requested); use activation = fused, \
+          or remove epilogue_fusion"
     );
 }

@@ -2,6 +2,7 @@
 
 use burn::tensor::activation::softmax;
 use burn::tensor::{Bool, DType, Device, Tensor};
+use insta::assert_snapshot;
 
 use super::references::{backward, gradient};
 use super::{assert_close, autodiff, filled, leaf, values, wave};
@@ -153,7 +154,7 @@ fn sizes_that_do_not_fit_are_refused() {
         super::over(ranks, build).remove(0)
     };
     let error = refused(config(Some(0)), 1);
-    assert_eq!(error, "mla: invalid q_rank = 0: expected at least 1");
+    assert_snapshot!(error, @"mla: invalid q_rank = 0: expected at least 1");
     let odd = MultiLatentAttentionConfig {
         rope_width: 3,
         ..config(None)
@@ -162,5 +163,5 @@ fn sizes_that_do_not_fit_are_refused() {
         "mla: invalid rope_width = 3: expected an even number, as pairs of features are rotated";
     assert_eq!(refused(odd, 1), expected);
     let error = refused(config(None), 2);
-    assert_eq!(error, "heads 3 cannot be split over tensor = 2; 1, 3 can");
+    assert_snapshot!(error, @"heads 3 cannot be split over tensor = 2; 1, 3 can");
 }

@@ -94,9 +94,9 @@ fn a_module_of_a_user_follows_the_settings() {
     assert!(error.contains("layers.0"), "{error}");
     let named = RecomputeConfig::selective([RecomputeModule::Mlp]);
     let error = followed(&named).unwrap_err().to_string();
-    assert_eq!(
+    insta::assert_snapshot!(
         error,
-        "mlp is of no module that can be recomputed here: expected none, as there is none"
+        @"mlp is of no module that can be recomputed here: expected none, as there is none"
     );
 }
 

@@ -153,6 +153,8 @@ pub fn refuses_fp8(method: TpCommOverlap) -> String {
 
 #[cfg(test)]
 mod tests {
+    use insta::assert_snapshot;
+
     use super::*;
 
     #[test]
@@ -180,22 +182,22 @@ mod tests {
             let error = num_splits(method, given, 2, tokens, 0.0).unwrap_err();
             error.to_string()
         };
-        assert_eq!(
+        assert_snapshot!(
             error(TpCommOverlap::Bulk, Some(5), 12),
-            "tp_comm_overlap = bulk cannot make 5 equal chunks of the 12 tokens that each tensor rank has of a \
-             sequence: expected tp_comm_overlap_num_splits of 2, 3, 4, 6, 12, or tp_comm_overlap = ring, or sequences \
-             with a multiple of 5 tokens on each tensor rank"
+            @"tp_comm_overlap = bulk cannot make 5 equal chunks of the 12 tokens that each tensor rank has of a \
+              sequence: expected tp_comm_overlap_num_splits of 2, 3, 4, 6, 12, or tp_comm_overlap = ring, or sequences \
+              with a multiple of 5 tokens on each tensor rank"
         );
-        assert_eq!(
+        assert_snapshot!(
             error(TpCommOverlap::Bulk, None, 1),
-            "tp_comm_overlap = bulk cannot make 2 to 16 equal chunks of the 1 tokens that each tensor rank has of a \
-             sequence: expected tp_comm_overlap = ring, or sequences with a multiple of 2 tokens on each tensor rank"
+            @"tp_comm_overlap = bulk cannot make 2 to 16 equal chunks of the 1 tokens that each tensor rank has of a \
+              sequence: expected tp_comm_overlap = ring, or sequences with a multiple of 2 tokens on each tensor rank"
         );
-        assert_eq!(
+        assert_snapshot!(
             error(TpCommOverlap::Ring, Some(2), 3),
-            "tp_comm_overlap = ring cannot make 2 equal chunks of the 3 tokens that each tensor rank has of a \
-             sequence: expected tp_comm_overlap_num_splits of 1, 3, or sequences with a multiple of 2 tokens on each \
-             tensor rank"
+            @"tp_comm_overlap = ring cannot make 2 equal chunks of the 3 tokens that each tensor rank has of a \
+              sequence: expected tp_comm_overlap_num_splits of 1, 3, or sequences with a multiple of 2 tokens on each \
+              tensor rank"
         );
     }
 

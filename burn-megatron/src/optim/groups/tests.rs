@@ -1,3 +1,5 @@
+use insta::assert_snapshot;
+
 use super::*;
 
 /// Paths of a small model, and whether each decays by default.
@@ -113,18 +115,18 @@ fn unmatched_groups_are_found_over_all_ranks() {
     assert_eq!(on(&MODEL[3..]), [0, 1]);
     assert_eq!(on(&MODEL), [1]);
     assert_eq!(on(&[]), [0, 1, 2]);
-    assert_eq!(
-        unmatched_error(&groups[1], paths()).to_string(),
-        "the parameter group `blocks.*.mpl.up.weight` matches no parameter; the nearest are \
-         blocks.0.mlp.up.weight, blocks.1.mlp.up.weight, blocks.0.norm.weight",
+    assert_snapshot!(
+        unmatched_error(&groups[1], paths()),
+        @"the parameter group `blocks.*.mpl.up.weight` matches no parameter; the nearest are \
+          blocks.0.mlp.up.weight, blocks.1.mlp.up.weight, blocks.0.norm.weight"
     );
-    assert_eq!(
-        unmatched_error(&groups[1], ["norm.weight"]).to_string(),
-        "the parameter group `blocks.*.mpl.up.weight` matches no parameter; the nearest is norm.weight",
+    assert_snapshot!(
+        unmatched_error(&groups[1], ["norm.weight"]),
+        @"the parameter group `blocks.*.mpl.up.weight` matches no parameter; the nearest is norm.weight"
     );
-    assert_eq!(
-        unmatched_error(&groups[1], []).to_string(),
-        "the parameter group `blocks.*.mpl.up.weight` matches no parameter, as there is none here",
+    assert_snapshot!(
+        unmatched_error(&groups[1], []),
+        @"the parameter group `blocks.*.mpl.up.weight` matches no parameter, as there is none here"
     );
 }
 
@@ -155,14 +157,14 @@ fn invalid_groups_are_named() {
         );
         assert!(error(group("**.bias", Some(value), None)).contains("weight_decay = "));
     }
-    assert_eq!(
+    assert_snapshot!(
         error(group("**.bias", None, None)),
-        "the parameter group `**.bias` sets nothing: give weight_decay, learning_rate or both",
+        @"the parameter group `**.bias` sets nothing: give weight_decay, learning_rate or both"
     );
-    assert_eq!(
+    assert_snapshot!(
         error(group("**bias", Some(0.0), None)),
-        "invalid parameter group `**bias`: ** has to stand alone between dots, as in **.bias; inside of a \
-         component use *",
+        @"invalid parameter group `**bias`: ** has to stand alone between dots, as in **.bias; inside of a \
+          component use *"
     );
     assert!(error(group("", Some(0.0), None)).contains("empty component"));
     // The smallest multiplier is 0, of either sign.

@@ -1,3 +1,5 @@
+use insta::assert_snapshot;
+
 use super::*;
 
 /// Small numbers: grows after 3 good steps, backs off from the 2nd overflow on.
@@ -206,10 +208,10 @@ fn a_scale_out_of_range_is_refused() {
         );
     }
     assert_eq!(scaler, before);
-    assert_eq!(
-        scaler.restore(state(2.0)).unwrap_err().to_string(),
-        "loss_scale: the checkpoint has a scale of 2, expected one between min = 4 and 2^126: change min, or \
-         start with the initial scale",
+    assert_snapshot!(
+        scaler.restore(state(2.0)).unwrap_err(),
+        @"loss_scale: the checkpoint has a scale of 2, expected one between min = 4 and 2^126: change min, or \
+          start with the initial scale"
     );
     let mut constant = LossScaler::new(&LossScale::Constant(8.0)).expect("fits");
     let error = constant.restore(state(8.0)).expect_err("is not dynamic");
@@ -312,9 +314,9 @@ fn settings_out_of_range_are_named() {
         );
     }
     let config = LossScaleConfig { min: 1e6, ..config };
-    assert_eq!(
-        config.check().expect_err("min is too large").to_string(),
-        "invalid loss_scale: initial = 65536 must lie between min = 1000000 and 2^126",
+    assert_snapshot!(
+        config.check().expect_err("min is too large"),
+        @"invalid loss_scale: initial = 65536 must lie between min = 1000000 and 2^126"
     );
     // The ends of the ranges fit.
     let ends = LossScaleConfig {

@@ -196,9 +196,9 @@ fn hidden_matrices_are_chosen_and_groups_choose_otherwise() {
         groups: vec![group("up", GroupOptimizer::AdamW)],
         ..AdamWConfig::default()
     };
-    assert_eq!(
+    insta::assert_snapshot!(
         check(&adamw.clone().into()),
-        "the parameter group `up` chooses an optimizer, which requires the optimizer muon, but this run has adamw"
+        @"the parameter group `up` chooses an optimizer, which requires the optimizer muon, but this run has adamw"
     );
     let muon = MuonConfig {
         adamw,

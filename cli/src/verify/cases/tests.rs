@@ -251,7 +251,7 @@ fn a_registered_family_is_verified_where_it_can_run() {
         5
     );
     let error = cases(&args("--models gpt"), &families, "").err().unwrap();
-    assert_eq!(error.to_string(), "invalid model \"gpt\": expected mine");
+    insta::assert_snapshot!(error, @"invalid model \"gpt\": expected mine");
     let named = cases(
         &args("--models gpt,mine --layouts dp2"),
         &{

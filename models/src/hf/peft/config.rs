@@ -242,6 +242,6 @@ mod tests {
             assert!(error.starts_with(&wanted), "{error}");
         }
         let error = read(r#"{"peft_type": "IA3"}"#).unwrap_err();
-        assert_eq!(error, "invalid peft_type = \"IA3\": expected \"LORA\"");
+        insta::assert_snapshot!(error, @"invalid peft_type = \"IA3\": expected \"LORA\"");
     }
 }

@@ -140,9 +140,9 @@ fn other_types_are_rounded_and_what_is_too_large_is_refused() {
     }
     let to = temporary.path("f16");
     let error = run(&Large(open("qwen2")), &to, ElementType::F16).unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "large: model.embed_tokens.weight has elements that overflow F16"
+    insta::assert_snapshot!(
+        error,
+        @"large: model.embed_tokens.weight has elements that overflow F16"
     );
     // Nothing remains.
     assert_eq!(fs::read_dir(&temporary.0).unwrap().count(), 1);

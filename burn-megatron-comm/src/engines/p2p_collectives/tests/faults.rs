@@ -3,6 +3,8 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 
+use insta::assert_snapshot;
+
 use super::*;
 use crate::process::GroupId;
 use crate::testing::wait_until;
@@ -140,9 +142,9 @@ fn a_start_that_fails_or_takes_too_long_says_so() {
         Ok((MemoryNetwork::new(2, 0).transport(0), String::new()))
     }));
     drop(over);
-    assert_eq!(
+    assert_snapshot!(
         slow,
-        "memory: not started after 0.2 s; the start returns when all ranks of the world have called it"
+        @"memory: not started after 0.2 s; the start returns when all ranks of the world have called it"
     );
     let failed = launch(Box::new(|| {
         Err(CommError::Engine {
@@ -150,7 +152,7 @@ fn a_start_that_fails_or_takes_too_long_says_so() {
             message: "no transport".to_owned(),
         })
     }));
-    assert_eq!(failed, "memory: no transport");
+    assert_snapshot!(failed, @"memory: no transport");
 }
 
 #[test]

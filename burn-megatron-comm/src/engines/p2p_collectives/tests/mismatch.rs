@@ -159,11 +159,11 @@ fn mismatch_of_counts() {
         assert!(text.ends_with(reason), "rank {rank}: {text}");
     }
     let text = results[1].as_ref().unwrap_err().to_string();
-    assert_eq!(
+    insta::assert_snapshot!(
         text,
-        "mismatch at call 0 over world [0, 1, 2]: rank 0 is in all_to_all of 2004 f32 (sends 2000 to \
-         rank 1, receives 2 from it), rank 1 in all_to_all of 6 f32 (sends [2, 2, 2], receives [1999, 2, \
-         2]): rank 0 sends 2000 elements to rank 1, which expects 1999"
+        @"mismatch at call 0 over world [0, 1, 2]: rank 0 is in all_to_all of 2004 f32 (sends 2000 to \
+          rank 1, receives 2 from it), rank 1 in all_to_all of 6 f32 (sends [2, 2, 2], receives [1999, 2, \
+          2]): rank 0 sends 2000 elements to rank 1, which expects 1999"
     );
 }
 

@@ -4,6 +4,8 @@ mod defects;
 
 use std::sync::Mutex;
 
+use insta::assert_snapshot;
+
 use super::*;
 use crate::testing::TIMEOUT;
 use crate::world::{World, WorldError};
@@ -196,10 +198,7 @@ fn lists_of_nothing_are_refused() {
         ..small()
     };
     let error = run(&world, &no_types, &mut |_| {}).unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "invalid conformance options: no types; expected at least one"
-    );
+    assert_snapshot!(error, @"invalid conformance options: no types; expected at least one");
     let no_sizes = ConformanceOptions {
         sizes: vec![],
         ..small()
@@ -236,10 +235,7 @@ fn every_mismatch_is_told() {
     );
     let alone: Arc<dyn Communicator> = Arc::new(SingleRank::new("world"));
     let error = run_mismatch_case(&alone, MismatchCase::Root).unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "root: the world has 1 ranks; expected at least 2"
-    );
+    assert_snapshot!(error, @"root: the world has 1 ranks; expected at least 2");
 }
 
 #[test]
@@ -270,25 +266,25 @@ fn the_first_difference_is_named() {
     let wanted = || Buffer::from(vec![1f32, 2.0, 3.0, f32::NAN]);
     assert_eq!(difference(wanted(), wanted(), None), None);
     let found = || Buffer::from(vec![1f32, 2.0, 3.5, 4.0]);
-    assert_eq!(
+    assert_snapshot!(
         difference(found(), wanted(), None).unwrap(),
-        "element 2 of 4 is 3.5, expected 3.0"
+        @"element 2 of 4 is 3.5, expected 3.0"
     );
     // A bound does not make a number equal to a NaN.
-    assert_eq!(
+    assert_snapshot!(
         difference(found(), wanted(), Some(vec![0.5; 4])).unwrap(),
-        "element 3 of 4 is 4.0, expected NaN within 5e-1"
+        @"element 3 of 4 is 4.0, expected NaN within 5e-1"
     );
     let half_wrong = difference(found(), wanted(), Some(vec![0.4; 4])).unwrap();
     assert!(half_wrong.starts_with("element 2 of 4"), "{half_wrong}");
     // Zeros of two signs differ.
     assert!(difference(vec![0f32].into(), vec![-0f32].into(), None).is_some());
-    assert_eq!(
+    assert_snapshot!(
         difference(vec![1i64].into(), vec![1i64, 2].into(), None).unwrap(),
-        "the result is 1 i64, expected 2 i64"
+        @"the result is 1 i64, expected 2 i64"
     );
-    assert_eq!(
+    assert_snapshot!(
         difference(vec![1i32].into(), vec![1i64].into(), None).unwrap(),
-        "the result is 1 i32, expected 1 i64"
+        @"the result is 1 i32, expected 1 i64"
     );
 }

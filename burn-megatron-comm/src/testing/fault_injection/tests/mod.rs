@@ -9,6 +9,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use insta::assert_snapshot;
+
 use super::*;
 use crate::testing::{Link, SimulatedNetwork};
 use crate::testing::{TIMEOUT, wait_until};
@@ -106,10 +108,10 @@ fn drop_() {
         panic!("{first}")
     };
     assert_eq!((missing, waiting), (vec![1], vec![2, 0]));
-    assert_eq!(
-        error_of(&results, 1).to_string(),
-        "fault injection: drop@rank=1,call=1 triggers on rank 1, call 1: all_reduce(sum) of 4 f32 over \
-         part [2, 1, 0]: never started; its wait ended after 1.5 s"
+    assert_snapshot!(
+        error_of(&results, 1),
+        @"fault injection: drop@rank=1,call=1 triggers on rank 1, call 1: all_reduce(sum) of 4 f32 over \
+          part [2, 1, 0]: never started; its wait ended after 1.5 s"
     );
 }
 
@@ -244,10 +246,10 @@ fn error() {
     let (results, error) = with_fault("error@rank=1,call=1", &sum(), 4);
     let (rank, first) = first_failure(error);
     assert_eq!(rank, 1);
-    assert_eq!(
-        first.to_string(),
-        "fault injection: error@rank=1,call=1 triggers on rank 1, call 1: all_reduce(sum) of 4 f32 over \
-         part [2, 1, 0]: the call failed on purpose"
+    assert_snapshot!(
+        first,
+        @"fault injection: error@rank=1,call=1 triggers on rank 1, call 1: all_reduce(sum) of 4 f32 over \
+          part [2, 1, 0]: the call failed on purpose"
     );
     for rank in [0, 2] {
         assert!(matches!(

@@ -75,9 +75,9 @@ fn a_plan_knows_its_ranks() {
     );
     assert!(plan.not_triggered(2).is_empty());
     assert!(plan.check(3).is_ok());
-    assert_eq!(
-        plan.check(2).unwrap_err().to_string(),
-        "invalid fault never-starts@rank=2: the world has 2 ranks; expected rank 0 to 1"
+    insta::assert_snapshot!(
+        plan.check(2).unwrap_err(),
+        @"invalid fault never-starts@rank=2: the world has 2 ranks; expected rank 0 to 1"
     );
     // The rank's first call goes through.
     let solo: Arc<dyn Communicator> = Arc::new(crate::SingleRank::new("world"));

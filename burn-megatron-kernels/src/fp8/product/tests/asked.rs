@@ -1,5 +1,7 @@
 //! Requests to cuBLASLt, checked without the library.
 
+use insta::assert_snapshot;
+
 use super::*;
 use crate::fp8::product::problem::{Fp8Factor, Fp8Problem, describe};
 use crate::gemm::request::{Chip, Element, ScaleMode, Scaled};
@@ -129,49 +131,46 @@ fn gpus_and_libraries_support_what_their_documentation_lists() {
     assert_eq!(reason(ONE, ONE, chip((8, 9), 120_000)), "");
     assert_eq!(reason(ONE, ONE, BLACKWELL), "");
     assert_eq!(reason(Mx, Mx, BLACKWELL), "");
-    assert_eq!(
+    assert_snapshot!(
         reason(ONE, ONE, chip((8, 0), 120_901)),
-        "cuBLASLt 12.9.1 on compute capability 8.0: compute capability 8.9 and later have one scale"
+        @"cuBLASLt 12.9.1 on compute capability 8.0: compute capability 8.9 and later have one scale"
     );
-    assert_eq!(
+    assert_snapshot!(
         reason(Rows, Squares, BLACKWELL),
-        "cuBLASLt 13.0.0 on compute capability 10.0: compute capability 9.0 alone has scales of \
-         blocks of 128"
+        @"cuBLASLt 13.0.0 on compute capability 10.0: compute capability 9.0 alone has scales of \
+          blocks of 128"
     );
-    assert_eq!(
+    assert_snapshot!(
         reason(Rows, Rows, chip((9, 0), 120_402)),
-        "cuBLASLt 12.4.2 on compute capability 9.0: cuBLASLt 12.9 and later have scales of blocks \
-         of 128"
+        @"cuBLASLt 12.4.2 on compute capability 9.0: cuBLASLt 12.9 and later have scales of blocks \
+          of 128"
     );
-    assert_eq!(
+    assert_snapshot!(
         reason(Mx, Mx, HOPPER),
-        "cuBLASLt 12.9.1 on compute capability 9.0: compute capability 10.0 and later have MXFP8"
+        @"cuBLASLt 12.9.1 on compute capability 9.0: compute capability 10.0 and later have MXFP8"
     );
-    assert_eq!(
+    assert_snapshot!(
         reason(Mx, Mx, chip((10, 0), 120_700)),
-        "cuBLASLt 12.7.0 on compute capability 10.0: cuBLASLt 12.8 and later have MXFP8"
+        @"cuBLASLt 12.7.0 on compute capability 10.0: cuBLASLt 12.8 and later have MXFP8"
     );
-    assert_eq!(
+    assert_snapshot!(
         reason(Squares, Squares, HOPPER),
-        "both factors have scales of 128 x 128: expected 1 x 128 for one of them"
+        @"both factors have scales of 128 x 128: expected 1 x 128 for one of them"
     );
-    assert_eq!(
-        reason(ONE, Rows, HOPPER),
-        "scales of Tensor beside scales of Rows"
-    );
+    assert_snapshot!(reason(ONE, Rows, HOPPER), @"scales of Tensor beside scales of Rows");
 }
 
 #[test]
 fn sizes_and_formats_that_the_library_lacks() {
     let reason = |problem: Fp8Problem| problem.accept(HOPPER).err().unwrap_or_default();
     let good = problem(ONE, ONE);
-    assert_eq!(
+    assert_snapshot!(
         reason(Fp8Problem { rows: 40, ..good }),
-        "the factors have 40 and 48 rows: expected multiples of 16"
+        @"the factors have 40 and 48 rows: expected multiples of 16"
     );
-    assert_eq!(
+    assert_snapshot!(
         reason(Fp8Problem { columns: 8, ..good }),
-        "the factors have 32 and 8 rows: expected multiples of 16"
+        @"the factors have 32 and 8 rows: expected multiples of 16"
     );
     for empty in [
         Fp8Problem { rows: 0, ..good },
@@ -181,27 +180,27 @@ fn sizes_and_formats_that_the_library_lacks() {
         assert_eq!(reason(empty), "nothing is multiplied");
     }
     let factor = good.a;
-    assert_eq!(
+    assert_snapshot!(
         reason(Fp8Problem { b: factor, ..good }),
-        "both factors are E5M2: expected at least one in E4M3"
+        @"both factors are E5M2: expected at least one in E4M3"
     );
 }
 
 #[test]
 fn chips_are_described_in_a_line() {
-    assert_eq!(
+    assert_snapshot!(
         describe(HOPPER),
-        "cuBLASLt 12.9.1 on compute capability 9.0 for one scale, blocks of 128; decoded to f32 \
-         and multiplied for MXFP8"
+        @"cuBLASLt 12.9.1 on compute capability 9.0 for one scale, blocks of 128; decoded to f32 \
+          and multiplied for MXFP8"
     );
-    assert_eq!(
+    assert_snapshot!(
         describe(BLACKWELL),
-        "cuBLASLt 13.0.0 on compute capability 10.0 for one scale, MXFP8; decoded to f32 and \
-         multiplied for blocks of 128"
+        @"cuBLASLt 13.0.0 on compute capability 10.0 for one scale, MXFP8; decoded to f32 and \
+          multiplied for blocks of 128"
     );
-    assert_eq!(
+    assert_snapshot!(
         describe(chip((8, 0), 120_901)),
-        "decoded to f32 and multiplied: cuBLASLt 12.9.1 on compute capability 8.0 has no products \
-         of 8 bits"
+        @"decoded to f32 and multiplied: cuBLASLt 12.9.1 on compute capability 8.0 has no products \
+          of 8 bits"
     );
 }

@@ -175,9 +175,9 @@ fn every_device_names_its_engine() {
     assert_eq!(engine_of_fp8(&flex), decoded);
     assert_eq!(engine_of_fp8(&flex.autodiff()), decoded);
     #[cfg(feature = "wgpu")]
-    assert_eq!(
+    insta::assert_snapshot!(
         engine_of_fp8(&Device::wgpu(Default::default())),
-        "decoded to f32 and multiplied by Burn's matmul: cuBLASLt is for CUDA devices, with the \
-         feature `cuda`"
+        @"decoded to f32 and multiplied by Burn's matmul: cuBLASLt is for CUDA devices, with the \
+          feature `cuda`"
     );
 }

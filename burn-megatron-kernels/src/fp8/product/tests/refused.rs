@@ -1,5 +1,7 @@
 //! Error messages of products.
 
+use insta::{allow_duplicates, assert_snapshot};
+
 use super::*;
 
 fn message(work: impl FnOnce()) -> String {
@@ -25,35 +27,35 @@ fn refused(a: &Fp8Matrix, b: &Fp8Matrix, bias: Option<Tensor<1>>, dtype: FloatDT
 
 #[test]
 fn sizes_that_do_not_agree() {
-    for (device, _) in devices() {
+    allow_duplicates!(for (device, _) in devices() {
         let a = matrix(ScalesKind::Mx, 3, 40, &device);
         let b = matrix(ScalesKind::Mx, 4, 41, &device);
         let f32 = FloatDType::F32;
-        assert_eq!(
+        assert_snapshot!(
             refused(&a, &b, None, f32),
-            "fp8::multiply: a is [3, 40] and b [4, 41]: expected [m, depth] and [n, depth]"
+            @"fp8::multiply: a is [3, 40] and b [4, 41]: expected [m, depth] and [n, depth]"
         );
         let b = matrix(ScalesKind::Tensor, 4, 40, &device);
         let bias = Tensor::zeros([3], &device);
-        assert_eq!(
+        assert_snapshot!(
             refused(&a, &b, Some(bias), f32),
-            "fp8::multiply: the bias is [3] beside b of 4 rows: expected [4]"
+            @"fp8::multiply: the bias is [3] beside b of 4 rows: expected [4]"
         );
         let flat = |len, dtype| Tensor::<1>::zeros([len], &device).cast(dtype);
-        assert_eq!(
+        assert_snapshot!(
             message(|| drop(accumulate_at(&a, &b, flat(13, f32), 2, true))),
-            "fp8::accumulate_at: 12 elements from element 2 on reach past a flat buffer of 13: expected at least 14"
+            @"fp8::accumulate_at: 12 elements from element 2 on reach past a flat buffer of 13: expected at least 14"
         );
-        assert_eq!(
+        assert_snapshot!(
             message(|| drop(accumulate_at(&a, &b, flat(14, FloatDType::F16), 2, true))),
-            "fp8::accumulate_at: invalid type of the flat buffer = F16: expected F32 or F64"
+            @"fp8::accumulate_at: invalid type of the flat buffer = F16: expected F32 or F64"
         );
-    }
+    });
 }
 
 #[test]
 fn matrices_whose_parts_do_not_belong_together() {
-    for (device, _) in devices() {
+    allow_duplicates!(for (device, _) in devices() {
         let good = matrix(ScalesKind::Tensor, 3, 40, &device);
         let refused = |bad: Fp8Matrix| {
             let first = refused(&bad, &good, None, FloatDType::F32);
@@ -65,42 +67,42 @@ fn matrices_whose_parts_do_not_belong_together() {
             first
         };
         let codes = matrix(ScalesKind::Tensor, 3, 50, &device).codes;
-        assert_eq!(
+        assert_snapshot!(
             refused(Fp8Matrix {
                 codes,
                 ..good.clone()
             }),
-            "fp8::multiply: a is [3, 40] and its codes [3, 16]: expected [3, 12] (see Fp8Matrix)"
+            @"fp8::multiply: a is [3, 40] and its codes [3, 16]: expected [3, 12] (see Fp8Matrix)"
         );
         let with = |scales| Fp8Matrix {
             scales,
             ..good.clone()
         };
-        assert_eq!(
+        assert_snapshot!(
             refused(with(matrix(ScalesKind::Mx, 3, 129, &device).scales)),
-            "fp8::multiply: a is [3, 40] and its scales [3, 2]: expected [3, 1] (see Fp8Matrix)"
+            @"fp8::multiply: a is [3, 40] and its scales [3, 2]: expected [3, 1] (see Fp8Matrix)"
         );
-        assert_eq!(
+        assert_snapshot!(
             refused(with(matrix(ScalesKind::Squares, 129, 40, &device).scales)),
-            "fp8::multiply: a is [3, 40] and its scales [2, 1]: expected [1, 1] (see Fp8Matrix)"
+            @"fp8::multiply: a is [3, 40] and its scales [2, 1]: expected [1, 1] (see Fp8Matrix)"
         );
-        assert_eq!(
+        assert_snapshot!(
             refused(with(Scales::Tensor(Tensor::zeros([2], &device)))),
-            "fp8::multiply: a is [3, 40] and its scales [2]: expected [1] (see Fp8Matrix)"
+            @"fp8::multiply: a is [3, 40] and its scales [2]: expected [1] (see Fp8Matrix)"
         );
         let scales = Tensor::zeros([1, 1], &device);
-        assert_eq!(
+        assert_snapshot!(
             refused(with(Scales::Blocks { scales, height: 64 })),
-            "fp8::multiply: invalid rows that share a scale = 64 of a: expected 1 or 128"
+            @"fp8::multiply: invalid rows that share a scale = 64 of a: expected 1 or 128"
         );
-        assert_eq!(
+        assert_snapshot!(
             refused(Fp8Matrix {
                 format: Format::E2M1,
                 ..good.clone()
             }),
-            "fp8::multiply: invalid format = E2M1 of a: expected E4M3 or E5M2"
+            @"fp8::multiply: invalid format = E2M1 of a: expected E4M3 or E5M2"
         );
-    }
+    });
 }
 
 #[cfg(feature = "wgpu")]

@@ -1,5 +1,7 @@
 //! Error messages, the same on every device.
 
+use insta::{allow_duplicates, assert_snapshot};
+
 use super::*;
 
 pub(crate) fn message(work: impl FnOnce()) -> String {
@@ -11,23 +13,23 @@ pub(crate) fn message(work: impl FnOnce()) -> String {
 
 #[test]
 fn what_does_not_fit_is_named() {
-    for (device, _) in devices() {
+    allow_duplicates!(for (device, _) in devices() {
         let x = || Tensor::<2>::ones([4, 8], &device);
         let ones = |shape: [usize; 1], dtype| Tensor::<1>::ones(shape, (&device, dtype));
         let with = |format, scaling: Scaling| {
             message(|| drop(quantize(x(), format, &scaling, QuantizerUsage::BOTH)))
         };
-        assert_eq!(
+        assert_snapshot!(
             with(Format::E2M1, Scaling::Mx),
-            "quantize: invalid format = E2M1: expected E4M3 or E5M2"
+            @"quantize: invalid format = E2M1: expected E4M3 or E5M2"
         );
-        assert_eq!(
+        assert_snapshot!(
             with(Format::E4M3, Scaling::Tensor(ones([2], DType::F32))),
-            "quantize: the scale is [2]: expected [1]"
+            @"quantize: the scale is [2]: expected [1]"
         );
-        assert_eq!(
+        assert_snapshot!(
             with(Format::E4M3, Scaling::Tensor(ones([1], DType::F16))),
-            "quantize: invalid scale = F16: expected F32"
+            @"quantize: invalid scale = F16: expected F32"
         );
         let scale = |amax, format, epsilon| {
             let options = CurrentScale {
@@ -37,13 +39,13 @@ fn what_does_not_fit_is_named() {
             message(|| drop(current_scale(amax, format, options)))
         };
         let one = || ones([1], DType::F32);
-        assert_eq!(
+        assert_snapshot!(
             scale(ones([3], DType::F32), Format::E4M3, 0.0),
-            "current_scale: the largest magnitude is [3]: expected [1]"
+            @"current_scale: the largest magnitude is [3]: expected [1]"
         );
-        assert_eq!(
+        assert_snapshot!(
             scale(one(), Format::E2M1, 0.0),
-            "current_scale: invalid format = E2M1: expected E4M3 or E5M2"
+            @"current_scale: invalid format = E2M1: expected E4M3 or E5M2"
         );
         for epsilon in [-1.0, f32::NAN, f32::INFINITY] {
             assert_eq!(
@@ -54,12 +56,12 @@ fn what_does_not_fit_is_named() {
                 )
             );
         }
-    }
+    });
 }
 
 #[test]
 fn codes_and_scales_that_do_not_belong_together_are_refused() {
-    for (device, _) in devices() {
+    allow_duplicates!(for (device, _) in devices() {
         let x = Tensor::<2>::ones([4, 40], &device);
         let copy = |scaling: &Scaling| {
             let quantized = quantize(x.clone(), Format::E4M3, scaling, QuantizerUsage::ROWWISE);
@@ -67,37 +69,37 @@ fn codes_and_scales_that_do_not_belong_together_are_refused() {
         };
         let refused = |matrix: Fp8Matrix| message(|| drop(dequantize(&matrix)));
         let mx = copy(&Scaling::Mx);
-        assert_eq!(
+        assert_snapshot!(
             refused(Fp8Matrix {
                 depth: 49,
                 ..mx.clone()
             }),
-            "dequantize: the matrix is [4, 49] and its codes [4, 12]: expected [4, 16] (see Fp8Matrix)"
+            @"dequantize: the matrix is [4, 49] and its codes [4, 12]: expected [4, 16] (see Fp8Matrix)"
         );
-        assert_eq!(
+        assert_snapshot!(
             refused(Fp8Matrix {
                 scales: Scales::Tensor(Tensor::ones([4], &device)),
                 ..mx.clone()
             }),
-            "dequantize: the matrix is [4, 40] and its scales [4]: expected [1] (see Fp8Matrix)"
+            @"dequantize: the matrix is [4, 40] and its scales [4]: expected [1] (see Fp8Matrix)"
         );
         let blocks = |height, scales| Fp8Matrix {
             scales: Scales::Blocks { scales, height },
             ..mx.clone()
         };
-        assert_eq!(
+        assert_snapshot!(
             refused(blocks(64, Tensor::ones([1, 1], &device))),
-            "dequantize: invalid rows that share a scale = 64 of the matrix: expected 1 or 128"
+            @"dequantize: invalid rows that share a scale = 64 of the matrix: expected 1 or 128"
         );
-        assert_eq!(
+        assert_snapshot!(
             refused(blocks(1, Tensor::ones([1, 1], &device))),
-            "dequantize: the matrix is [4, 40] and its scales [1, 1]: expected [4, 1] (see Fp8Matrix)"
+            @"dequantize: the matrix is [4, 40] and its scales [1, 1]: expected [4, 1] (see Fp8Matrix)"
         );
-        assert_eq!(
+        assert_snapshot!(
             refused(blocks(BLOCK, Tensor::ones([1, 1], (&device, DType::F16)))),
-            "dequantize: invalid type of the scales = F16: expected F32"
+            @"dequantize: invalid type of the scales = F16: expected F32"
         );
-    }
+    });
 }
 
 #[cfg(feature = "wgpu")]

@@ -60,9 +60,9 @@ fn options_that_do_not_fit_are_refused() {
         scaling_factor: f64::INFINITY,
         ..RouterOptions::new(1)
     };
-    assert_eq!(
+    insta::assert_snapshot!(
         message(infinite, 4),
-        "top_k_router: invalid scaling_factor = inf: expected a finite number"
+        @"top_k_router: invalid scaling_factor = inf: expected a finite number"
     );
 }
 

@@ -102,13 +102,11 @@ fn the_table_shows_every_bucket() {
     parameters[0].shared = true;
     parameters[2].unit = 1;
     let layout = layout(&parameters, &rules(None, 4));
-    assert_eq!(
-        layout.to_string(),
-        "\
-bucket                 buffer  unit  parameters  elements  padded
-0              bf16/f32 dense     1           1       300     384
-1              bf16/f32 dense     0           1        10     128
-2       bf16/f32 dense shared     0           1       100     128
-total                                         3       410     640"
-    );
+    insta::assert_snapshot!(layout, @"
+    bucket                 buffer  unit  parameters  elements  padded
+    0              bf16/f32 dense     1           1       300     384
+    1              bf16/f32 dense     0           1        10     128
+    2       bf16/f32 dense shared     0           1       100     128
+    total                                         3       410     640
+    ");
 }

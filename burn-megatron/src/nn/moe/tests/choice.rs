@@ -1,5 +1,7 @@
 //! Choices by more than scores, and jitter.
 
+use insta::assert_snapshot;
+
 use super::*;
 use crate::nn::DropoutPosition;
 use crate::nn::moe::choice::{TokenPosition, sinkhorn};
@@ -139,25 +141,25 @@ fn settings_that_do_not_fit_are_refused() {
     let builder = ModelBuilder::new(&ParallelContext::single(), &Device::flex());
     let refused =
         |config: MoeMlpConfig| config.init(&builder.child("moe")).unwrap_err().to_string();
-    assert_eq!(
+    assert_snapshot!(
         refused(config(router().with_jitter(1.0))),
-        "moe: invalid jitter = 1: expected at least 0 and below 1"
+        @"moe: invalid jitter = 1: expected at least 0 and below 1"
     );
-    assert_eq!(
+    assert_snapshot!(
         refused(config(router().with_bias_update_rate(Some(-1e-3)))),
-        "moe: invalid bias_update_rate = -0.001: expected a finite number of at least 0"
+        @"moe: invalid bias_update_rate = -0.001: expected a finite number of at least 0"
     );
     let sinkhorn = router().with_choice(RouterChoice::Sinkhorn);
-    assert_eq!(
+    assert_snapshot!(
         refused(config(sinkhorn.clone().with_bias_update_rate(Some(1e-3)))),
-        "moe: groups or an expert bias with Sinkhorn choices, which do not use them: expected choices by scores"
+        @"moe: groups or an expert bias with Sinkhorn choices, which do not use them: expected choices by scores"
     );
     let balance = RouterLoss {
         kind: RouterLossKind::Balance,
         coefficient: 0.1,
     };
-    assert_eq!(
+    assert_snapshot!(
         refused(config(sinkhorn).with_losses(vec![balance])),
-        "moe: a Balance loss with Sinkhorn choices, which are balanced already: expected none, or choices by scores"
+        @"moe: a Balance loss with Sinkhorn choices, which are balanced already: expected none, or choices by scores"
     );
 }

@@ -1,5 +1,7 @@
 //! Every layout computes what one rank does.
 
+use insta::assert_snapshot;
+
 use super::*;
 use crate::nn::Init;
 
@@ -127,19 +129,19 @@ fn refused(sizes: Sizes, config: &MoeMlpConfig) -> String {
 #[test]
 fn a_layout_that_does_not_fit_says_what_would() {
     let three = config(RouterConfig::new(HIDDEN, 3, 2));
-    assert_eq!(
+    assert_snapshot!(
         refused([1, 2, 1, 1], &three),
-        "experts 3 cannot be split over expert = 2; 1, 3 can"
+        @"experts 3 cannot be split over expert = 2; 1, 3 can"
     );
     let mut odd = config(router());
     odd.width = 3;
-    assert_eq!(
+    assert_snapshot!(
         refused([1, 1, 2, 1], &odd),
-        "expert width 3 cannot be split over expert-tensor = 2; 1, 3 can"
+        @"expert width 3 cannot be split over expert-tensor = 2; 1, 3 can"
     );
-    assert_eq!(
+    assert_snapshot!(
         refused(ONE, &config(RouterConfig::new(HIDDEN, 4, 5))),
-        "moe: invalid experts_per_token = 5: expected 1 to the 4 experts"
+        @"moe: invalid experts_per_token = 5: expected 1 to the 4 experts"
     );
     let groups = ExpertGroups {
         groups: 2,
@@ -150,9 +152,9 @@ fn a_layout_that_does_not_fit_says_what_would() {
     let message = refused(ONE, &config(limited));
     let wanted = "top_k = 3 with 1 chosen groups of 2 experts: expected at most 2";
     assert!(message.ends_with(wanted), "{message}");
-    assert_eq!(
+    assert_snapshot!(
         refused([1, 1, 2, 1], &config(RouterConfig::new(HIDDEN, 1026, 2))),
-        "moe: 1026 experts with expert_tensor = 2: expected a product of at most 2048"
+        @"moe: 1026 experts with expert_tensor = 2: expected a product of at most 2048"
     );
 }
 

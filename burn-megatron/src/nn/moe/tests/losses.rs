@@ -1,6 +1,7 @@
 //! The losses of routers: their gradients beside the model's, in every layout.
 
 use burn::tensor::activation::{sigmoid, softmax};
+use insta::assert_snapshot;
 
 use super::dense::choose;
 use super::*;
@@ -296,12 +297,12 @@ fn invalid_losses_are_refused() {
         config.init(&builder.child("moe")).unwrap_err().to_string()
     };
     let balance = loss(RouterLossKind::Balance, 0.1);
-    assert_eq!(
+    assert_snapshot!(
         refused(&[balance, balance]),
-        "moe: duplicate Balance: expected each loss once"
+        @"moe: duplicate Balance: expected each loss once"
     );
-    assert_eq!(
+    assert_snapshot!(
         refused(&[loss(RouterLossKind::ZLoss, f64::INFINITY)]),
-        "moe: invalid coefficient = inf of ZLoss: expected a finite number"
+        @"moe: invalid coefficient = inf of ZLoss: expected a finite number"
     );
 }

@@ -105,9 +105,9 @@ fn an_input_of_another_width_is_told() {
     let x = Tensor::<2>::ones([3, 5], &Device::flex());
     let panic = catch_unwind(AssertUnwindSafe(|| layer.forward(x))).unwrap_err();
     let panic = panic.downcast_ref::<String>().unwrap();
-    assert_eq!(
+    insta::assert_snapshot!(
         panic,
-        "invalid input [3, 5] of a linear layer from 6 to 4 features: expected [.., 6]"
+        @"invalid input [3, 5] of a linear layer from 6 to 4 features: expected [.., 6]"
     );
 }
 

@@ -201,8 +201,8 @@ fn two_layers_cannot_share_a_path() {
     let builder = builder(&ParallelContext::single(), &with(vec![]));
     mlp(&builder.child("mlp")).unwrap();
     let error = mlp(&builder.child("mlp")).unwrap_err().to_string();
-    assert_eq!(
+    insta::assert_snapshot!(
         error,
-        "8-bit layers: two layers have the path mlp.up; give each its own"
+        @"8-bit layers: two layers have the path mlp.up; give each its own"
     );
 }

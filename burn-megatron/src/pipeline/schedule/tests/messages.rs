@@ -1,5 +1,6 @@
 //! Error messages, and names in files.
 
+use insta::assert_snapshot;
 use serde::{Deserialize, Serialize};
 
 use super::super::{RuleViolation, ScheduleConfig, ScheduleKind, StageTimes, simulate, validate};
@@ -17,10 +18,10 @@ fn grouped(ranks: usize, micro_batches: usize, group: usize) -> ScheduleConfig {
 
 #[test]
 fn groups_that_do_not_run() {
-    assert_eq!(
+    assert_snapshot!(
         refusal(&ScheduleConfig::new(INTERLEAVED, 4, 5)),
-        "interleaved over 4 stages cannot run 5 micro-batches in groups of 4: use a group of 5, or \
-         4 or 8 micro-batches"
+        @"interleaved over 4 stages cannot run 5 micro-batches in groups of 4: use a group of 5, or \
+          4 or 8 micro-batches"
     );
     let fits = |ranks, micro_batches, group| {
         let message = refusal(&grouped(ranks, micro_batches, group));
@@ -30,19 +31,13 @@ fn groups_that_do_not_run() {
             .1
             .to_string()
     };
-    assert_eq!(fits(4, 3, 4), "4 micro-batches");
-    assert_eq!(fits(4, 8, 9), "a group of 8, or 9 micro-batches");
-    assert_eq!(fits(4, 8, 3), "a group of 4");
-    assert_eq!(
-        fits(4, 3, 2),
-        "a group of 4 and 4 micro-batches or a multiple"
-    );
-    assert_eq!(
-        fits(4, 10, 8),
-        "a group of 6 or 10, or 8 or 12 micro-batches"
-    );
-    assert_eq!(fits(4, 8, 0), "a group of 4");
-    assert_eq!(fits(4, 8, usize::MAX), "a group of 8");
+    assert_snapshot!(fits(4, 3, 4), @"4 micro-batches");
+    assert_snapshot!(fits(4, 8, 9), @"a group of 8, or 9 micro-batches");
+    assert_snapshot!(fits(4, 8, 3), @"a group of 4");
+    assert_snapshot!(fits(4, 3, 2), @"a group of 4 and 4 micro-batches or a multiple");
+    assert_snapshot!(fits(4, 10, 8), @"a group of 6 or 10, or 8 or 12 micro-batches");
+    assert_snapshot!(fits(4, 8, 0), @"a group of 4");
+    assert_snapshot!(fits(4, 8, usize::MAX), @"a group of 8");
 }
 
 /// The sizes that a message offers are valid.
@@ -86,19 +81,19 @@ fn the_offered_sizes_fit() {
 #[test]
 fn sizes_that_no_schedule_has() {
     let config = ScheduleConfig::new(ScheduleKind::OneFOneB, 4, 8);
-    assert_eq!(
+    assert_snapshot!(
         refusal(&config.with_virtual_stages(2)),
-        "1f1b does not support 2 virtual stages per rank: use 1, or interleaved"
+        @"1f1b does not support 2 virtual stages per rank: use 1, or interleaved"
     );
     let config = ScheduleConfig::new(INTERLEAVED, 4, 8);
-    assert_eq!(
+    assert_snapshot!(
         refusal(&config.with_virtual_stages(1)),
-        "interleaved does not support 1 virtual stages per rank: use 2 or more, or 1f1b"
+        @"interleaved does not support 1 virtual stages per rank: use 2 or more, or 1f1b"
     );
     let config = ScheduleConfig::new(ScheduleKind::ZbV, 4, 8);
-    assert_eq!(
+    assert_snapshot!(
         refusal(&config.with_virtual_stages(1)),
-        "zb-v does not support 1 virtual stages per rank: use 2, or zb-h1"
+        @"zb-v does not support 1 virtual stages per rank: use 2, or zb-h1"
     );
     for kind in ScheduleKind::ALL {
         let zero = [
@@ -173,38 +168,38 @@ fn message(change: impl Fn(&mut Vec<Vec<super::Action>>)) -> String {
 #[test]
 fn the_first_wrong_action() {
     let action = |text: &str| text.parse().expect("an action");
-    assert_eq!(
+    assert_snapshot!(
         message(|ranks| ranks[1][0] = action("RF 2 0")),
-        "rank 1, action 1 of 9, \"RF 2 0\" (receiving the activation of stage 2, micro-batch 0): \
-         out of range for 2 stages and 2 micro-batches, both counted from 0"
+        @"rank 1, action 1 of 9, \"RF 2 0\" (receiving the activation of stage 2, micro-batch 0): \
+          out of range for 2 stages and 2 micro-batches, both counted from 0"
     );
-    assert_eq!(
+    assert_snapshot!(
         message(|ranks| ranks[1][0] = action("F 0 1")),
-        "rank 1, action 1 of 9, \"F 0 1\" (forward of stage 0, micro-batch 1): the stage is on \
-         rank 0"
+        @"rank 1, action 1 of 9, \"F 0 1\" (forward of stage 0, micro-batch 1): the stage is on \
+          rank 0"
     );
-    assert_eq!(
+    assert_snapshot!(
         message(|ranks| ranks[0].insert(1, action("RF 0 0"))),
-        "rank 0, action 2 of 10, \"RF 0 0\" (receiving the activation of stage 0, micro-batch 0): \
-         both stages are on this rank, or one does not exist: nothing to send or receive"
+        @"rank 0, action 2 of 10, \"RF 0 0\" (receiving the activation of stage 0, micro-batch 0): \
+          both stages are on this rank, or one does not exist: nothing to send or receive"
     );
-    assert_eq!(
+    assert_snapshot!(
         message(|ranks| ranks[0].push(action("W 0 0"))),
-        "rank 0, action 10 of 10, \"W 0 0\" (weight gradient of stage 0, micro-batch 0): already \
-         done by \"B 0 0\", action 7 of the rank"
+        @"rank 0, action 10 of 10, \"W 0 0\" (weight gradient of stage 0, micro-batch 0): already \
+          done by \"B 0 0\", action 7 of the rank"
     );
-    assert_eq!(
+    assert_snapshot!(
         message(|ranks| {
             ranks[1].remove(0);
         }),
-        "rank 1, action 1 of 8, \"F 1 0\" (forward of stage 1, micro-batch 0): it needs \"RF 1 0\" \
-         (receiving the activation of stage 1, micro-batch 0) before it"
+        @"rank 1, action 1 of 8, \"F 1 0\" (forward of stage 1, micro-batch 0): it needs \"RF 1 0\" \
+          (receiving the activation of stage 1, micro-batch 0) before it"
     );
-    assert_eq!(
+    assert_snapshot!(
         message(|ranks| {
             ranks[0].pop();
         }),
-        "rank 0 ends after 8 actions without \"B 0 1\" (backward of stage 0, micro-batch 1)"
+        @"rank 0 ends after 8 actions without \"B 0 1\" (backward of stage 0, micro-batch 1)"
     );
     // Ordered by position, then by rank.
     let first = message(|ranks| {
@@ -218,10 +213,10 @@ fn the_first_wrong_action() {
     });
     assert!(first.starts_with("rank 0, action 1 of 9"), "{first}");
     // Both ranks send before they receive, as 1F1B would in its plain order.
-    assert_eq!(
+    assert_snapshot!(
         message(|ranks| ranks[1].swap(3, 4)),
-        "rank 0, action 5 of 9, \"SF 0 1\" (sending the activation of stage 0, micro-batch 1): \
-         rank 0 waits in \"SF 0 1\" for rank 1, which waits in \"SB 1 0\" for rank 0"
+        @"rank 0, action 5 of 9, \"SF 0 1\" (sending the activation of stage 0, micro-batch 1): \
+          rank 0 waits in \"SF 0 1\" for rank 1, which waits in \"SB 1 0\" for rank 0"
     );
 }
 
@@ -242,9 +237,9 @@ fn an_error_can_be_taken_apart() {
 fn times_that_do_not_suit() {
     let schedule = schedule(ScheduleKind::OneFOneB, 4, 8);
     let refusal = |times: &StageTimes| simulate(&schedule, times).expect_err("refused").to_string();
-    assert_eq!(
+    assert_snapshot!(
         refusal(&StageTimes::uniform(3, 1.0, 1.0, 1.0, 0.0)),
-        "forward has 3 times for 4 stages: expected one per stage"
+        @"forward has 3 times for 4 stages: expected one per stage"
     );
     for wrong in [-1.0, f64::NAN, f64::INFINITY] {
         let mut times = StageTimes::uniform(4, 1.0, 1.0, 1.0, 0.0);
@@ -261,15 +256,9 @@ fn times_that_do_not_suit() {
 #[test]
 fn schedules_without_shape() {
     let none = Schedule::new("", vec![0], 1, vec![]).expect_err("no ranks");
-    assert_eq!(
-        none.to_string(),
-        "invalid number of ranks 0: a schedule needs at least 1"
-    );
+    assert_snapshot!(none, @"invalid number of ranks 0: a schedule needs at least 1");
     let outside = Schedule::new("", vec![0, 1], 1, vec![vec![]]).expect_err("no rank 1");
-    assert_eq!(
-        outside.to_string(),
-        "stage 1 is placed on rank 1: expected a rank below 1"
-    );
+    assert_snapshot!(outside, @"stage 1 is placed on rank 1: expected a rank below 1");
     let empty = Schedule::new("", vec![0], 1, vec![vec![]]).expect("shaped");
     assert!(
         validate(&empty)

@@ -1,5 +1,7 @@
 //! Positions of reductions, and schedules in which one is wrong.
 
+use insta::assert_snapshot;
+
 use super::super::{Action, ActionKind, Schedule, ScheduleKind, StageTimes, simulate, validate};
 use super::{INTERLEAVED, interleaved, schedule};
 
@@ -88,33 +90,33 @@ fn message(change: impl Fn(&mut Vec<Vec<Action>>)) -> String {
 #[test]
 fn a_wrong_reduction_is_refused() {
     let reduction = Action::reduce_gradients;
-    assert_eq!(
+    assert_snapshot!(
         message(|ranks| ranks[1].retain(|action| *action != reduction(1))),
-        "rank 1 ends after 8 actions without \"RG 1\" (reducing the gradients of stage 1)"
+        @"rank 1 ends after 8 actions without \"RG 1\" (reducing the gradients of stage 1)"
     );
-    assert_eq!(
+    assert_snapshot!(
         message(|ranks| ranks[0].push(reduction(0))),
-        "rank 0, action 10 of 10, \"RG 0\" (reducing the gradients of stage 0): already done by \
-         \"RG 0\", action 4 of the rank"
+        @"rank 0, action 10 of 10, \"RG 0\" (reducing the gradients of stage 0): already done by \
+          \"RG 0\", action 4 of the rank"
     );
-    assert_eq!(
+    assert_snapshot!(
         message(|ranks| ranks[0].swap(2, 3)),
-        "rank 0, action 3 of 9, \"RG 0\" (reducing the gradients of stage 0): it needs \"F 0 1\" \
-         (forward of stage 0, micro-batch 1) before it"
+        @"rank 0, action 3 of 9, \"RG 0\" (reducing the gradients of stage 0): it needs \"F 0 1\" \
+          (forward of stage 0, micro-batch 1) before it"
     );
-    assert_eq!(
+    assert_snapshot!(
         message(|ranks| ranks[0][3] = reduction(1)),
-        "rank 0, action 4 of 9, \"RG 1\" (reducing the gradients of stage 1): the stage is on rank 1"
+        @"rank 0, action 4 of 9, \"RG 1\" (reducing the gradients of stage 1): the stage is on rank 1"
     );
-    assert_eq!(
+    assert_snapshot!(
         message(|ranks| ranks[0][3] = reduction(2)),
-        "rank 0, action 4 of 9, \"RG 2\" (reducing the gradients of stage 2): out of range for 2 \
-         stages and 2 micro-batches, both counted from 0"
+        @"rank 0, action 4 of 9, \"RG 2\" (reducing the gradients of stage 2): out of range for 2 \
+          stages and 2 micro-batches, both counted from 0"
     );
-    assert_eq!(
+    assert_snapshot!(
         message(|ranks| ranks[0][3].micro_batch = 1),
-        "rank 0, action 4 of 9, \"RG 0\" (reducing the gradients of stage 0): a reduction has no \
-         micro-batch: expected micro_batch 0, got 1"
+        @"rank 0, action 4 of 9, \"RG 0\" (reducing the gradients of stage 0): a reduction has no \
+          micro-batch: expected micro_batch 0, got 1"
     );
 }
 

@@ -141,10 +141,10 @@ fn a_table_whose_ranks_deadlock() {
     let message = Schedule::from_csv("", text)
         .expect_err("a cycle")
         .to_string();
-    assert_eq!(
+    insta::assert_snapshot!(
         message,
-        "rank 0, action 2 of 4, \"B 0 0\" (backward of stage 0, micro-batch 0): rank 0 waits in \
-         \"RB 0 0\" for rank 1, which waits in \"RF 1 1\" for rank 0"
+        @"rank 0, action 2 of 4, \"B 0 0\" (backward of stage 0, micro-batch 0): rank 0 waits in \
+          \"RB 0 0\" for rank 1, which waits in \"RF 1 1\" for rank 0"
     );
 }
 
