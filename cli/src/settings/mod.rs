@@ -16,6 +16,7 @@
 
 mod condition;
 mod conflict;
+mod doc;
 mod flags;
 mod hint;
 mod merge;

@@ -36,6 +36,22 @@ fn every_setting_has_a_text() {
 }
 
 #[test]
+fn texts_have_no_links_of_the_documentation() {
+    let settings = settings();
+    let linked = settings.all().filter(|setting| {
+        let names = setting
+            .forms
+            .names
+            .iter()
+            .filter_map(|name| name.help.as_ref());
+        let mut texts = names.chain([&setting.help]);
+        texts.any(|text| text.contains("](") || text.contains("[`"))
+    });
+    let linked: Vec<_> = linked.map(|setting| &setting.path).collect();
+    assert!(linked.is_empty(), "{linked:?}");
+}
+
+#[test]
 fn conditions_name_settings() {
     let settings = settings();
     let conditions = settings.all().flat_map(|setting| {
