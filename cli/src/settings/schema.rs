@@ -43,6 +43,8 @@ pub struct Setting {
     pub resume: Option<ResumeRule>,
     /// The conditions that keep the setting.
     pub conditions: Vec<Condition>,
+    /// Whether no GPU has run it yet: the flag works, and `--help` does not list it.
+    pub is_experimental: bool,
     /// The name of the value in the help.
     pub value_name: Option<String>,
     /// Whether the value is one of several variants, each with a table of its own below its name.
@@ -219,6 +221,7 @@ impl Setting {
             Some("order_of_sums") => Some(ResumeRule::OrderOfSums),
             _ => None,
         });
+        self.is_experimental |= schema.get("experimental") == Some(&Json::Bool(true));
         let table = self.table().to_string();
         let conditions = [
             text("needs").map(|text| Condition::needed(text, &table)),

@@ -303,7 +303,7 @@ fn a_new_field_has_a_flag_a_help_text_a_check_and_a_line_on_the_page() {
         #[schemars(extend("flag" = "hot", "resume" = "may_differ"))]
         heat: usize,
         /// Whether the heat is measured.
-        #[schemars(extend("needs" = "heat > 0"))]
+        #[schemars(extend("needs" = "heat > 0", "experimental" = true))]
         measured: bool,
     }
     impl Default for Spice {
@@ -324,6 +324,8 @@ fn a_new_field_has_a_flag_a_help_text_a_check_and_a_line_on_the_page() {
         help.contains("The heat of the meal, see `Fixture`."),
         "{help}"
     );
+    assert!(!help.contains("--spice.measured"), "{help}");
+    assert!(parse(&settings, &["--spice.measured"]).is_ok());
     let error = settings.check_keys(&table("spice.heta = 3")).unwrap_err();
     assert!(error.to_string().ends_with("did you mean spice.heat?"));
     assert_eq!(settings.resume_rule("spice.heat"), ResumeRule::MayDiffer);
