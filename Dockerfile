@@ -1,4 +1,4 @@
-# The `burn-megatron` command in an image.
+# The commands `burn-megatron` and `burn-megatron-bench` in an image.
 #
 #   docker build -t burn-megatron .
 #   docker run --rm -it -u "$(id -u):$(id -g)" -v "$PWD:/workspace" burn-megatron pretrain --data my.txt
@@ -11,7 +11,7 @@ WORKDIR /src
 COPY . .
 
 FROM source AS build-cpu
-RUN cargo build --release --locked --package burn-megatron-cli
+RUN cargo build --release --locked --package burn-megatron-cli --package burn-megatron-bench
 
 # CubeCL's build scripts download LLVM, and unpack it.
 FROM source AS build-cuda
@@ -20,11 +20,11 @@ SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends ca-certificates curl g++ libzstd-dev xz-utils zlib1g-dev \
     && rm -rf /var/lib/apt/lists/*
-RUN cargo build --release --locked --package burn-megatron-cli --features cuda
+RUN cargo build --release --locked --package burn-megatron-cli --package burn-megatron-bench --features cuda
 
 # At run time: the driver of the host, and of the image NVRTC, the headers that kernels include, cuBLASLt and NCCL.
 FROM nvidia/cuda:12.9.1-devel-ubuntu24.04 AS cuda
-COPY --from=build-cuda /src/target/release/burn-megatron /usr/local/bin/
+COPY --from=build-cuda /src/target/release/burn-megatron /src/target/release/burn-megatron-bench /usr/local/bin/
 COPY --from=source /src/LICENSE-MIT /src/LICENSE-APACHE /usr/local/share/doc/burn-megatron/
 ENV CUDA_PATH=/usr/local/cuda
 WORKDIR /workspace
@@ -32,7 +32,7 @@ ENTRYPOINT ["burn-megatron"]
 
 # The last one is the default.
 FROM debian:bookworm-slim AS cpu
-COPY --from=build-cpu /src/target/release/burn-megatron /usr/local/bin/
+COPY --from=build-cpu /src/target/release/burn-megatron /src/target/release/burn-megatron-bench /usr/local/bin/
 COPY --from=source /src/LICENSE-MIT /src/LICENSE-APACHE /usr/local/share/doc/burn-megatron/
 WORKDIR /workspace
 ENTRYPOINT ["burn-megatron"]

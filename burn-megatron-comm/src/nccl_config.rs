@@ -18,6 +18,7 @@ pub struct NcclConfig {
     pub eager_init: bool,
     /// The memory that is registered with NCCL for collectives on large tensors; by default none.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("experimental" = true))]
     pub registered_buffers: Option<RegisteredBuffers>,
     /// The settings of communicators.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]

@@ -94,7 +94,7 @@ pub struct TrainConfig {
     /// Whether micro-batches run as CUDA graphs: the launches of a forward and a backward are captured once for each shape of
     /// rows, in its third micro-batch, and replayed by one call from then on. Results are bit-equal. On CUDA devices, on one
     /// rank or over NCCL; for data parallelism with ZeRO-0 to 2, and dense models without dropout and FP8.
-    #[schemars(extend("resume" = "may_differ"))]
+    #[schemars(extend("resume" = "may_differ", "experimental" = true))]
     pub cuda_graph: bool,
     /// Whether the elements of the gradient that are zero are counted in each step.
     #[serde(rename = "log_num_zeros_in_grad", alias = "count_zeros")]

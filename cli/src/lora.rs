@@ -44,18 +44,16 @@ pub fn check(recipe: &Recipe) -> Result<(), Error> {
     Ok(())
 }
 
-/// Returns the weights from which a run starts, or which a resumed run with adapters loads before its checkpoint, which
-/// has no frozen weights.
-pub fn initial_weights(recipe: &Recipe, resumes: bool) -> Option<&Path> {
+/// Returns the weights from which a run starts, or, if it goes on from a checkpoint, those that it loads before: of the
+/// model of its adapters, because their checkpoints have no frozen weights.
+pub fn initial_weights(recipe: &Recipe, has_checkpoint: bool) -> Option<&Path> {
     let load = recipe.checkpoint.load.as_deref();
-    let base = recipe
-        .lora
-        .as_ref()
-        .and_then(|lora| lora.base_model.as_deref());
-    if resumes {
-        base.or(load)
-    } else {
-        load.or(base)
+    let lora = recipe.lora.as_ref();
+    let base = lora.and_then(|lora| lora.base_model.as_deref());
+    match (has_checkpoint, lora) {
+        (true, None) => None,
+        (true, Some(_)) => base.or(load),
+        (false, _) => load.or(base),
     }
 }
 

@@ -57,8 +57,8 @@ pub struct RankRun<'a> {
     pub resolver: Option<&'a StartResolver<'a>>,
     /// The flags of loading and saving.
     pub saving: &'a SavingArgs,
-    /// The initial weights, if they are not random.
-    pub weights: Option<&'a InitialWeights<'a>>,
+    /// The weights that it loads.
+    pub weights: &'a InitialWeights<'a>,
     /// The text at the end.
     pub sample: &'a GenerateConfig,
     /// The tokenizer of the sample at the end, if one is generated.
@@ -298,10 +298,8 @@ impl RankRun<'_> {
     /// Loads the checkpoint or the initial weights.
     fn load(&self, trainer: &mut dyn AnyTrainer, from: Option<&ResumePoint>) -> Result<(), Error> {
         let leniency = self.saving.leniency();
-        // A checkpoint has no frozen weights.
-        let loads = from.is_none() || self.recipe.lora.is_some();
-        if let Some(weights) = self.weights.filter(|_| loads) {
-            trainer.load_weights(weights.open()?, leniency)?;
+        if let Some(weights) = self.weights.open(from.is_some())? {
+            trainer.load_weights(weights, leniency)?;
         }
         let Some(from) = from else {
             return Ok(());

@@ -10,6 +10,7 @@ use serde_json::Value;
 
 use crate::error::Error;
 use crate::family::{Adapters, Families, Model};
+use crate::lora;
 use crate::recipe::Recipe;
 use crate::saving::{Lenient, SavingArgs};
 
@@ -25,49 +26,42 @@ const TENSOR_SETTINGS: [&str; 8] = [
     "tied",
 ];
 
-/// The checkpoint or Hugging Face folder that a run starts from; a resumed run need not have it any more.
+/// The checkpoint or Hugging Face folder whose weights a run loads.
 pub struct InitialWeights<'a> {
-    path: &'a Path,
-    model: &'a Model,
-    lora: Option<&'a LoraConfig>,
+    recipe: &'a Recipe,
     saving: &'a SavingArgs,
     families: &'a Families,
-    opened: OnceLock<Box<dyn TensorSource>>,
+    /// Of a run that starts, and of one that goes on from a checkpoint.
+    opened: [OnceLock<Box<dyn TensorSource>>; 2],
 }
 
 impl<'a> InitialWeights<'a> {
-    pub fn new(
-        path: &'a Path,
-        recipe: &'a Recipe,
-        saving: &'a SavingArgs,
-        families: &'a Families,
-    ) -> Self {
+    pub fn new(recipe: &'a Recipe, saving: &'a SavingArgs, families: &'a Families) -> Self {
         Self {
-            path,
-            model: &recipe.model,
-            lora: recipe.lora.as_ref(),
+            recipe,
             saving,
             families,
-            opened: OnceLock::new(),
+            opened: [const { OnceLock::new() }; 2],
         }
     }
 
-    /// The weights, which are opened at the first call.
+    /// Returns the weights that the run loads before its checkpoint, if it has one: they are opened at the first call.
+    /// `None` for a run that loads none.
     ///
     /// # Errors
     ///
     /// See [`open`].
-    pub fn open(&self) -> Result<&dyn TensorSource, Error> {
-        if let Some(opened) = self.opened.get() {
-            return Ok(&**opened);
+    pub fn open(&self, has_checkpoint: bool) -> Result<Option<&dyn TensorSource>, Error> {
+        let Some(path) = lora::initial_weights(self.recipe, has_checkpoint) else {
+            return Ok(None);
+        };
+        let opened = &self.opened[usize::from(has_checkpoint)];
+        if opened.get().is_none() {
+            let model = (&self.recipe.model, self.recipe.lora.as_ref());
+            // Another rank may have opened them meanwhile.
+            let _ = opened.set(open(path, model, self.saving, self.families)?);
         }
-        let opened = open(
-            self.path,
-            (self.model, self.lora),
-            self.saving,
-            self.families,
-        )?;
-        Ok(&**self.opened.get_or_init(|| opened))
+        Ok(opened.get().map(|opened| &**opened))
     }
 }
 

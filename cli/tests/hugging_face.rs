@@ -241,6 +241,26 @@ fn adapters_of_a_folder_are_trained_resumed_and_merged() {
     );
 }
 
+/// A run that ends before its first checkpoint begins again with the adapters that it has loaded.
+#[test]
+fn adapters_are_loaded_again_where_there_is_no_checkpoint() {
+    let stage = Stage::new("adapters");
+    stage.recipe("same", |_| {}, 0);
+    let path = stage.0.join("same.toml");
+    let recipe = fs::read_to_string(&path).unwrap();
+    fs::write(&path, recipe + "\n[lora]\nrank = 2\n").unwrap();
+    stage.losses("trained", &["--load", FIXTURE, "--lr", "0.1"]);
+    let trained = stage.0.join("trained");
+    let flags = ["--dp", "2", "--load", trained.to_str().unwrap()];
+    let whole = stage.losses("whole", &flags);
+    let fails = ["--inject", "error@rank=0,step=2"];
+    let ended = stage.run("same", "ended", &[&flags[..], &fails].concat());
+    assert!(!ended.status.success(), "{}", text(&ended));
+    assert_eq!(stage.losses("ended", &["--resume", "auto"]), whole);
+    let base = stage.losses("base", &["--dp", "2", "--load", FIXTURE]);
+    assert!((base[0] - whole[0]).abs() > 1e-3, "{base:?} {whole:?}");
+}
+
 /// Beside each checkpoint there is its folder, in any layout; none without a checkpoint.
 #[test]
 fn checkpoints_are_written_as_hugging_face_folders() {

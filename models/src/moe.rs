@@ -60,6 +60,7 @@ pub struct MoeConfig {
     pub dispatcher: DispatcherKind,
     /// The scales of tokens that the flex dispatcher sends in 8 bits; by default they are sent in their own type.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("experimental" = true))]
     pub fp8_dispatch: Option<Fp8DispatchScales>,
 }
 

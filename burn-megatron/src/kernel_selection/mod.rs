@@ -112,7 +112,7 @@ pub struct KernelChoices {
     pub epilogue_fusion: EpilogueFusion,
     /// The file of algorithms of cuBLASLt that `burn-megatron-bench gemm --tune` has written, which rank 0 reads for all ranks; by
     /// default those of its heuristic are used. For CUDA.
-    #[schemars(extend("value" = "PATH"))]
+    #[schemars(extend("value" = "PATH", "experimental" = true))]
     pub gemm_algorithms: Option<PathBuf>,
     /// The form of AdamW and of the gradient norm.
     pub optimizer: KernelChoice,

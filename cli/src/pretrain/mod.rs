@@ -131,16 +131,9 @@ fn run_until(
     let data = data::open(&recipe)?;
     let tokenizer = data::sample_tokenizer(&recipe)?;
     let sample = data::sample(&recipe, &*data, tokenizer.as_ref())?;
-    // `--resume auto` starts a run if there is none.
-    let resumes = ResumeMode::of(args)? != ResumeMode::Fresh;
-    let load = lora::initial_weights(&recipe, resumes);
-    let weights = load.map(|path| InitialWeights::new(path, &recipe, &args.saving, families));
-    if let Some(weights) = weights
-        .as_ref()
-        .filter(|_| !resumes || recipe.lora.is_some())
-    {
-        weights.open()?;
-    }
+    let weights = InitialWeights::new(&recipe, &args.saving, families);
+    // `--resume auto` starts a run if there is none, and the run folder of one that is resumed may have no checkpoint.
+    weights.open(ResumeMode::of(args)? != ResumeMode::Fresh)?;
     let has_first = own_rank.is_none_or(|rank| rank == 0);
     if has_first {
         note_dropped();
@@ -197,7 +190,7 @@ fn run_until(
             data: &*data,
             resolver: resolver.as_ref().filter(|_| rank.rank() == 0),
             saving: &args.saving,
-            weights: weights.as_ref(),
+            weights: &weights,
             sample: &sample,
             tokenizer: tokenizer.as_ref(),
             faults: &args.inject,

@@ -55,6 +55,7 @@ fn arg(setting: &Setting) -> Option<Arg> {
         .value_name(setting.value_text())
         .visible_aliases(setting.alias.clone())
         .hide_short_help(setting.alias.is_none())
+        .hide(setting.is_experimental)
         .action(match forms.is_list() {
             true => ArgAction::Append,
             false => ArgAction::Set,

@@ -89,6 +89,9 @@ impl Settings {
             ResumeRule::OrderOfSums => "may change in a run that is not deterministic",
         };
         add("resume", resume.into());
+        if setting.is_experimental {
+            add("state", "experimental: no GPU has run it".into());
+        }
         text
     }
 }

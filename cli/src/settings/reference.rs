@@ -23,7 +23,8 @@ takes the same values, or values in TOML. The pages of the book describe the key
 
 A run that is resumed must have the same settings, except those that *may change when a run is resumed*.
 `--resume-allow-change KEY` allows another change, as of `train.steps` to train longer. A setting that *cannot change*
-decides which tensors a checkpoint has. `burn-megatron config KEY` prints the facts of one setting.
+decides which tensors a checkpoint has. An *experimental* setting has a flag that `--help` does not list.
+`burn-megatron config KEY` prints the facts of one setting.
 ";
 
 impl Settings {
@@ -70,6 +71,9 @@ impl Settings {
             .filter(|condition| condition.is_needed);
         for condition in needed {
             let _ = write!(entry, " Requires `{condition}`.");
+        }
+        if setting.is_experimental {
+            entry.push_str(" *Experimental: no GPU has run it.*");
         }
         entry.push_str(match self.resume_rule(&setting.path) {
             ResumeRule::Fixed => "",

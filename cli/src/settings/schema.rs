@@ -6,6 +6,7 @@ use serde_json::Value as Json;
 use toml::{Table, Value};
 
 use super::condition::Condition;
+use super::doc::plain;
 use super::value::{Forms, ValueParser};
 use super::{Schema, json_at};
 use crate::origins::dotted;
@@ -42,6 +43,8 @@ pub struct Setting {
     pub resume: Option<ResumeRule>,
     /// The conditions that keep the setting.
     pub conditions: Vec<Condition>,
+    /// Whether no GPU has run it yet: the flag works, and `--help` does not list it.
+    pub is_experimental: bool,
     /// The name of the value in the help.
     pub value_name: Option<String>,
     /// Whether the value is one of several variants, each with a table of its own below its name.
@@ -218,6 +221,7 @@ impl Setting {
             Some("order_of_sums") => Some(ResumeRule::OrderOfSums),
             _ => None,
         });
+        self.is_experimental |= schema.get("experimental") == Some(&Json::Bool(true));
         let table = self.table().to_string();
         let conditions = [
             text("needs").map(|text| Condition::needed(text, &table)),
@@ -289,34 +293,4 @@ fn variant(branch: &Json) -> Option<(&String, &Json)> {
         }
         _ => None,
     }
-}
-
-/// Returns a doc comment as plain text: without the targets of links, and with spaces instead of line breaks.
-fn plain(doc: &str) -> String {
-    let (mut text, mut rest) = (String::new(), doc);
-    while let Some(start) = rest.find('[') {
-        let (before, link) = rest.split_at(start);
-        text += before;
-        let end = link.find(']').map_or(link.len(), |end| end + 1);
-        let (label, after) = link.split_at(end);
-        let target = after
-            .strip_prefix('(')
-            .and_then(|target| target.split_once(')'));
-        let is_name = label.starts_with("[`");
-        match target {
-            Some((_, after)) => (text, rest) = (text + label.trim_matches(['[', ']']), after),
-            None if is_name => (text, rest) = (text + label.trim_matches(['[', ']']), after),
-            None => (text, rest) = (text + label, after),
-        }
-    }
-    text += rest;
-    // As flags and the keys of a recipe write it.
-    let text = text.replace("`None`", "`none`");
-    let paragraphs = text.split("\n\n").map(|paragraph| {
-        let words: Vec<_> = paragraph.split_whitespace().collect();
-        words.join(" ")
-    });
-    // Examples in a code block are for those who read the documentation of the library.
-    let paragraphs = paragraphs.take_while(|paragraph| !paragraph.starts_with("```"));
-    paragraphs.collect::<Vec<_>>().join("\n\n")
 }

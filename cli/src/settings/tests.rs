@@ -37,6 +37,22 @@ fn every_setting_has_a_text() {
 }
 
 #[test]
+fn texts_have_no_links_of_the_documentation() {
+    let settings = settings();
+    let linked = settings.all().filter(|setting| {
+        let names = setting
+            .forms
+            .names
+            .iter()
+            .filter_map(|name| name.help.as_ref());
+        let mut texts = names.chain([&setting.help]);
+        texts.any(|text| text.contains("](") || text.contains("[`"))
+    });
+    let linked: Vec<_> = linked.map(|setting| &setting.path).collect();
+    assert!(linked.is_empty(), "{linked:?}");
+}
+
+#[test]
 fn conditions_name_settings() {
     let settings = settings();
     let conditions = settings.all().flat_map(|setting| {
@@ -288,7 +304,7 @@ fn a_new_field_has_a_flag_a_help_text_a_check_and_a_line_on_the_page() {
         #[schemars(extend("flag" = "hot", "resume" = "may_differ"))]
         heat: usize,
         /// Whether the heat is measured.
-        #[schemars(extend("needs" = "heat > 0"))]
+        #[schemars(extend("needs" = "heat > 0", "experimental" = true))]
         measured: bool,
     }
     impl Default for Spice {
@@ -309,6 +325,8 @@ fn a_new_field_has_a_flag_a_help_text_a_check_and_a_line_on_the_page() {
         help.contains("The heat of the meal, see `Fixture`."),
         "{help}"
     );
+    assert!(!help.contains("--spice.measured"), "{help}");
+    assert!(parse(&settings, &["--spice.measured"]).is_ok());
     let error = settings.check_keys(&table("spice.heta = 3")).unwrap_err();
     assert!(error.to_string().ends_with("did you mean spice.heat?"));
     assert_eq!(settings.resume_rule("spice.heat"), ResumeRule::MayDiffer);

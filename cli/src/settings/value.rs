@@ -4,6 +4,7 @@ use serde_json::Value as Json;
 use toml::{Table, Value};
 
 use super::Schema;
+use super::doc::plain;
 use super::schema::branches;
 use crate::byte_size::ByteSize;
 
@@ -99,7 +100,7 @@ impl Forms {
                         .get("description")
                         .and_then(Json::as_str)
                         .filter(|_| schema.contains_key("const"))
-                        .map(|help| help.split_whitespace().collect::<Vec<_>>().join(" ")),
+                        .map(plain),
                 });
             }
         }

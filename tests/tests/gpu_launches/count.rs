@@ -25,10 +25,14 @@ impl<S: tracing::Subscriber> Layer<S> for Launches {
     }
 }
 
+/// Returns the result of some work, and the number of its launches. Waits for the device: a process that ends while its
+/// driver compiles a kernel may be ended by a signal.
 pub fn count<T>(work: impl FnOnce() -> T) -> (T, usize) {
     let before = LAUNCHED.get();
     let result = work();
-    (result, LAUNCHED.get() - before)
+    let launched = LAUNCHED.get() - before;
+    device().sync().expect("the device has no error");
+    (result, launched)
 }
 
 /// The device. A global subscriber is set before the first launch: tracing caches at the first use of a span

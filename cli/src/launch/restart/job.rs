@@ -13,7 +13,7 @@ use tempfile::NamedTempFile;
 
 use crate::cli::{Cli, Command};
 use crate::error::Error;
-use crate::family::{Families, base_of};
+use crate::family::Families;
 use crate::launch::args::LaunchArgs;
 use crate::launch::error::LaunchError;
 use crate::pretrain::args::PretrainArgs;
@@ -28,8 +28,6 @@ pub struct PretrainJob {
     recipe: String,
     /// The checkpoints that `--resume-skip` skips.
     skip: Vec<u64>,
-    /// Whether the run starts with adapters, which only their own checkpoint has.
-    loads_adapters: bool,
 }
 
 /// The progress of a run before an attempt, from its folder.
@@ -98,18 +96,10 @@ impl PretrainJob {
                         one of them";
             return Err(LaunchError::NoRestart(text.into()));
         }
-        let load = recipe.checkpoint.load.as_deref();
-        let load = load.filter(|_| recipe.lora.is_some() && mode == ResumeMode::Fresh);
-        let loads_adapters = match load {
-            // A model is its own base.
-            Some(load) => base_of(load)? != load,
-            None => false,
-        };
         let text = toml::to_string(&recipe.complete()).map_err(Error::from)?;
         Ok(Self {
             folder: folder.to_owned(),
             recipe: text,
-            loads_adapters,
             skip: args.saving.resume_skip.clone(),
         })
     }
@@ -143,15 +133,10 @@ impl PretrainJob {
         given.iter().cloned().chain(restart).collect()
     }
 
-    /// Whether the run folder has the recipe of the run, which can be resumed then.
-    fn is_begun(&self) -> bool {
-        self.folder.join("config.toml").is_file()
-    }
-
     /// The step of the newest complete checkpoint, from which the next attempt resumes; `None` if there is none.
     ///
     /// # Errors
-    /// A checkpoint that cannot be read now, or an attempt that cannot be repeated without one.
+    /// A checkpoint that cannot be read now.
     pub fn saved(&self) -> Result<Option<u64>, Error> {
         let checkpoints = self
             .folder
@@ -163,13 +148,6 @@ impl PretrainJob {
                 folder.newest_complete(&self.skip)?.checkpoint
             }
         };
-        if newest.is_none() && self.loads_adapters && self.is_begun() {
-            return Err(
-                "there is no checkpoint yet, and the adapters of --load are not in the run folder; start the run again in \
-                 a new folder"
-                    .into(),
-            );
-        }
         Ok(newest.map(|newest| newest.metadata().step))
     }
 

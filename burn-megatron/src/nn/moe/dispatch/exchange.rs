@@ -14,7 +14,7 @@ use crate::nn::ScheduleNodes;
 use crate::nn::schedule_nodes::{Exchange, PendingExchange};
 
 /// Work that does not depend on the dispatched rows.
-pub type Meanwhile = Box<dyn FnOnce() + Send>;
+pub(in crate::nn::moe) type Meanwhile = Box<dyn FnOnce() + Send>;
 
 /// The execution of a forward's exchanges: each as an operation of one graph, or between two [nodes](ScheduleNodes).
 #[derive(Default)]
