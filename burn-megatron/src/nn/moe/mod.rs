@@ -41,7 +41,7 @@ pub use capacity::{Capacity, KeepPolicy};
 pub use choice::RouterChoice;
 pub use dispatch::{
     DispatchNodes, DispatchProblem, DispatchVolume, Dispatched, Dispatcher, DispatcherKind,
-    Exchanges, Fp8DispatchScales, Meanwhile, PendingDispatch, expected_destinations,
+    Exchanges, Fp8DispatchScales, PendingDispatch, expected_destinations,
 };
 pub use experts::{ExpertRows, Experts, ExpertsConfig};
 pub use loss_kind::RouterLossKind;
