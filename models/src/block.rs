@@ -7,9 +7,8 @@ use burn_megatron::nn::{
     ActivationLayout, AttentionContext, BuildError, Dropout, ModelBuilder, Norm, Residual,
 };
 
-use crate::mixer::PartOutput;
 use crate::part::Part;
-use crate::{FeedForward, LayerSpec, Mixer, MixerInput, StandardMixer};
+use crate::{FeedForward, LayerSpec, Mixer, MixerInput, PartOutput, StandardMixer};
 
 /// A pre-norm transformer block with a mixer `X`.
 #[derive(Module, Debug)]

@@ -4,8 +4,7 @@ use burn::tensor::Tensor;
 use burn_megatron::nn::moe::{MoeForward, MoeMlp};
 use burn_megatron::nn::{BuildError, ModelBuilder, Norm, ParallelMlp, Residual};
 
-use crate::mixer::PartOutput;
-use crate::{FeedForwardSpec, module_enum};
+use crate::{FeedForwardSpec, PartOutput, module_enum};
 
 /// The feed-forward part of a [`Block`](crate::Block).
 #[derive(Clone, Debug)]

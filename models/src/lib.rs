@@ -17,29 +17,20 @@ mod family;
 mod feed_forward;
 pub mod hf;
 mod layer_spec;
-mod layers;
 mod mixer;
-mod mla;
-mod moe;
 mod mtp;
 mod part;
-mod positions;
-mod scaling;
 mod transformer;
 pub mod upcycle;
 mod weights;
 
 pub use block::Block;
 pub use burn_megatron::kernels::rope::Scaling as RotaryScaling;
-pub use config::TransformerConfig;
-pub use cost::LayerFlops;
+pub use config::{MlaConfig, MoeConfig, MtpConfig, Positions, TransformerConfig};
 pub use feed_forward::FeedForward;
 pub use layer_spec::{FeedForwardSpec, LayerSpec, MixerSpec};
-pub use mixer::{Mixer, MixerInput, PartOutput, StandardMixer};
-pub use mla::MlaConfig;
-pub use moe::MoeConfig;
-pub use mtp::MtpConfig;
-pub use positions::Positions;
+pub use mixer::{LayerFlops, Mixer, MixerInput, StandardMixer};
+pub use part::PartOutput;
 pub use transformer::Transformer;
 
 /// Compiles the examples of the README.

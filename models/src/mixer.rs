@@ -7,14 +7,11 @@ use burn::tensor::Tensor;
 use burn_megatron::kernels::rope::RopeTable;
 use burn_megatron::model::GenerationCache;
 use burn_megatron::nn::{
-    AttentionContext, Bias, BuildError, KvCache, ModelBuilder, MultiLatentAttention, Norm,
-    NormConfig, ParallelAttention, Residual,
+    AttentionContext, BuildError, KvCache, ModelBuilder, MultiLatentAttention, Norm, NormConfig,
+    ParallelAttention, Residual,
 };
 
-use crate::{LayerFlops, MixerSpec, Transformer, module_enum};
-
-/// The output of a part of a block, and a bias that is still to be added to it.
-pub type PartOutput = (Tensor<3>, Option<Bias>);
+use crate::{MixerSpec, PartOutput, Transformer, module_enum};
 
 /// The values that a block gives to its mixer.
 #[derive(Debug)]
@@ -23,6 +20,15 @@ pub struct MixerInput<'a> {
     pub rotary: Option<&'a RopeTable>,
     /// The earlier tokens that belong to the sequence of a token.
     pub context: AttentionContext<'a>,
+}
+
+/// The operations of a token in a part of a layer, over all ranks. [`burn_megatron_plan::flops`] says what counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct LayerFlops {
+    /// The weights of the matrix products.
+    pub weights: u64,
+    /// The operations of forward and backward that are no products with weights, such as attention's.
+    pub others: f64,
 }
 
 /// The part of a [`Block`](crate::Block) that mixes the tokens of a sequence. A model with mixers of several kinds has an

@@ -1,4 +1,4 @@
-//! Modules whose parameter paths differ from the paths of Burn's derive.
+//! The parts of a block: modules whose parameter paths differ from the paths of Burn's derive.
 //!
 //! The paths of parameters are keys of weights and checkpoints: `blocks.3.attention.qkv.weight`. The derive would give
 //! `blocks.3.mixer.Attention.qkv.weight`, from the field of the block and the variant of the enum.
@@ -6,7 +6,11 @@
 use burn::module::{
     Content, Devices, Module, ModuleDisplay, ModuleDisplayDefault, ModuleMapper, ModuleVisitor,
 };
-use burn::tensor::Device;
+use burn::tensor::{Device, Tensor};
+use burn_megatron::nn::Bias;
+
+/// The output of a part of a block, and a bias that is still to be added to it.
+pub type PartOutput = (Tensor<3>, Option<Bias>);
 
 /// The type that module visitors are told, as in the derive of [`Block`](crate::Block).
 const CONTAINER: &str = "Struct:Block";

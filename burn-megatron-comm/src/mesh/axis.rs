@@ -13,22 +13,9 @@ use super::as_text::serde_as_text;
 ///
 /// Written in full in messages and files (`tensor`, `expert-tensor`), and abbreviated in an [`AxisOrder`]
 /// (`tp`).
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    PartialEq,
-    Eq,
-    Hash,
-    PartialOrd,
-    Ord,
-    Serialize,
-    Deserialize,
-    strum::Display,
-    strum::IntoStaticStr,
-    strum::VariantArray,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
+#[derive(strum::Display, strum::IntoStaticStr, strum::VariantArray)]
 #[strum(serialize_all = "kebab-case")]
 pub enum Axis {
     /// Each rank holds a slice of every weight matrix.

@@ -13,24 +13,12 @@ use super::split::multiples_around;
 /// With causal attention a token costs as much as it has earlier tokens. The zigzag gives all ranks the same
 /// number of pairs of query and key, the contiguous split up to twice the mean to the last rank.
 #[derive(
-    Clone,
-    Copy,
-    Debug,
-    Default,
-    PartialEq,
-    Eq,
-    Hash,
-    PartialOrd,
-    Ord,
-    Serialize,
-    Deserialize,
-    JsonSchema,
-    strum::Display,
-    strum::EnumString,
-    strum::IntoStaticStr,
-    strum::VariantArray,
+    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
 )]
 #[serde(rename_all = "kebab-case")]
+#[derive(
+    JsonSchema, strum::Display, strum::EnumString, strum::IntoStaticStr, strum::VariantArray,
+)]
 #[strum(
     serialize_all = "kebab-case",
     parse_err_ty = ParseContextError,
@@ -49,24 +37,11 @@ pub enum ContextSplit {
 }
 
 /// The method by which the ranks of a context group compute attention to the keys and values of each other.
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    PartialEq,
-    Eq,
-    Hash,
-    PartialOrd,
-    Ord,
-    Serialize,
-    Deserialize,
-    JsonSchema,
-    strum::Display,
-    strum::EnumString,
-    strum::IntoStaticStr,
-    strum::VariantArray,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
+#[derive(
+    JsonSchema, strum::Display, strum::EnumString, strum::IntoStaticStr, strum::VariantArray,
+)]
 #[strum(
     serialize_all = "kebab-case",
     parse_err_ty = ParseContextError,

@@ -6,24 +6,11 @@ use strum::VariantArray as _;
 
 /// The split of an all-gather or a reduce-scatter of the tensor axis into chunks, so that one travels while the product
 /// of another is computed (`--tp-comm-overlap` of Megatron-LM).
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    PartialEq,
-    Eq,
-    Hash,
-    PartialOrd,
-    Ord,
-    Serialize,
-    Deserialize,
-    JsonSchema,
-    strum::Display,
-    strum::EnumString,
-    strum::IntoStaticStr,
-    strum::VariantArray,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
+#[derive(
+    JsonSchema, strum::Display, strum::EnumString, strum::IntoStaticStr, strum::VariantArray,
+)]
 #[strum(parse_err_ty = ParseTpCommOverlapError, parse_err_fn = ParseTpCommOverlapError::new)]
 pub enum TpCommOverlap {
     /// The tokens of each rank travel from neighbour to neighbour, as one chunk or several: before a product the own ones are

@@ -11,21 +11,10 @@ use strum::VariantArray as _;
 ///
 /// Written as its number. Each stage shards what the previous one does, and more.
 #[derive(
-    Clone,
-    Copy,
-    Debug,
-    Default,
-    PartialEq,
-    Eq,
-    Hash,
-    PartialOrd,
-    Ord,
-    Serialize,
-    Deserialize,
-    JsonSchema,
-    strum::VariantArray,
+    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
 )]
 #[serde(try_from = "u8", into = "u8")]
+#[derive(JsonSchema, strum::VariantArray)]
 #[schemars(extend("enum" = [0, 1, 2, 3]))]
 pub enum ZeroStage {
     /// Nothing.

@@ -8,21 +8,13 @@ use burn_cubecl::tensor::CubeTensor;
 
 #[cfg(feature = "cubecl")]
 use super::kernel;
+use super::kind::FusedActivation;
 use super::{Activation, ActivationOptions, NAME, check_options, cpu, statistics};
 use crate::cpu::for_float;
 use crate::error::accept;
 use crate::function::{Function, Gradients, Tensors};
 use crate::gradient::{self, Destination, Place};
 use crate::launch::{DeviceOp, SimpleOp, Spec, launch, launch_one};
-
-/// Inputs: `x`, then the bias and the row weight where there are any.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct FusedActivation {
-    pub kind: Activation,
-    pub options: ActivationOptions,
-    pub bias: bool,
-    pub weight: bool,
-}
 
 /// Which gradients a backward computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -33,30 +25,9 @@ pub(super) struct RequestedGradients {
 }
 
 impl FusedActivation {
-    /// An activation of `x` alone.
-    fn plain(kind: Activation) -> Self {
-        Self {
-            kind,
-            options: ActivationOptions::default(),
-            bias: false,
-            weight: false,
-        }
-    }
-
     /// The output on Burn's CPU backend.
     pub(crate) fn on_cpu(&self, inputs: Vec<FlexTensor>) -> FlexTensor {
         for_float!(inputs[0].dtype(), E => cpu::forward::<E>(self, inputs))
-    }
-
-    /// The values of the inputs in the order `x`, bias, row weight.
-    pub fn split<T>(&self, inputs: impl IntoIterator<Item = T>) -> (T, Option<T>, Option<T>) {
-        let mut inputs = inputs.into_iter();
-        let Some(x) = inputs.next() else {
-            unreachable!("the function is applied to `x` first")
-        };
-        let bias = self.bias.then(|| inputs.next()).flatten();
-        let weight = self.weight.then(|| inputs.next()).flatten();
-        (x, bias, weight)
     }
 }
 

@@ -1,4 +1,4 @@
-//! The activations, and the nonlinearity of each.
+//! The activations: the nonlinearity of each, its options and its inputs.
 
 /// The nonlinearity of an MLP.
 ///
@@ -52,5 +52,47 @@ impl Activation {
     /// The width of the output.
     pub(crate) fn output_width(self, width: usize) -> usize {
         if self.is_gated() { width / 2 } else { width }
+    }
+}
+
+/// Options of a gated [`Activation`].
+#[derive(Clone, Copy, Debug, PartialEq, Default)]
+pub struct ActivationOptions {
+    /// `c`: the first half becomes `min(a, c)` and the second `min(max(b, -c), c)`, after the bias.
+    /// Gradients are zero outside of these bounds.
+    pub clamp: Option<f64>,
+    /// Added to the second half, after it was clamped; 1 in gpt-oss.
+    pub offset: f64,
+}
+
+/// Inputs: `x`, then the bias and the row weight where there are any.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FusedActivation {
+    pub kind: Activation,
+    pub options: ActivationOptions,
+    pub bias: bool,
+    pub weight: bool,
+}
+
+impl FusedActivation {
+    /// An activation of `x` alone.
+    pub(super) fn plain(kind: Activation) -> Self {
+        Self {
+            kind,
+            options: ActivationOptions::default(),
+            bias: false,
+            weight: false,
+        }
+    }
+
+    /// The values of the inputs in the order `x`, bias, row weight.
+    pub fn split<T>(&self, inputs: impl IntoIterator<Item = T>) -> (T, Option<T>, Option<T>) {
+        let mut inputs = inputs.into_iter();
+        let Some(x) = inputs.next() else {
+            unreachable!("the function is applied to `x` first")
+        };
+        let bias = self.bias.then(|| inputs.next()).flatten();
+        let weight = self.weight.then(|| inputs.next()).flatten();
+        (x, bias, weight)
     }
 }

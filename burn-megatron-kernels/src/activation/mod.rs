@@ -20,20 +20,10 @@ pub(crate) mod kind;
 mod tests;
 
 pub use backward::ActivationFunction;
-pub(crate) use backward::FusedActivation;
-pub use kind::Activation;
+pub(crate) use kind::FusedActivation;
+pub use kind::{Activation, ActivationOptions};
 
 const NAME: &str = "activate";
-
-/// Options of a gated [`Activation`].
-#[derive(Clone, Copy, Debug, PartialEq, Default)]
-pub struct ActivationOptions {
-    /// `c`: the first half becomes `min(a, c)` and the second `min(max(b, -c), c)`, after the bias.
-    /// Gradients are zero outside of these bounds.
-    pub clamp: Option<f64>,
-    /// Added to the second half, after it was clamped; 1 in gpt-oss.
-    pub offset: f64,
-}
 
 /// `f(x + bias) row_weight`, in one pass each way.
 ///

@@ -7,8 +7,7 @@ use super::error::OptimizerError;
 use super::groups::{self, GroupError, ParameterGroup};
 use super::muon::MuonConfig;
 use super::rules::{
-    AdagradConfig, AdamConfig, AdamWConfig, AdanConfig, LionConfig, RmsPropConfig, RuleConfig,
-    SgdConfig,
+    AdagradConfig, AdamConfig, AdamWConfig, AdanConfig, LionConfig, RmsPropConfig, SgdConfig,
 };
 use super::setting;
 

@@ -37,10 +37,6 @@ pub(super) fn factor(name: &'static str, value: f64) -> Setting {
     Setting::new(name, value, is_valid, "at least 0 and finite")
 }
 
-pub(super) fn weight_decay(value: f64) -> Setting {
-    factor("weight_decay", value)
-}
-
 /// Fails for the first invalid setting.
 pub(super) fn check(settings: Vec<Setting>) -> Result<(), OptimizerError> {
     match settings.into_iter().find(|setting| !setting.is_valid) {

@@ -3,8 +3,7 @@
 use burn_megatron::mesh::{Axis, divisors_near, split_evenly};
 use burn_megatron::nn::{BuildError, Vocabulary};
 
-use super::{MAX_SIZE, TransformerConfig, refused};
-use crate::{MlaConfig, MoeConfig, Positions, scaling};
+use super::{MAX_SIZE, MlaConfig, MoeConfig, Positions, TransformerConfig, refused, scaling};
 
 /// The most blocks, as each takes time to build.
 const MAX_LAYERS: usize = 1 << 14;

@@ -11,7 +11,8 @@ use burn_megatron_plan::profile::{
     AttentionShape, ELEMENT, Exchange, GroupPart, LayerProfile, TrainingPass,
 };
 
-use super::{LayerFlops, RankShare};
+use super::RankShare;
+use crate::LayerFlops;
 
 impl LayerFlops {
     /// Returns the operations of attention in sequences of `seq` tokens.

@@ -2,16 +2,7 @@
 
 use burn_megatron_plan::flops::product_flops_per_token;
 
-use crate::{LayerSpec, Mixer, StandardMixer, TransformerConfig};
-
-/// The operations of a token in a part of a layer, over all ranks. [`burn_megatron_plan::flops`] says what counts.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct LayerFlops {
-    /// The weights of the matrix products.
-    pub weights: u64,
-    /// The operations of forward and backward that are no products with weights, such as attention's.
-    pub others: f64,
-}
+use crate::{LayerFlops, LayerSpec, Mixer, StandardMixer, TransformerConfig};
 
 /// Returns the operations of a token in all layers, the output layer and the depths of multi-token prediction.
 pub(crate) fn flops_per_token<X: Mixer>(

@@ -8,7 +8,8 @@ use burn_megatron_plan::flops::{attention_flops_per_token, keys_per_query};
 use burn_megatron_plan::profile::TrainingPass::{Backward, Forward};
 use burn_megatron_plan::profile::{AttentionShape, ELEMENT, LayerProfile};
 
-use super::{LayerFlops, RankShare, norm_bytes};
+use super::{RankShare, norm_bytes};
+use crate::LayerFlops;
 
 /// The sizes of a layer.
 #[derive(Clone, Copy)]

@@ -21,7 +21,6 @@ use burn_megatron_plan::{BlockProfile, ModelProfile};
 
 use crate::{FeedForwardSpec, LayerSpec, MixerSpec, TransformerConfig};
 
-pub use flops::LayerFlops;
 pub(crate) use flops::flops_per_token;
 
 /// The part of a micro-batch that a rank of a layout computes.

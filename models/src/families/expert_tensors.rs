@@ -1,7 +1,7 @@
 //! The tensors of routers and experts.
 
 use super::ModelFamily;
-use super::tensors::MappingList;
+use super::tensors::{MappingList, within};
 use crate::hf::stored::mxfp4_names;
 use crate::hf::{WeightEncoding, WeightMapping};
 use crate::{MoeConfig, TransformerConfig};
@@ -24,10 +24,7 @@ struct Experts<'a> {
 impl Experts<'_> {
     /// A tensor of the shape of ours, or with its last two dims transposed.
     fn tensor(&self, path: &str, name: &str, shape: &[usize], transposed: bool) -> WeightMapping {
-        let (path, name) = (
-            format!("{}.{path}", self.own),
-            format!("{}.{name}", self.theirs),
-        );
+        let [path, name] = within([&self.own, &self.theirs], path, name);
         WeightMapping {
             transposed,
             ..WeightMapping::whole(&path, &name, shape)
@@ -60,16 +57,12 @@ impl MappingList<'_> {
             _ => self.routed_experts(&of_module("mlp"), LINEARS),
         }
         if let Some(width) = moe.shared_width {
-            let both = [
-                &format!("{own}.moe.shared.mlp")[..],
-                &format!("{theirs}.mlp"),
-            ];
-            let parts = [
-                ("shared_experts.gate_proj", width),
-                ("shared_experts.up_proj", width),
-            ];
+            let [own, theirs] = within([own, theirs], "moe.shared.mlp", "mlp.shared_experts");
+            let both = [&own[..], &theirs];
+            let [gate, value, output] = LINEARS;
+            let parts = [(gate, width), (value, width)];
             self.linear(both, "up", config.hidden, &parts, false);
-            let parts = [("shared_experts.down_proj", config.hidden)];
+            let parts = [(output, config.hidden)];
             self.linear(both, "down", width, &parts, false);
         }
     }

@@ -17,6 +17,19 @@ pub(super) enum ExpertKeys {
     Qwen3,
 }
 
+impl ExpertKeys {
+    /// Small experts of the family.
+    pub fn defaults(self) -> MoeConfig {
+        MoeConfig {
+            score: match self {
+                Self::Olmoe => ScoreFunction::PreSoftmax,
+                Self::Mixtral | Self::Qwen3 => ScoreFunction::Softmax,
+            },
+            ..MoeConfig::default()
+        }
+    }
+}
+
 /// The number of experts of Qwen 3 and OLMoE, and of Mixtral.
 const EXPERTS: [&str; 2] = ["num_experts", "num_local_experts"];
 

@@ -4,8 +4,7 @@
 use burn_megatron::nn::{Activation, QkNorm};
 use serde_json::{Map, Value, json};
 
-use super::plain::attention_bias;
-use super::{Conditions, Family, map, rope, sizes, windows};
+use super::{Conditions, Family, biases, rope, sizes, windows};
 use crate::hf::{ConfigKeys, HfConfigError};
 use crate::{Positions, TransformerConfig};
 
@@ -16,8 +15,12 @@ const ACTIVATION: &str = "gelu_pytorch_tanh";
 const WINDOW: usize = 4096;
 
 pub(super) struct Gemma {
-    pub is_gemma3: bool,
+    is_gemma3: bool,
 }
+
+pub(super) const GEMMA2: Gemma = Gemma { is_gemma3: false };
+
+pub(super) const GEMMA3: Gemma = Gemma { is_gemma3: true };
 
 impl Family for Gemma {
     fn defaults(&self) -> TransformerConfig {
@@ -55,7 +58,7 @@ impl Family for Gemma {
         for key in ["hidden_activation", "hidden_act"] {
             keys.only(key, ACTIVATION)?;
         }
-        let attention_bias = attention_bias(keys, false)?;
+        let attention_bias = biases::attention(keys, false)?;
         keys.only("use_bidirectional_attention", false)?;
         // How transformers stores keys and values.
         keys.take("cache_implementation");
@@ -65,7 +68,9 @@ impl Family for Gemma {
         } else {
             (rope::read(keys, sizes.context, false)?, None)
         };
-        let (window, layer_windows) = windows_of_layers(keys, sizes.layers, self.is_gemma3)?;
+        let window = keys.needed("sliding_window", ConfigKeys::size)?;
+        let step = self.window_step(keys)?;
+        let (window, layer_windows) = windows::by_step(keys, sizes.layers, window, step)?;
         // The attention of Gemma 3 in transformers does not use the cap.
         let attention_soft_cap = keys.positive("attn_logit_softcapping")?;
         let scalar = keys.needed("query_pre_attn_scalar", ConfigKeys::size)?;
@@ -93,22 +98,34 @@ impl Family for Gemma {
     }
 
     fn write(&self, model: &TransformerConfig) -> Map<String, Value> {
-        let window = windows::size(model);
-        let mut keys = sizes::write(model);
-        keys.extend(map(json!({
+        let own = json!({
             "head_dim": model.width_of_heads(),
             "hidden_activation": ACTIVATION,
             "attention_bias": model.has_qkv_bias(),
             "query_pre_attn_scalar": scalar(model),
             "attn_logit_softcapping": model.attention_soft_cap,
             "final_logit_softcapping": model.logit_soft_cap,
-            "sliding_window": window.unwrap_or(WINDOW),
+            "sliding_window": windows::size(model).unwrap_or(WINDOW),
             "layer_types": windows::types(model),
-        })));
+        });
+        let mut keys = sizes::write(model, own);
         if let Some(base) = model.local_base {
             keys.insert("rope_local_base_freq".into(), json!(base));
         }
         keys
+    }
+}
+
+impl Gemma {
+    /// Returns the step of the layers without a window in old files, which have no `layer_types`.
+    fn window_step(&self, keys: &mut ConfigKeys) -> Result<usize, HfConfigError> {
+        if !self.is_gemma3 {
+            return Ok(2);
+        }
+        keys.not_null("sliding_window_pattern", "a number of layers")?;
+        let patterns = ["sliding_window_pattern", "_sliding_window_pattern"];
+        let [given, other] = patterns.map(|key| keys.size(key));
+        Ok(given?.or(other?).unwrap_or(6))
     }
 }
 
@@ -124,31 +141,4 @@ fn scalar(model: &TransformerConfig) -> Option<usize> {
     let scalar = (given * given).recip().round();
     let scalar = (1.0..1e9).contains(&scalar).then_some(scalar as usize)?;
     ((scale(scalar) / given - 1.0).abs() < 1e-12).then_some(scalar)
-}
-
-/// Returns the windows by `layer_types`, or by the pattern of old files: every second layer of Gemma 2 and every sixth layer
-/// of Gemma 3 has no window.
-fn windows_of_layers(
-    keys: &mut ConfigKeys,
-    layers: usize,
-    is_gemma3: bool,
-) -> Result<windows::Windows, HfConfigError> {
-    let window = keys.needed("sliding_window", ConfigKeys::size)?;
-    let mut pattern = 2;
-    if is_gemma3 {
-        keys.not_null("sliding_window_pattern", "a number of layers")?;
-        let patterns = ["sliding_window_pattern", "_sliding_window_pattern"];
-        let [given, other] = patterns.map(|key| keys.size(key));
-        pattern = given?.or(other?).unwrap_or(6);
-    }
-    let listed = windows::layer_types(keys, layers, true)?;
-    let by_pattern = || {
-        (1..=layers)
-            .map(|number| !number.is_multiple_of(pattern))
-            .collect()
-    };
-    Ok(windows::of_layers(
-        &listed.unwrap_or_else(by_pattern),
-        window,
-    ))
 }

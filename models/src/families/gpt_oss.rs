@@ -3,7 +3,7 @@
 use burn_megatron::nn::Activation;
 use serde_json::{Map, Value, json};
 
-use super::{Family, experts, map, rope, sizes, windows};
+use super::{Family, experts, rope, sizes, windows};
 use crate::hf::{ConfigKeys, HfConfigError};
 use crate::{MoeConfig, TransformerConfig};
 
@@ -60,19 +60,18 @@ impl Family for GptOss {
     }
 
     fn write(&self, model: &TransformerConfig) -> Map<String, Value> {
-        let window = windows::size(model);
         let moe = model.moe.clone().unwrap_or_default();
-        let mut keys = sizes::write(model);
-        keys.extend(map(json!({
+        let own = json!({
             "head_dim": model.width_of_heads(),
             "hidden_act": "silu",
             "attention_bias": true,
-            "sliding_window": window.unwrap_or(WINDOW),
+            "sliding_window": windows::size(model).unwrap_or(WINDOW),
             "layer_types": windows::types(model),
             "num_local_experts": moe.experts,
             "num_experts_per_tok": moe.experts_per_token,
             "swiglu_limit": LIMIT,
-        })));
+        });
+        let mut keys = sizes::write(model, own);
         if keys.get("rope_scaling").is_some_and(Value::is_null) {
             // The class would read null as its own default.
             let scaling = json!({ "rope_type": "default" });
@@ -84,15 +83,12 @@ impl Family for GptOss {
 
 /// The window of every second layer, from the first, unless `layer_types` has others.
 fn layer_windows(keys: &mut ConfigKeys, layers: usize) -> Result<windows::Windows, HfConfigError> {
-    let window = keys.size("sliding_window")?;
-    let types = windows::layer_types(keys, layers, window.is_some())?;
-    match (window, types) {
-        // Folders of earlier versions of this crate: no layer has a window.
-        (None, Some(_)) => Ok((None, vec![])),
-        (None, None) => Err(keys.missing("sliding_window")),
-        (Some(window), types) => {
-            let types = types.unwrap_or_else(|| (0..layers).map(|layer| layer % 2 == 0).collect());
-            Ok(windows::of_layers(&types, window))
-        }
+    if let Some(window) = keys.size("sliding_window")? {
+        return windows::by_step(keys, layers, window, 2);
+    }
+    // Folders of earlier versions of this crate: no layer has a window.
+    match windows::layer_types(keys, layers, false)? {
+        Some(_) => Ok((None, vec![])),
+        None => Err(keys.missing("sliding_window")),
     }
 }

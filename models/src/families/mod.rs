@@ -2,6 +2,7 @@
 //! settings. The other files have the parts that families share.
 
 mod activation;
+mod biases;
 mod check;
 mod deepseek;
 mod expert_tensors;
@@ -85,22 +86,28 @@ trait Family {
 type Conditions = Vec<(&'static str, bool)>;
 
 impl ModelFamily {
-    fn family(self) -> &'static dyn Family {
+    /// Returns the `model_type`, the class of `transformers` and the functions.
+    fn entry(self) -> (&'static str, &'static str, &'static dyn Family) {
+        use plain::{LLAMA, MISTRAL, MIXTRAL, OLMOE, QWEN2, QWEN3, QWEN3_MOE};
         match self {
-            Self::Gpt2 => &gpt2::Gpt2,
-            Self::Llama => &plain::LLAMA,
-            Self::Mistral => &plain::MISTRAL,
-            Self::Qwen2 => &plain::QWEN2,
-            Self::Qwen3 => &plain::QWEN3,
-            Self::Mixtral => &plain::MIXTRAL,
-            Self::Qwen3Moe => &plain::QWEN3_MOE,
-            Self::Olmoe => &plain::OLMOE,
-            Self::Gemma2 => &gemma::Gemma { is_gemma3: false },
-            Self::Gemma3Text => &gemma::Gemma { is_gemma3: true },
-            Self::DeepseekV2 => &deepseek::V2,
-            Self::DeepseekV3 => &deepseek::V3,
-            Self::GptOss => &gpt_oss::GptOss,
+            Self::Gpt2 => ("gpt2", "GPT2LMHeadModel", &gpt2::Gpt2),
+            Self::Llama => ("llama", "LlamaForCausalLM", &LLAMA),
+            Self::Mistral => ("mistral", "MistralForCausalLM", &MISTRAL),
+            Self::Qwen2 => ("qwen2", "Qwen2ForCausalLM", &QWEN2),
+            Self::Qwen3 => ("qwen3", "Qwen3ForCausalLM", &QWEN3),
+            Self::Mixtral => ("mixtral", "MixtralForCausalLM", &MIXTRAL),
+            Self::Qwen3Moe => ("qwen3_moe", "Qwen3MoeForCausalLM", &QWEN3_MOE),
+            Self::Olmoe => ("olmoe", "OlmoeForCausalLM", &OLMOE),
+            Self::Gemma2 => ("gemma2", "Gemma2ForCausalLM", &gemma::GEMMA2),
+            Self::Gemma3Text => ("gemma3_text", "Gemma3ForCausalLM", &gemma::GEMMA3),
+            Self::DeepseekV2 => ("deepseek_v2", "DeepseekV2ForCausalLM", &deepseek::V2),
+            Self::DeepseekV3 => ("deepseek_v3", "DeepseekV3ForCausalLM", &deepseek::V3),
+            Self::GptOss => ("gpt_oss", "GptOssForCausalLM", &gpt_oss::GptOss),
         }
+    }
+
+    fn family(self) -> &'static dyn Family {
+        self.entry().2
     }
 
     /// A small model of the family, of bytes.
@@ -136,21 +143,7 @@ impl HfFamily for ModelFamily {
     ];
 
     fn names(self) -> HfNames {
-        let (model_type, architecture) = match self {
-            Self::Gpt2 => ("gpt2", "GPT2LMHeadModel"),
-            Self::Llama => ("llama", "LlamaForCausalLM"),
-            Self::Mistral => ("mistral", "MistralForCausalLM"),
-            Self::Qwen2 => ("qwen2", "Qwen2ForCausalLM"),
-            Self::Qwen3 => ("qwen3", "Qwen3ForCausalLM"),
-            Self::Mixtral => ("mixtral", "MixtralForCausalLM"),
-            Self::Qwen3Moe => ("qwen3_moe", "Qwen3MoeForCausalLM"),
-            Self::Olmoe => ("olmoe", "OlmoeForCausalLM"),
-            Self::Gemma2 => ("gemma2", "Gemma2ForCausalLM"),
-            Self::Gemma3Text => ("gemma3_text", "Gemma3ForCausalLM"),
-            Self::DeepseekV2 => ("deepseek_v2", "DeepseekV2ForCausalLM"),
-            Self::DeepseekV3 => ("deepseek_v3", "DeepseekV3ForCausalLM"),
-            Self::GptOss => ("gpt_oss", "GptOssForCausalLM"),
-        };
+        let (model_type, architecture, _) = self.entry();
         let (prefix, embedding) = match self {
             Self::Gpt2 => ("transformer.", "transformer.wte.weight"),
             _ => ("model.", "model.embed_tokens.weight"),

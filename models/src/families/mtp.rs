@@ -1,7 +1,7 @@
 //! The tensors of multi-token prediction. The files have them as further blocks after the last one.
 
 use super::ModelFamily;
-use super::tensors::MappingList;
+use super::tensors::{MappingList, within};
 use crate::TransformerConfig;
 use crate::hf::HfNames;
 
@@ -19,16 +19,15 @@ impl MappingList<'_> {
     pub fn further_tokens(&mut self, family: ModelFamily, config: &TransformerConfig) {
         for depth in 0..depths(config) {
             let (own, theirs) = (format!("mtp.{depth}"), prefix(config, depth));
+            let (both, hidden) = ([&own[..], &theirs], config.hidden);
             for (path, name) in [
                 ("embedding_norm", "enorm"),
                 ("hidden_norm", "hnorm"),
                 ("norm", "shared_head.norm"),
             ] {
-                let (own, theirs) = (format!("{own}.{path}"), format!("{theirs}.{name}"));
-                self.norm(&own, &theirs, config);
+                self.norm(within(both, path, name), config);
             }
             // Inputs are the embedding, then the hidden state.
-            let (both, hidden) = ([&own[..], &theirs], config.hidden);
             let parts = [("eh_proj", hidden)];
             self.linear(both, "projection", 2 * hidden, &parts, false);
             let own = format!("{own}.block");

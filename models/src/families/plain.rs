@@ -1,28 +1,15 @@
 //! Llama, and the families that differ from it by a few settings.
 
 use burn_megatron::nn::QkNorm;
-use burn_megatron::nn::moe::ScoreFunction;
 use serde_json::{Map, Value, json};
 
 use super::activation::{self, GATED};
+use super::biases::{self, Biases};
 use super::experts::{self, ExpertKeys};
 use super::windows::{self, WindowKeys};
 use super::{Conditions, Family, map, rope, sizes};
+use crate::TransformerConfig;
 use crate::hf::{ConfigKeys, HfConfigError};
-use crate::{MoeConfig, TransformerConfig};
-
-/// The linear layers of a family that may have biases.
-#[derive(Clone, Copy, PartialEq)]
-enum Biases {
-    /// All, by `attention_bias` and `mlp_bias`.
-    All,
-    /// The projections of attention, by `attention_bias`.
-    Attention,
-    /// The projections of queries, keys and values, always.
-    Queries,
-    /// None.
-    None,
-}
 
 /// A family, by its differences from Llama.
 pub(super) struct Plain {
@@ -92,18 +79,11 @@ pub(super) const OLMOE: Plain = Plain {
 impl Family for Plain {
     fn defaults(&self) -> TransformerConfig {
         let has_window = self.windows == WindowKeys::Whole && self.experts.is_none();
-        let score = match self.experts {
-            Some(ExpertKeys::Olmoe) => ScoreFunction::PreSoftmax,
-            _ => ScoreFunction::Softmax,
-        };
         TransformerConfig {
             qk_norm: self.qk_norm,
             qkv_bias: (self.biases == Biases::Queries).then_some(true),
             window: has_window.then_some(64),
-            moe: self.experts.map(|_| MoeConfig {
-                score,
-                ..MoeConfig::default()
-            }),
+            moe: self.experts.map(ExpertKeys::defaults),
             ..TransformerConfig::llama()
         }
     }
@@ -111,39 +91,30 @@ impl Family for Plain {
     fn read(&self, keys: &mut ConfigKeys) -> Result<TransformerConfig, HfConfigError> {
         let sizes = sizes::read(keys, TransformerConfig::llama())?;
         let groups = keys.size("num_key_value_heads")?.unwrap_or(sizes.heads);
-        let head_width = self.head_width(keys, &sizes)?;
+        if self.refuses_null_width {
+            keys.not_null("head_dim", "a size, or no such key")?;
+        }
+        let head_width = sizes::head_width(keys, &sizes)?;
         // Only the order of the computation depends on it.
         keys.take("pretraining_tp");
         if self.experts == Some(ExpertKeys::Olmoe) {
             keys.only("clip_qkv", Value::Null)?;
         }
         let (window, layer_windows) = windows::read(self.windows, keys, sizes.layers)?;
-        let bias = match self.biases {
-            Biases::All => keys.needed("mlp_bias", ConfigKeys::flag)?,
-            _ => keys.only("mlp_bias", false).map(|()| false)?,
-        };
-        let (qkv_bias, output_bias) = match self.biases {
-            Biases::All | Biases::Attention => [attention_bias(keys, bias)?; 2].into(),
-            Biases::Queries | Biases::None => {
-                keys.only("attention_bias", false)?;
-                ((self.biases == Biases::Queries).then_some(true), None)
-            }
-        };
+        let sizes = biases::read(self.biases, keys, sizes)?;
+        let activation = activation::read(keys, "hidden_act", GATED)?;
+        let positions = rope::read(keys, sizes.context, false)?;
+        let experts = self.experts;
+        let moe = experts.map(|kind| experts::read(kind, keys, sizes.layers));
         Ok(TransformerConfig {
             groups: Some(groups),
             head_width: Some(head_width),
-            activation: activation::read(keys, "hidden_act", GATED)?,
-            positions: rope::read(keys, sizes.context, false)?,
-            bias,
-            qkv_bias,
-            output_bias,
+            activation,
+            positions,
             qk_norm: self.qk_norm,
             window,
             layer_windows,
-            moe: match self.experts {
-                Some(kind) => Some(experts::read(kind, keys, sizes.layers)?),
-                None => None,
-            },
+            moe: moe.transpose()?,
             ..sizes
         })
     }
@@ -162,51 +133,16 @@ impl Family for Plain {
 
     fn write(&self, model: &TransformerConfig) -> Map<String, Value> {
         let head_width = model.head_width.unwrap_or(model.hidden / model.heads);
-        let mut keys = sizes::write(model);
-        keys.insert("hidden_act".into(), json!(activation::name(model, GATED)));
+        let activation = json!({ "hidden_act": activation::name(model, GATED) });
+        let mut keys = sizes::write(model, activation);
         if !(self.omits_width && model.hidden == model.heads * head_width) {
             keys.insert("head_dim".into(), json!(head_width));
         }
-        if matches!(self.biases, Biases::All | Biases::Attention) {
-            keys.insert("attention_bias".into(), json!(model.has_qkv_bias()));
-        }
-        if self.biases == Biases::All {
-            keys.insert("mlp_bias".into(), json!(model.bias));
-        }
+        keys.extend(biases::write(self.biases, model));
         keys.extend(windows::write(self.windows, model));
         if let (Some(kind), Some(moe)) = (self.experts, &model.moe) {
             keys.extend(map(experts::write(kind, moe, model)));
         }
         keys
     }
-}
-
-impl Plain {
-    fn head_width(
-        &self,
-        keys: &mut ConfigKeys,
-        sizes: &TransformerConfig,
-    ) -> Result<usize, HfConfigError> {
-        let (hidden, heads) = (sizes.hidden, sizes.heads);
-        if self.refuses_null_width {
-            keys.not_null("head_dim", "a size, or no such key")?;
-        }
-        match keys.size("head_dim")? {
-            Some(width) => Ok(width),
-            None if hidden.is_multiple_of(heads) => Ok(hidden / heads),
-            None => {
-                let fits = "a multiple of num_attention_heads, or any size with head_dim";
-                Err(keys.refused("hidden_size", &json!(hidden), fits))
-            }
-        }
-    }
-}
-
-/// Returns whether all projections of attention have biases, or `None` if this equals the other linear layers.
-pub(super) fn attention_bias(
-    keys: &mut ConfigKeys,
-    others: bool,
-) -> Result<Option<bool>, HfConfigError> {
-    let attention = keys.needed("attention_bias", ConfigKeys::flag)?;
-    Ok((attention != others).then_some(attention))
 }

@@ -26,7 +26,24 @@ pub(super) fn read(
     })
 }
 
-pub(super) fn write(model: &TransformerConfig) -> Map<String, Value> {
+/// Takes the width of a head; by default all heads together are as wide as the residual stream.
+pub(super) fn head_width(
+    keys: &mut ConfigKeys,
+    sizes: &TransformerConfig,
+) -> Result<usize, HfConfigError> {
+    let (hidden, heads) = (sizes.hidden, sizes.heads);
+    match keys.size("head_dim")? {
+        Some(width) => Ok(width),
+        None if hidden.is_multiple_of(heads) => Ok(hidden / heads),
+        None => {
+            let fits = "a multiple of num_attention_heads, or any size with head_dim";
+            Err(keys.refused("hidden_size", &json!(hidden), fits))
+        }
+    }
+}
+
+/// Returns the keys of a model, with the family's own keys.
+pub(super) fn write(model: &TransformerConfig, own: Value) -> Map<String, Value> {
     let mut keys = map(json!({
         "hidden_size": model.hidden,
         "intermediate_size": model.mlp_width(),
@@ -38,5 +55,6 @@ pub(super) fn write(model: &TransformerConfig) -> Map<String, Value> {
         "attention_dropout": model.attention_dropout,
     }));
     rope::write(model, &mut keys);
+    keys.extend(map(own));
     keys
 }

@@ -14,10 +14,10 @@ pub(super) fn tensors(
 ) -> Vec<WeightMapping> {
     let mut list = MappingList { all: vec![], has };
     let (names, shape) = (family.names(), [config.vocabulary, config.hidden]);
-    list.whole("embedding.weight", names.embedding, &shape);
+    list.whole(["embedding.weight", names.embedding], &shape);
     if config.positions == Positions::Learned {
         let shape = [config.context, config.hidden];
-        list.whole("positions.weight", "transformer.wpe.weight", &shape);
+        list.whole(["positions.weight", "transformer.wpe.weight"], &shape);
     }
     for layer in 0..config.layers {
         match family {
@@ -28,12 +28,13 @@ pub(super) fn tensors(
             }
         }
     }
-    match family {
-        ModelFamily::Gpt2 => list.norm("norm", "transformer.ln_f", config),
-        _ => list.norm("norm", "model.norm", config),
-    }
+    let norm = match family {
+        ModelFamily::Gpt2 => "transformer.ln_f",
+        _ => "model.norm",
+    };
+    list.norm(["norm", norm], config);
     if !config.tied {
-        list.whole("output.weight", names.output, &shape);
+        list.whole(["output.weight", names.output], &shape);
     }
     list.further_tokens(family, config);
     list.all
@@ -53,9 +54,15 @@ pub(super) struct MappingList<'a> {
     pub has: &'a dyn Fn(&str) -> bool,
 }
 
+/// Returns our path and their name of a part of a module.
+pub(super) fn within([own, theirs]: [&str; 2], path: &str, name: &str) -> [String; 2] {
+    [format!("{own}.{path}"), format!("{theirs}.{name}")]
+}
+
 impl MappingList<'_> {
-    pub fn whole(&mut self, path: &str, name: &str, shape: &[usize]) {
-        self.all.push(WeightMapping::whole(path, name, shape));
+    fn whole(&mut self, [path, name]: [impl AsRef<str>; 2], shape: &[usize]) {
+        let tensor = WeightMapping::whole(path.as_ref(), name.as_ref(), shape);
+        self.all.push(tensor);
     }
 
     /// Linear layers of PyTorch, side by side in one: its path, their names with output sizes, and whether they have biases.
@@ -75,37 +82,25 @@ impl MappingList<'_> {
             .extend(WeightMapping::linear(&path, input, &parts, bias));
     }
 
-    pub fn norm(&mut self, path: &str, name: &str, config: &TransformerConfig) {
-        let mut add = |what: &str| {
-            let (path, name) = (format!("{path}.{what}"), format!("{name}.{what}"));
-            self.whole(&path, &name, &[config.hidden]);
-        };
-        add("weight");
+    pub fn norm(&mut self, [own, theirs]: [impl AsRef<str>; 2], config: &TransformerConfig) {
+        let (both, shape) = ([own.as_ref(), theirs.as_ref()], [config.hidden]);
+        self.whole(within(both, "weight", "weight"), &shape);
         if config.norm == NormKind::Layer {
-            add("bias");
+            self.whole(within(both, "bias", "bias"), &shape);
         }
     }
 
     /// GPT-2's linear layers have our layout, with joint queries, keys and values.
     fn gpt2_block(&mut self, layer: usize, config: &TransformerConfig) {
         let (own, theirs) = (format!("blocks.{layer}"), format!("transformer.h.{layer}"));
-        let (hidden, width) = (config.hidden, config.mlp_width());
+        let (both, hidden, width) = ([&own[..], &theirs], config.hidden, config.mlp_width());
         let linear = |list: &mut Self, path: &str, name: &str, input, output| {
-            let (path, name) = (format!("{own}.{path}"), format!("{theirs}.{name}"));
-            list.whole(
-                &format!("{path}.weight"),
-                &format!("{name}.weight"),
-                &[input, output],
-            );
-            list.whole(&format!("{path}.bias"), &format!("{name}.bias"), &[output]);
+            let [path, name] = within(both, path, name);
+            let both = [&path[..], &name];
+            list.whole(within(both, "weight", "weight"), &[input, output]);
+            list.whole(within(both, "bias", "bias"), &[output]);
         };
-        let norm = |list: &mut Self, path: &str, name: &str| {
-            list.norm(
-                &format!("{own}.{path}"),
-                &format!("{theirs}.{name}"),
-                config,
-            );
-        };
+        let norm = |list: &mut Self, path, name| list.norm(within(both, path, name), config);
         norm(self, "attention_norm", "ln_1");
         linear(self, "attention.qkv", "attn.c_attn", hidden, 3 * hidden);
         linear(self, "attention.output", "attn.c_proj", hidden, hidden);
@@ -122,14 +117,8 @@ impl MappingList<'_> {
         layer: usize,
         config: &TransformerConfig,
     ) {
-        let ([own, theirs], hidden, width) = (both, config.hidden, config.mlp_width());
-        let norm = |list: &mut Self, path: &str, name: &str| {
-            list.norm(
-                &format!("{own}.{path}"),
-                &format!("{theirs}.{name}"),
-                config,
-            );
-        };
+        let (hidden, width) = (config.hidden, config.mlp_width());
+        let norm = |list: &mut Self, path, name| list.norm(within(both, path, name), config);
         norm(self, "attention_norm", "input_layernorm");
         match &config.mla {
             Some(mla) => self.latent_attention(both, mla, config),
@@ -152,7 +141,7 @@ impl MappingList<'_> {
     }
 
     fn attention(&mut self, both: [&str; 2], config: &TransformerConfig) {
-        let ([own, theirs], hidden) = (both, config.hidden);
+        let hidden = config.hidden;
         let [q, k, v] = widths(config);
         let parts = [
             ("self_attn.q_proj", q),
@@ -162,17 +151,14 @@ impl MappingList<'_> {
         self.linear(both, "attention.qkv", hidden, &parts, config.has_qkv_bias());
         if let Some(widths) = config.qk_norm_widths() {
             for (norm, width) in ["q_norm", "k_norm"].into_iter().zip(widths) {
-                let path = format!("{own}.attention.{norm}.weight");
-                let name = format!("{theirs}.self_attn.{norm}.weight");
-                self.whole(&path, &name, &[width]);
+                let path = format!("attention.{norm}.weight");
+                let name = format!("self_attn.{norm}.weight");
+                self.whole(within(both, &path, &name), &[width]);
             }
         }
         if config.sinks {
-            let (path, name) = (
-                format!("{own}.attention.sinks"),
-                format!("{theirs}.self_attn.sinks"),
-            );
-            self.whole(&path, &name, &[config.heads]);
+            let sinks = within(both, "attention.sinks", "self_attn.sinks");
+            self.whole(sinks, &[config.heads]);
         }
         let parts = [("self_attn.o_proj", hidden)];
         let bias = config.has_output_bias();
@@ -181,13 +167,13 @@ impl MappingList<'_> {
 
     /// Rotated features stay in pairs, as the layer turns them. A head has its keys, then its values.
     fn latent_attention(&mut self, both: [&str; 2], mla: &MlaConfig, config: &TransformerConfig) {
-        let ([own, theirs], hidden, heads) = (both, config.hidden, config.heads);
+        let (hidden, heads) = (config.hidden, config.heads);
         let norm = |list: &mut Self, path: &str, name: &str, width: usize| {
             let (path, name) = (
-                format!("{own}.mla.{path}.weight"),
-                format!("{theirs}.self_attn.{name}.weight"),
+                format!("mla.{path}.weight"),
+                format!("self_attn.{name}.weight"),
             );
-            list.whole(&path, &name, &[width]);
+            list.whole(within(both, &path, &name), &[width]);
         };
         let queries = heads * mla.head_width();
         let latent = ("self_attn.kv_a_proj_with_mqa", mla.kv_rank + mla.rope_width);

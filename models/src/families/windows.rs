@@ -109,8 +109,24 @@ pub(super) fn layer_types(
     }
 }
 
+/// Returns the windows by `layer_types`. Without this key every layer has the window, except one of `step` layers.
+pub(super) fn by_step(
+    keys: &mut ConfigKeys,
+    layers: usize,
+    window: usize,
+    step: usize,
+) -> Result<Windows, HfConfigError> {
+    let listed = layer_types(keys, layers, true)?;
+    let by_step = || {
+        (1..=layers)
+            .map(|number| !number.is_multiple_of(step))
+            .collect()
+    };
+    Ok(of_layers(&listed.unwrap_or_else(by_step), window))
+}
+
 /// The windows of a model whose layers have this one or none.
-pub(super) fn of_layers(is_sliding: &[bool], window: usize) -> Windows {
+fn of_layers(is_sliding: &[bool], window: usize) -> Windows {
     if !is_sliding.contains(&true) {
         return (None, vec![]);
     }

@@ -5,8 +5,8 @@
 
 use burn::backend::flex::FlexTensor;
 
-use super::backward::{ActivationBackwardOp, FusedActivation};
-use super::kind::Curve;
+use super::backward::ActivationBackwardOp;
+use super::kind::{Curve, FusedActivation};
 use crate::column_sum::cpu::write;
 use crate::cpu::{
     Element, Real, add, for_each_task, map_tasks, rows_per_task, slice, tensor, vectorized,

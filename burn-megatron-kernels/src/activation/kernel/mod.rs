@@ -11,7 +11,8 @@ use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::SequenceArg;
 
-use super::backward::{ActivationBackwardOp, FusedActivation};
+use super::backward::ActivationBackwardOp;
+use super::kind::FusedActivation;
 use crate::column_sum::kernel::{Partials, SumTarget, fold};
 use crate::cube::{RowPlan, empty, launch, launch_tuned};
 

@@ -99,7 +99,7 @@ impl MuonConfig {
         let mut settings = vec![
             setting::beta("momentum", self.momentum),
             Setting::new("ns_steps", self.ns_steps as f64, steps, "from 1 to 99"),
-            setting::weight_decay(self.weight_decay),
+            setting::factor("weight_decay", self.weight_decay),
         ];
         settings.extend(self.adamw.settings());
         settings

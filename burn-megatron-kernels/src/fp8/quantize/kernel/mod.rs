@@ -19,6 +19,7 @@ use self::values::{DequantizeVariant, VECTORS, amax_kernel, dequantize_kernel};
 use super::super::matrix::words;
 use super::ops::QuantizeOp;
 use super::scaling::{CurrentScale, ScalingKind};
+use crate::activation::kernel::ActivationVariant;
 use crate::cube::{empty, launch, own};
 use crate::fp8::format::Format;
 use crate::fp8::kernel::tile::UNITS;
@@ -42,7 +43,7 @@ pub(super) fn quantize(kernel: &QuantizeOp, mut inputs: Vec<CubeTensor>) -> Vec<
     let x = inputs.remove(0);
     let client = x.client.clone();
     let [rows, columns] = kernel.sizes(&[x.shape()[0], x.shape()[1]]);
-    let plan = QuantizePlan::new(kernel, &x, columns);
+    let plan = kernel.plan(&x, columns);
     let cubes = rows.div_ceil(BLOCK) * columns.div_ceil(BLOCK);
     // Outputs that are not requested are one vector that is not accessed.
     let scrap = || empty(&x, [4], DType::U32);
@@ -109,6 +110,26 @@ pub(super) fn quantize(kernel: &QuantizeOp, mut inputs: Vec<CubeTensor>) -> Vec<
     }
     all.push(seen);
     all
+}
+
+impl QuantizeOp {
+    /// The launch layout for a matrix of `columns` columns.
+    fn plan(&self, x: &CubeTensor, columns: usize) -> QuantizePlan {
+        let RowLoads { vector, planes } = RowLoads::new(x, x.dtype, columns);
+        let plane = x.client.properties().hardware.plane_size_min as usize;
+        let cuda = is_cuda(x);
+        QuantizePlan {
+            kind: self.kind,
+            format: self.format,
+            usage: self.usage,
+            activation: self.activation.map(ActivationVariant::from),
+            vector,
+            planes,
+            plane: if planes { plane } else { 1 },
+            flushes: !cuda,
+            unrolled: cuda,
+        }
+    }
 }
 
 /// Codes and scales of a copy.

@@ -4,7 +4,6 @@ use burn::tensor::DType;
 use burn_cubecl::CubeDevice;
 use burn_cubecl::tensor::CubeTensor;
 
-use super::super::ops::QuantizeOp;
 use super::super::scaling::{QuantizerUsage, ScalingKind};
 use crate::activation::kernel::ActivationVariant;
 use crate::cube::RowPlan;
@@ -34,24 +33,6 @@ pub(super) struct QuantizePlan {
 }
 
 impl QuantizePlan {
-    /// For a matrix of `columns` columns.
-    pub(super) fn new(kernel: &QuantizeOp, x: &CubeTensor, columns: usize) -> Self {
-        let RowLoads { vector, planes } = RowLoads::new(x, x.dtype, columns);
-        let plane = x.client.properties().hardware.plane_size_min as usize;
-        let cuda = is_cuda(x);
-        Self {
-            kind: kernel.kind,
-            format: kernel.format,
-            usage: kernel.usage,
-            activation: kernel.activation.map(ActivationVariant::from),
-            vector,
-            planes,
-            plane: if planes { plane } else { 1 },
-            flushes: !cuda,
-            unrolled: cuda,
-        }
-    }
-
     /// The activation.
     pub(super) fn variant(&self) -> ActivationVariant {
         match self.activation {

@@ -5,10 +5,21 @@ use burn_megatron::nn::{Activation, BuildError, NormConfig, NormKind, QkNorm};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::layers::qk_norm_setting;
-use crate::{MlaConfig, MoeConfig, MtpConfig, Positions};
-
 mod check;
+mod layers;
+mod mla;
+mod moe;
+mod mtp;
+mod positions;
+mod qk_norm_setting;
+mod scaling;
+#[cfg(test)]
+mod tests;
+
+pub use mla::MlaConfig;
+pub use moe::MoeConfig;
+pub use mtp::MtpConfig;
+pub use positions::Positions;
 
 /// The largest size, so that products of two sizes do not overflow.
 pub(crate) const MAX_SIZE: usize = 1 << 30;
@@ -258,7 +269,3 @@ pub(crate) fn refused(message: String) -> BuildError {
         message,
     }
 }
-
-#[cfg(test)]
-#[path = "config_tests.rs"]
-mod tests;

@@ -4,8 +4,8 @@ use burn_megatron::nn::{BuildError, MultiLatentAttentionConfig};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::config::refused;
-use crate::{Positions, RotaryScaling, TransformerConfig};
+use super::{Positions, TransformerConfig, refused};
+use crate::RotaryScaling;
 
 /// Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434) in the place of attention with keys and values of each
 /// head: see [`MultiLatentAttention`](burn_megatron::nn::MultiLatentAttention).

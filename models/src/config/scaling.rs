@@ -4,7 +4,8 @@ use burn_megatron::kernels::KernelError;
 use burn_megatron::kernels::rope::RopeConfig;
 use burn_megatron::nn::BuildError;
 
-use crate::{Positions, RotaryScaling};
+use super::Positions;
+use crate::RotaryScaling;
 
 /// Checks that dynamic scaling, which starts after the original context, has nothing to scale.
 pub(crate) fn check_dynamic(positions: &Positions, context: usize) -> Result<(), BuildError> {

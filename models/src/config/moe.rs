@@ -10,8 +10,7 @@ use burn_megatron::nn::moe::{
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::TransformerConfig;
-use crate::config::refused;
+use super::{TransformerConfig, refused};
 
 /// A mixture of experts in the place of the MLPs of some blocks.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]

@@ -1,0 +1,65 @@
+//! The biases of linear layers, as keys of a `config.json`.
+
+use serde_json::{Map, Value, json};
+
+use super::map;
+use crate::TransformerConfig;
+use crate::hf::{ConfigKeys, HfConfigError};
+
+/// The linear layers of a family that may have biases.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum Biases {
+    /// All, by `attention_bias` and `mlp_bias`.
+    All,
+    /// The projections of attention, by `attention_bias`.
+    Attention,
+    /// The projections of queries, keys and values, always.
+    Queries,
+    /// None.
+    None,
+}
+
+/// Returns `base` with the biases of a family.
+pub(super) fn read(
+    kind: Biases,
+    keys: &mut ConfigKeys,
+    base: TransformerConfig,
+) -> Result<TransformerConfig, HfConfigError> {
+    let bias = match kind {
+        Biases::All => keys.needed("mlp_bias", ConfigKeys::flag)?,
+        _ => keys.only("mlp_bias", false).map(|()| false)?,
+    };
+    let (qkv_bias, output_bias) = match kind {
+        Biases::All | Biases::Attention => [attention(keys, bias)?; 2].into(),
+        Biases::Queries | Biases::None => {
+            keys.only("attention_bias", false)?;
+            ((kind == Biases::Queries).then_some(true), None)
+        }
+    };
+    Ok(TransformerConfig {
+        bias,
+        qkv_bias,
+        output_bias,
+        ..base
+    })
+}
+
+/// Returns whether all projections of attention have biases, or `None` if this equals the other linear layers.
+pub(super) fn attention(
+    keys: &mut ConfigKeys,
+    others: bool,
+) -> Result<Option<bool>, HfConfigError> {
+    let attention = keys.needed("attention_bias", ConfigKeys::flag)?;
+    Ok((attention != others).then_some(attention))
+}
+
+pub(super) fn write(kind: Biases, model: &TransformerConfig) -> Map<String, Value> {
+    match kind {
+        Biases::All => map(json!({
+            "attention_bias": model.has_qkv_bias(),
+            "mlp_bias": model.bias,
+        })),
+        Biases::Attention => map(json!({ "attention_bias": model.has_qkv_bias() })),
+        Biases::Queries | Biases::None => Map::new(),
+    }
+}
