@@ -15,8 +15,8 @@ use burn_megatron_plan::{Candidate, ModelProfile};
 use crate::error::Error;
 use crate::family::config_of;
 use crate::fp8;
-use crate::memory::OffloadTable;
 use crate::recipe::Recipe;
+use crate::recipe::memory::OffloadTable;
 
 /// A recipe whose layout is searched.
 pub struct RecipeModel {
