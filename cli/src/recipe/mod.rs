@@ -238,6 +238,11 @@ impl Recipe {
         recipe.in_family(families, ModelBase::Complete)
     }
 
+    /// Returns the number of tokens of a sample.
+    pub fn sequence_length(&self) -> usize {
+        self.train.sequence_length.unwrap_or(self.model.context())
+    }
+
     /// The parallel layout with its sharding of the data axis.
     pub fn layout(&self) -> ParallelConfig {
         ParallelConfig {
