@@ -69,8 +69,7 @@ pub fn print_run(
             ),
         );
     }
-    let train = &recipe.train;
-    let length = train.sequence_length.unwrap_or(recipe.model.context());
+    let (train, length) = (&recipe.train, recipe.sequence_length());
     if let Some(context) = context(recipe, length) {
         print("context", context);
     }

@@ -54,7 +54,9 @@ impl Cli {
     /// Returns the command line with the flags of these model families.
     pub fn with_families(families: &Families) -> clap::Command {
         let settings = Settings::of(families);
-        Self::command().mut_subcommand("pretrain", |pretrain| settings.add_model_flags(pretrain))
+        Self::command().mut_subcommand("pretrain", |pretrain| {
+            settings.add_flags(pretrain, "model.")
+        })
     }
 }
 

@@ -4,16 +4,15 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use burn_megatron::checkpoint::{Checkpoint, TensorSource};
+use burn_megatron::nn::lora::LoraConfig;
 use burn_megatron_data::tokenizer::{BYTES, Tokenizer};
 use burn_megatron_models::hf::peft::{adapted_model, is_peft_folder};
 use burn_megatron_models::hf::{SpecialTokenIds, companion_files, is_hf_folder, stored_hf_files};
+use serde::Deserialize;
 use serde_json::Value;
 
-use crate::data;
 use crate::error::Error;
-use crate::family::open_checkpoint;
-use crate::lora;
-use crate::recipe::Recipe;
+use crate::model_folder::open_checkpoint;
 
 /// The files of a tokenizer and of its chat template in a Hugging Face folder.
 const TOKENIZER: &str = "tokenizer.json";
@@ -76,7 +75,7 @@ impl Companions {
             return Ok(Self::default());
         }
         let tokenizer = checkpoint.metadata().config["data"]["tokenizer"].as_str();
-        let found = Self::of_recipe_json(&checkpoint.metadata().config, tokenizer);
+        let found = Self::of_recipe(&checkpoint.metadata().config, tokenizer);
         found.map_err(|error| {
             let name = checkpoint.name();
             format!("{name}: {error}; --like DIR takes these files from a Hugging Face folder")
@@ -84,22 +83,14 @@ impl Companions {
         })
     }
 
-    /// Returns the companions of a run that starts.
+    /// Returns the companions of a run with this recipe, in JSON, and the tokenizer of its data.
     ///
     /// # Errors
     /// Files that the recipe names and that cannot be read.
-    pub fn of_recipe(recipe: &Recipe) -> Result<Self, Error> {
-        let tokenizer = match &recipe.data.tokenizer {
-            Some(name) => Some(name.clone()),
-            None => data::tokenizer(recipe)?.map(|tokenizer| tokenizer.name().into()),
-        };
-        let found = Self::of_recipe_json(&serde_json::to_value(recipe)?, tokenizer.as_deref());
-        found.map_err(|error| format!("--save-hf: {error}").into())
-    }
-
-    fn of_recipe_json(recipe: &Value, tokenizer: Option<&str>) -> Result<Self, Error> {
+    pub fn of_recipe(recipe: &Value, tokenizer: Option<&str>) -> Result<Self, Error> {
         let origin = match loaded(recipe) {
-            Some(path) => origin_of(Path::new(path), MAX_RUNS).map_err(|error| {
+            Some(path) => origin_of(&path, MAX_RUNS).map_err(|error| {
+                let path = path.display();
                 format!("the run was loaded from {path}, which has its config.json and tokenizer: {error}")
             })?,
             None => None,
@@ -170,9 +161,10 @@ fn find<'a>(files: &'a [(String, Vec<u8>)], name: &str) -> Option<&'a Vec<u8>> {
 }
 
 /// The model that a recipe loads.
-fn loaded(recipe: &Value) -> Option<&str> {
-    let base = recipe["lora"][lora::BASE].as_str();
-    base.or(recipe["checkpoint"]["load"].as_str())
+fn loaded(recipe: &Value) -> Option<PathBuf> {
+    let lora = LoraConfig::deserialize(&recipe["lora"]).ok();
+    let base = lora.and_then(|lora| lora.base().map(PathBuf::from));
+    base.or_else(|| Some(recipe["checkpoint"]["load"].as_str()?.into()))
 }
 
 /// Returns the Hugging Face folder of a model, or the checkpoint that has its files. Follows a run to the model that it was
@@ -188,7 +180,7 @@ fn origin_of(path: &Path, runs: usize) -> Result<Option<PathBuf>, Error> {
         if !stored_hf_files(&checkpoint)?.is_empty() {
             return Ok(Some(checkpoint.path().into()));
         }
-        loaded(&checkpoint.metadata().config).map(PathBuf::from)
+        loaded(&checkpoint.metadata().config)
     };
     match (next, runs) {
         (Some(next), 1..) => origin_of(&next, runs - 1),
@@ -200,12 +192,13 @@ fn origin_of(path: &Path, runs: usize) -> Result<Option<PathBuf>, Error> {
 mod tests {
     use super::*;
     use crate::recipe::parsed;
+    use crate::save_hf;
 
     const FIXTURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 
     fn of(data: &str, more: &str) -> Result<Companions, String> {
         let recipe = parsed(&format!("{more}\n[data]\n{data}"));
-        let found = Companions::of_recipe(&recipe.map_err(|error| error.to_string())?);
+        let found = save_hf::companions(&recipe.map_err(|error| error.to_string())?);
         found.map_err(|error| error.to_string())
     }
 

@@ -132,7 +132,7 @@ fn without_advice(reason: &str) -> &str {
 
 /// The rows of the products: the tokens of a micro-batch on a context rank.
 fn rows(recipe: &Recipe) -> usize {
-    let tokens = recipe.train.micro_batch_size * estimate::length(recipe);
+    let tokens = recipe.train.micro_batch_size * recipe.sequence_length();
     tokens / recipe.parallel.context
 }
 
@@ -150,7 +150,7 @@ fn mlps(
         let groups = ParallelContext::offline(plan.mesh.clone(), rank)?;
         let builder = estimate::builder(&recipe, &groups, device)?;
         let builder = builder.with_recompute(&recipe.memory.recompute())?;
-        let length = estimate::length(&recipe);
+        let length = recipe.sequence_length();
         let outline = recipe.model.outline(builder, &recipe.sharing(), length)?;
         mlps.extend_from_slice(outline.kernels.epilogue_shapes());
     }

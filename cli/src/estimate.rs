@@ -80,7 +80,9 @@ impl RankEstimates {
             let groups = ParallelContext::offline(plan.mesh.clone(), rank)?;
             let builder = builder(recipe, &groups, device)?;
             let sharing = recipe.sharing();
-            let mut outline = recipe.model.outline(builder, &sharing, length(recipe))?;
+            let mut outline = recipe
+                .model
+                .outline(builder, &sharing, recipe.sequence_length())?;
             freeze(&mut outline.table, &recipe.train.freeze)?;
             has_replicas |= outline.table.entries().iter().any(|entry| {
                 let over_tensor = tensor > 1 && entry.is_replicated_over(Axis::Tensor);
@@ -146,12 +148,6 @@ pub fn first_of(mesh: &Mesh, pipeline: usize) -> usize {
     found.unwrap_or(0)
 }
 
-/// The number of tokens of a sample.
-pub fn length(recipe: &Recipe) -> usize {
-    let length = recipe.train.sequence_length;
-    length.unwrap_or(recipe.model.context())
-}
-
 impl RankEstimate {
     fn new(
         recipe: &Recipe,
@@ -175,7 +171,9 @@ impl RankEstimate {
         };
         let computing = recipe.data_parallel.precision.of(DType::F32);
         let logits = LogitsShape {
-            tokens: train.micro_batch_size.saturating_mul(length(recipe)),
+            tokens: train
+                .micro_batch_size
+                .saturating_mul(recipe.sequence_length()),
             width: recipe.model.local_logits(&plan.layout),
             // A lower bound: chunks keep a weight gradient too.
             hidden: 0,

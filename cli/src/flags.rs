@@ -9,7 +9,7 @@ use crate::settings::Settings;
 pub fn parse<T: Args>(flags: &[&str]) -> Result<T, Error> {
     let command = T::augment_args(Command::new("test").no_binary_name(true));
     let settings = Settings::of(&Families::transformers());
-    let command = settings.add_model_flags(command);
+    let command = settings.add_flags(command, "model.");
     T::from_arg_matches(&command.try_get_matches_from(flags)?)
 }
 

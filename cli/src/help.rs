@@ -5,7 +5,7 @@ use clap::{Arg, Command};
 use toml::Table;
 
 use crate::recipe::Recipe;
-use crate::settings::get;
+use crate::settings::keys::get;
 
 /// Adds to the help of `pretrain` the value that each setting has in the recipe that runs by default:
 /// `[recipe: 200]`.

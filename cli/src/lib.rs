@@ -44,6 +44,7 @@ mod lora;
 mod memory;
 mod memory_limit;
 mod metrics_writer;
+mod model_folder;
 mod nccl;
 mod nodes;
 mod numbers;

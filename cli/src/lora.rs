@@ -5,7 +5,7 @@ use std::path::Path;
 use burn_megatron::nn::lora::LoraConfig;
 
 use crate::error::Error;
-use crate::family::base_of;
+use crate::model_folder::base_of;
 use crate::recipe::Recipe;
 
 /// The key of the model that was adapted.

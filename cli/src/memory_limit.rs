@@ -41,7 +41,7 @@ pub fn plan_layout(
 ) -> Result<MemoryReport, Error> {
     let train = &recipe.train;
     let share = train.global_batch_size / plan.layout.data_size();
-    let mut sequence_length = train.sequence_length.unwrap_or(recipe.model.context());
+    let mut sequence_length = recipe.sequence_length();
     let mut micro_batch_size = train.micro_batch_size;
     if let Some(tokens) = plan.layout.hybrid_tokens() {
         // A full micro-batch of documents on one rank; no document is longer than a row.

@@ -9,6 +9,7 @@ use toml::{Table, Value};
 use crate::error::Error;
 use crate::recipe::Recipe;
 use crate::resume_check;
+use crate::settings::keys::{dotted, is_within};
 use crate::settings::twice;
 
 /// Where a value is from.
@@ -57,20 +58,6 @@ impl fmt::Display for Origin {
 pub struct Origins {
     others: Origin,
     keys: BTreeMap<String, Origin>,
-}
-
-/// A key in a table that has the path `path`.
-pub fn dotted(path: &str, key: &str) -> String {
-    match path {
-        "" => key.into(),
-        path => format!("{path}.{key}"),
-    }
-}
-
-/// Whether a path is that of a table or a key in it.
-pub fn is_within(path: &str, table: &str) -> bool {
-    let rest = path.strip_prefix(table);
-    rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 
 impl Origins {

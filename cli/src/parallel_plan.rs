@@ -41,22 +41,20 @@ impl Recipe {
         self.check_sequence(&layout)?;
         let sample = self.sample.check();
         sample.map_err(|error| format!("[sample] {error}"))?;
-        let (schedule, stages) = if layout.pipeline > 1 {
+        let is_pipeline = layout.pipeline > 1;
+        let stages = if is_pipeline {
             // Before the schedule is generated: one for more stages than layers can be very long.
-            let stages = stages_of(&layout, self.model.layers())?;
+            stages_of(&layout, self.model.layers())?
+        } else {
+            vec![]
+        };
+        if is_pipeline || layout.overlap_moe_expert_parallel_comm {
             for samples in self.train.batch_sizes() {
                 self.schedule(&layout, samples)?;
             }
-            let whole = self.train.global_batch_size;
-            (Some(self.schedule(&layout, whole)?), stages)
-        } else {
-            if layout.overlap_moe_expert_parallel_comm {
-                for samples in self.train.batch_sizes() {
-                    self.schedule(&layout, samples)?;
-                }
-            }
-            (None, vec![])
-        };
+        }
+        let whole = || self.schedule(&layout, self.train.global_batch_size);
+        let schedule = is_pipeline.then(whole).transpose()?;
         let plan = ParallelPlan {
             layout,
             mesh,
@@ -69,10 +67,9 @@ impl Recipe {
 
     /// Checks that the layout can split the sequences.
     pub fn check_sequence(&self, layout: &ParallelConfig) -> Result<(), Error> {
-        let length = self.train.sequence_length.unwrap_or(self.model.context());
         let is_split = self.model.splits_sequences(layout);
         let tensor = if is_split { layout.tensor } else { 1 };
-        for length in self.train_config().row_lengths(length) {
+        for length in self.train_config().row_lengths(self.sequence_length()) {
             match (layout.context, layout.context_split) {
                 (1, _) => {
                     split_evenly("sequence length", length, Axis::Tensor, tensor).map(drop)?

@@ -79,6 +79,7 @@ impl fmt::Display for FinishedRun {
 }
 
 /// The checkpoint and the folder that were found before anything is written.
+#[derive(Default)]
 struct LocatedCheckpoint {
     /// The folder of the run that is resumed in place.
     folder: Option<RunFolder>,
@@ -196,11 +197,7 @@ impl<'a> StartResolver<'a> {
         match self.mode {
             ResumeMode::Fresh => {
                 self.new_name()?;
-                Ok(LocatedCheckpoint {
-                    folder: None,
-                    from: None,
-                    passed: vec![],
-                })
+                Ok(LocatedCheckpoint::default())
             }
             ResumeMode::InPlace(path) => self.go_on(path, whole),
             ResumeMode::NewFolder(path) => self.from(path),

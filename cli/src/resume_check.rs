@@ -3,6 +3,8 @@
 use burn_megatron::checkpoint::Checkpoint;
 use burn_megatron_data::Dataset;
 use burn_megatron_data::tokenizer::BYTES;
+use burn_megatron_train::TrainConfig;
+use serde::Deserialize;
 use serde_json::{Map, Value};
 use toml::Table;
 
@@ -11,7 +13,8 @@ use crate::error::Error;
 use crate::family::Families;
 use crate::numbers::count;
 use crate::recipe::{ModelBase, Recipe, RecipeOf};
-use crate::settings::{ResumeRule, Settings, json_at as at};
+use crate::settings::keys::{dotted, is_within, json_at as at};
+use crate::settings::{ResumeRule, Settings};
 
 /// The table of the optimizer, whose `name` says which settings it has.
 const OPTIMIZER: &str = "train.optimizer";
@@ -59,7 +62,6 @@ pub fn recipe_of(checkpoint: &Checkpoint, families: &Families) -> Result<Option<
     if config.get("train").is_none() {
         return Ok(None);
     }
-    translate(&mut config);
     if let Some(config) = config.as_object_mut() {
         config.remove(FINGERPRINT);
         config.remove(SPECIAL_TOKENS);
@@ -73,28 +75,6 @@ pub fn recipe_of(checkpoint: &Checkpoint, families: &Families) -> Result<Option<
         format!("{path}: invalid recipe: {error}")
     });
     Ok(Some(recipe?))
-}
-
-/// The name of `count_zeros` in a recipe.
-const COUNT_ZEROS: &str = "log_num_zeros_in_grad";
-
-/// Renames the keys that an earlier version wrote.
-fn translate(config: &mut Value) {
-    let train = config.get_mut("train").and_then(Value::as_object_mut);
-    if let Some(train) = train
-        && let Some(value) = train.remove("count_zeros")
-    {
-        train.insert(COUNT_ZEROS.into(), value);
-    }
-}
-
-/// Renames the same keys in a recipe file.
-pub fn translate_recipe(recipe: &mut Table) {
-    if let Some(toml::Value::Table(train)) = recipe.get_mut("train")
-        && let Some(value) = train.remove("count_zeros")
-    {
-        train.insert(COUNT_ZEROS.into(), value);
-    }
 }
 
 /// TOML has no null: a setting that is not set is left out.
@@ -123,7 +103,12 @@ pub fn check(
     name: &str,
 ) -> Result<(), Error> {
     let mut saved = saved.clone();
-    translate(&mut saved);
+    // An earlier version may have used other names for keys.
+    if let Some(train) = saved.get_mut("train")
+        && let Ok(read) = TrainConfig::deserialize(&*train)
+    {
+        *train = serde_json::to_value(read)?;
+    }
     add_missing(&mut saved, now, &serde_json::to_value(Recipe::default())?);
     let saved = &saved;
     for key in allowed {
@@ -135,10 +120,6 @@ pub fn check(
         }
     }
     let different = differing(saved, now);
-    let is_of = |key: &str, table: &str| {
-        let rest = key.strip_prefix(table);
-        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
-    };
     let is_deterministic = at(now, "train.deterministic") == Some(&Value::Bool(true));
     let may = |key: &str| {
         let by_rule = match settings.resume_rule(key) {
@@ -147,7 +128,7 @@ pub fn check(
             ResumeRule::OrderOfSums => !is_deterministic,
         };
         let may_be_allowed = settings.resume_rule(key) != ResumeRule::Never;
-        by_rule || may_be_allowed && allowed.iter().any(|table| is_of(key, table))
+        by_rule || may_be_allowed && allowed.iter().any(|table| is_within(key, table))
     };
     let refused = different.into_iter().filter(|key| !may(key));
     let refused: Vec<_> = refused.filter(|key| key != SPECIAL_TOKENS).collect();
@@ -283,11 +264,7 @@ fn compare(key: &str, a: &Value, b: &Value, different: &mut Vec<String>) {
     keys.sort();
     keys.dedup();
     for name in keys {
-        let key = if key.is_empty() {
-            name.clone()
-        } else {
-            format!("{key}.{name}")
-        };
+        let key = dotted(key, name);
         let of = |table: &Map<String, Value>| table.get(name).cloned().unwrap_or_default();
         compare(&key, &of(a), &of(b), different);
     }

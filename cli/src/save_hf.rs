@@ -13,6 +13,7 @@ use burn_megatron_models::hf::{ExportOptions, is_hf_folder};
 use parking_lot::Mutex;
 
 use crate::companions::Companions;
+use crate::data;
 use crate::error::Error;
 use crate::family::Model;
 use crate::recipe::Recipe;
@@ -54,6 +55,19 @@ struct Target {
     dtype: Option<ElementType>,
 }
 
+/// Returns the files next to the weights of a run that starts.
+///
+/// # Errors
+/// Files that the recipe names and that cannot be read.
+pub fn companions(recipe: &Recipe) -> Result<Companions, Error> {
+    let tokenizer = match &recipe.data.tokenizer {
+        Some(name) => Some(name.clone()),
+        None => data::tokenizer(recipe)?.map(|tokenizer| tokenizer.name().into()),
+    };
+    let found = Companions::of_recipe(&serde_json::to_value(recipe)?, tokenizer.as_deref());
+    found.map_err(|error| format!("--save-hf: {error}").into())
+}
+
 /// Checks that the checkpoints of a run can be written as Hugging Face folders.
 ///
 /// # Errors
@@ -86,7 +100,7 @@ pub fn check(recipe: &Recipe, saving: &SavingArgs) -> Result<(), Error> {
         Some(exchange) => match &layers {
             Some(layers) => exchange.check_adapter((&recipe.model, layers)),
             None => {
-                Companions::of_recipe(recipe)?;
+                companions(recipe)?;
                 exchange.check(&recipe.model)
             }
         },
@@ -114,7 +128,7 @@ impl HfSaver {
             lora,
             folder,
             companions: Arc::new(match recipe.lora {
-                None => Companions::of_recipe(recipe)?,
+                None => companions(recipe)?,
                 // Adapters are written without the base model.
                 Some(_) => Companions::default(),
             }),

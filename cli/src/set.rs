@@ -6,7 +6,7 @@ use clap::Args;
 use toml::{Table, Value};
 
 use crate::error::Error;
-use crate::origins::dotted;
+use crate::settings::keys::dotted;
 use crate::settings::{Given, SettingFlags, Settings, from_toml};
 
 /// The flag for any key of a recipe.

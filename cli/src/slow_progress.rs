@@ -4,7 +4,9 @@ use std::io::{self, IsTerminal};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
+
+use crate::terminal::bar_style;
 
 /// A bar on a terminal, elsewhere a line from time to time. What ends before the first line prints nothing.
 pub struct SlowProgress {
@@ -17,11 +19,7 @@ pub struct SlowProgress {
 impl SlowProgress {
     /// Begins with a bar of this template of indicatif, or with lines at this interval.
     pub fn new(template: &'static str, interval: Duration) -> Self {
-        let bar = || {
-            let style = ProgressStyle::with_template(template);
-            let style = style.expect("the template is a constant");
-            ProgressBar::new(0).with_style(style.progress_chars("━╸─"))
-        };
+        let bar = || ProgressBar::new(0).with_style(bar_style(template).progress_chars("━╸─"));
         Self {
             bar: io::stderr().is_terminal().then(bar),
             interval,

@@ -1,8 +1,9 @@
-//! The width of the terminal, and text that fits it.
+//! The width of the terminal, text that fits it, and progress bars.
 
 use std::env;
 use std::io;
 
+use indicatif::ProgressStyle;
 use terminal_size::{Width, terminal_size_of};
 use textwrap::{Options, WordSplitter};
 
@@ -36,6 +37,11 @@ pub fn width() -> Option<usize> {
 /// The width of charts.
 pub fn columns() -> usize {
     width().unwrap_or(DEFAULT_COLUMNS)
+}
+
+/// Returns the style of a progress bar with this template of indicatif.
+pub fn bar_style(template: &'static str) -> ProgressStyle {
+    ProgressStyle::with_template(template).expect("the template is a constant")
 }
 
 /// A line of the header of a run: `label    text`. Text that is too long goes on below its start.

@@ -10,10 +10,11 @@ mod verify;
 use std::process::ExitCode;
 
 use burn_megatron::checkpoint::Checkpoint;
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 
 use crate::error::Error;
 use crate::family::Families;
+use crate::terminal::bar_style;
 use args::CheckpointCommand;
 
 /// Runs a command.
@@ -30,9 +31,7 @@ pub fn run(command: &CheckpointCommand, families: &Families) -> Result<ExitCode,
 /// A progress bar in bytes, hidden without a terminal.
 fn bar(bytes: u64) -> ProgressBar {
     let template = "{bytes}/{total_bytes} {bar:30.cyan/blue} {bytes_per_sec}  ETA {eta}";
-    let style = ProgressStyle::with_template(template);
-    let style = style.unwrap_or_else(|_| ProgressStyle::default_bar());
-    ProgressBar::new(bytes).with_style(style)
+    ProgressBar::new(bytes).with_style(bar_style(template))
 }
 
 /// The bytes of all tensors.

@@ -15,14 +15,16 @@ use burn_megatron::regular_file::is_there;
 use burn_megatron_models::hf::peft::is_peft_folder;
 use burn_megatron_models::hf::{ExportOptions, is_hf_folder, stored_hf_files};
 use clap::{Args, ValueEnum};
-use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
+use indicatif::{HumanBytes, ProgressBar};
 
 use crate::byte_size::ByteSize;
 use crate::companions::Companions;
 use crate::error::Error;
-use crate::family::{Families, Model, lora_of, open_checkpoint};
+use crate::family::{Families, Model};
+use crate::model_folder::{lora_of, open_checkpoint};
 use crate::numbers::count;
 use crate::replaced_folder::{replace, written_path};
+use crate::terminal::bar_style;
 
 /// Flags of `convert`.
 #[derive(Args)]
@@ -268,9 +270,7 @@ pub fn total(source: &dyn TensorSource) -> u64 {
 
 fn bar(total: u64) -> ProgressBar {
     let style = "{bar:40} {bytes} of {total_bytes}, {bytes_per_sec}, {eta} left";
-    let style =
-        ProgressStyle::with_template(style).unwrap_or_else(|_| ProgressStyle::default_bar());
-    ProgressBar::new(total).with_style(style)
+    ProgressBar::new(total).with_style(bar_style(style))
 }
 
 fn report(what: &str, bytes: u64, to: impl Display) {

@@ -10,11 +10,12 @@ use burn_megatron_data::chat::{
 use burn_megatron_data::tokenizer::Tokenizer;
 use burn_megatron_data::tokenizer::chat::ChatTemplate;
 use chrono::NaiveDate;
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
+use crate::terminal::bar_style;
 
 /// The share of the conversations that is held out by default.
 const HELD_OUT: f64 = 0.1;
@@ -107,9 +108,7 @@ impl ChatConfig {
             seq,
         };
         let style = "conversations  {bytes} read, {bytes_per_sec}";
-        let style =
-            ProgressStyle::with_template(style).unwrap_or_else(|_| ProgressStyle::default_bar());
-        let bar = ProgressBar::no_length().with_style(style);
+        let bar = ProgressBar::no_length().with_style(bar_style(style));
         let data = ChatData::open(config, tokenizer, template.as_ref(), &mut |bytes| {
             bar.inc(bytes)
         });

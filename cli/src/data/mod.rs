@@ -25,10 +25,13 @@ pub fn open(recipe: &Recipe) -> Result<Arc<dyn Dataset>, Error> {
     recipe.data.check()?;
     let tokenizer = tokenizer(recipe)?;
     let train = &recipe.train;
-    let seq = train.sequence_length.unwrap_or(recipe.model.context());
+    let seq = recipe.sequence_length();
     let files = !recipe.data.files.is_empty();
     let data: Arc<dyn Dataset> = match (&tokenizer, files) {
-        (Some(tokenizer), false) if recipe.data.chat.is_some() => chat(recipe, tokenizer, seq)?,
+        (Some(tokenizer), false) if let Some(chat) = &recipe.data.chat => {
+            train.check_conversations()?;
+            chat.open(tokenizer, seq)?
+        }
         (_, true) => Arc::new(token_files(recipe, tokenizer.as_ref())?.open()?),
         (Some(tokenizer), false) if !tokenizer.is_bytes() => {
             recipe.data.check_tokens()?;
@@ -40,11 +43,8 @@ pub fn open(recipe: &Recipe) -> Result<Arc<dyn Dataset>, Error> {
         (_, false) => {
             recipe.data.check_bytes()?;
             let (path, documents) = text::read(&recipe.data)?;
-            Arc::new(
-                recipe
-                    .data
-                    .with_documents(TextData::from_documents(&path, documents)?),
-            )
+            let text = TextData::from_documents(&path, documents)?;
+            Arc::new(recipe.data.with_documents(text))
         }
     };
     check_vocabulary(recipe.model.vocabulary(), &*data, tokenizer.as_ref())?;
@@ -131,11 +131,8 @@ pub fn sample(
     let mut sample = recipe.sample.clone();
     sample.special_tokens = special_tokens(recipe)?.unwrap_or(false);
     if let Some(tokenizer) = tokenizer.filter(|_| sample.prompt.is_empty()) {
-        let seq = recipe
-            .train
-            .sequence_length
-            .unwrap_or(recipe.model.context());
-        let held_out = data.held_out(seq, recipe.train.held_out_samples.min(1))?;
+        let held_out = recipe.train.held_out_samples.min(1);
+        let held_out = data.held_out(recipe.sequence_length(), held_out)?;
         let tokens = held_out.first().map(|sample| &sample.tokens[..]);
         let most = if tokenizer.is_bytes() {
             PROMPT_BYTES
@@ -152,14 +149,6 @@ pub fn sample(
         sample.prompt = text.split('\0').next().unwrap_or_default().into();
     }
     Ok(sample)
-}
-
-/// The conversations of the recipe in rows of `seq` tokens.
-fn chat(recipe: &Recipe, tokenizer: &Tokenizer, seq: usize) -> Result<Arc<dyn Dataset>, Error> {
-    recipe.train.check_conversations()?;
-    let chat = recipe.data.chat.as_ref();
-    let chat = chat.ok_or("the recipe has no [data.chat]")?;
-    chat.open(tokenizer, seq)
 }
 
 /// The tokenizer of the sample at the end of the run, if one is generated.

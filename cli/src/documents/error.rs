@@ -8,7 +8,7 @@ use std::sync::Arc;
 use burn_megatron_data::DataError;
 use burn_megatron_data::tokenizer::TokenizerError;
 
-use super::find::FileCounts;
+use super::counts::FileCounts;
 
 /// An input that cannot be read.
 #[derive(Debug, thiserror::Error)]

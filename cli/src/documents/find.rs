@@ -1,23 +1,20 @@
 //! Finds the input files.
 
-use std::collections::{BTreeMap, HashSet};
-use std::fmt;
+use std::collections::HashSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use burn_megatron_data::list_folder;
 use clap::ValueEnum;
-use indicatif::HumanCount;
 
+use super::counts::FileCounts;
 use super::error::InputError;
+use super::extension::extension;
+use super::format::DocumentFormat;
 use super::hugging_face;
-use super::input::{DocumentFormat, Input, extension, table_format};
+use super::input::{Input, table_format};
 use super::table;
-use crate::numbers::count;
-
-/// The kinds of files that are named among those left out.
-const KINDS: usize = 5;
 
 /// The format of an input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -51,51 +48,6 @@ pub struct Found {
     pub inputs: Vec<Input>,
     /// The number of files that are read and left out.
     pub counts: FileCounts,
-}
-
-/// The number of files that are read, and of those of the folders that are left out, by kind.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct FileCounts {
-    read: usize,
-    left_out: BTreeMap<String, usize>,
-}
-
-impl FileCounts {
-    /// Whether there is more to say than that the file is read that was given.
-    pub fn is_notable(&self) -> bool {
-        self.read != 1 || !self.left_out.is_empty()
-    }
-
-    /// The kinds that are left out, the most frequent first, if there are any.
-    pub fn left_out(&self) -> Option<String> {
-        let mut kinds: Vec<_> = self.left_out.iter().collect();
-        kinds.sort_by_key(|(_, files)| std::cmp::Reverse(**files));
-        let shown = kinds.iter().take(KINDS);
-        let mut shown: Vec<_> = shown
-            .map(|(kind, files)| format!("{kind} {}", HumanCount(**files as u64)))
-            .collect();
-        let rest: usize = kinds.iter().skip(KINDS).map(|(_, files)| **files).sum();
-        if rest > 0 {
-            shown.push(format!("others {}", HumanCount(rest as u64)));
-        }
-        (!shown.is_empty()).then(|| shown.join(", "))
-    }
-
-    fn leave_out(&mut self, kind: String) {
-        *self.left_out.entry(kind).or_default() += 1;
-    }
-}
-
-/// As `12 files read, 30 left out (.py 20, .toml 10)`.
-impl fmt::Display for FileCounts {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} read", count(self.read, "file"))?;
-        let files: usize = self.left_out.values().sum();
-        match self.left_out() {
-            Some(kinds) => write!(f, ", {} left out ({kinds})", HumanCount(files as u64)),
-            None => Ok(()),
-        }
-    }
 }
 
 /// The inputs at these paths, of which `-` is standard input, in order; of a folder its files in the order of their
@@ -224,27 +176,4 @@ fn files(
 fn key(path: &Path) -> Vec<u8> {
     let parts: Vec<_> = path.iter().map(|part| part.as_encoded_bytes()).collect();
     parts.join(&b'/')
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_most_frequent_kinds_are_named() {
-        let mut counts = FileCounts {
-            read: 1,
-            ..FileCounts::default()
-        };
-        assert!(!counts.is_notable());
-        for (kind, files) in [(".a", 3), (".b", 1200), (".c", 1), (".d", 2), (".e", 2)] {
-            (0..files).for_each(|_| counts.leave_out(kind.into()));
-        }
-        let shown = "1 file read, 1,208 left out (.b 1,200, .a 3, .d 2, .e 2, .c 1)";
-        assert_eq!(counts.to_string(), shown);
-        counts.leave_out(".f".into());
-        counts.leave_out(".g".into());
-        let shown = "1 file read, 1,210 left out (.b 1,200, .a 3, .d 2, .e 2, .c 1, others 2)";
-        assert_eq!(counts.to_string(), shown);
-    }
 }

@@ -11,7 +11,7 @@ use serde::Deserialize;
 
 use super::TEXT;
 use super::error::InputError;
-use super::input::extension;
+use super::extension::extension;
 
 /// The maximum size of a JSON file that is read, in bytes.
 const MAX_JSON_BYTES: u64 = 64 << 20;

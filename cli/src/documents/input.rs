@@ -1,14 +1,17 @@
-//! An input file and its format.
+//! An input file.
 
-use std::io::{self, BufRead, BufReader, Cursor, Read, Seek, SeekFrom};
+use std::io::{self, BufRead, BufReader, Cursor, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 
 use burn_megatron::regular_file;
 use flate2::read::MultiGzDecoder;
 
-use super::error::{InputError, PositionUnit};
+use super::counting_reader::CountingReader;
+use super::error::InputError;
+use super::extension::{compression, extension};
+use super::format::DocumentFormat;
 use super::magic::{FileKind, HEAD, kind};
 use super::source::DocumentSource;
 use super::split::DocumentReader;
@@ -16,38 +19,6 @@ use super::table::{self, TableFormat};
 
 /// Size of the read buffer in bytes.
 const BUFFER: usize = 1 << 18;
-
-/// The split of a file into documents.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum DocumentFormat {
-    /// The file is one document.
-    Whole,
-    /// Documents end with these bytes.
-    Separated(Vec<u8>),
-    /// Every line is a document.
-    Lines,
-    /// Every line is a JSON object.
-    Json,
-    /// Every row of a table is a document.
-    Table(TableFormat),
-}
-
-impl DocumentFormat {
-    /// Returns the unit of the number of a document.
-    pub fn unit(&self) -> PositionUnit {
-        match self {
-            Self::Whole => PositionUnit::File,
-            Self::Separated(_) => PositionUnit::Document,
-            Self::Lines | Self::Json => PositionUnit::Line,
-            Self::Table(_) => PositionUnit::Row,
-        }
-    }
-
-    /// Whether documents are records, with texts under keys.
-    pub fn has_keys(&self) -> bool {
-        matches!(self, Self::Json | Self::Table(_))
-    }
-}
 
 /// A file to read.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -180,36 +151,6 @@ fn peek(mut from: Stream) -> io::Result<(FileKind, Stream)> {
     Ok((kind, whole))
 }
 
-/// Counts the bytes that are read.
-pub struct CountingReader<R> {
-    /// The source of the bytes.
-    pub from: R,
-    /// The number of bytes.
-    pub read: Arc<AtomicU64>,
-}
-
-impl<R: Read> Read for CountingReader<R> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let bytes = self.from.read(buffer)?;
-        self.read.fetch_add(bytes as u64, Ordering::Relaxed);
-        Ok(bytes)
-    }
-}
-
-impl<R: Seek> Seek for CountingReader<R> {
-    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
-        self.from.seek(to)
-    }
-}
-
-/// `gz` or `zst`, if the name ends in it.
-fn compression(path: &Path) -> Option<&'static str> {
-    let extension = path.extension()?;
-    ["gz", "zst"]
-        .into_iter()
-        .find(|packing| extension.eq_ignore_ascii_case(packing))
-}
-
 /// Returns the kind of a file whose name is the name of a table, but whose content is not a table.
 fn damaged_table(path: &Path) -> Option<&'static str> {
     match &*extension(path)? {
@@ -217,15 +158,6 @@ fn damaged_table(path: &Path) -> Option<&'static str> {
         "arrow" | "feather" => Some("a damaged Arrow file"),
         _ => None,
     }
-}
-
-/// The extension without that of the compression, in lower case.
-pub fn extension(path: &Path) -> Option<String> {
-    let name = match compression(path) {
-        Some(_) => Path::new(path.file_stem()?),
-        None => path,
-    };
-    Some(name.extension()?.to_str()?.to_lowercase())
 }
 
 #[cfg(feature = "zstd")]
@@ -238,18 +170,4 @@ fn unpack_zstd(_from: Stream) -> io::Result<Stream> {
     Err(io::Error::other(
         "this program was built without zstd; build it with --features zstd",
     ))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn packed_files_have_the_extension_of_what_they_hold() {
-        let of = |name: &str| extension(Path::new(name));
-        assert_eq!(of("a/b.JSONL.gz").as_deref(), Some("jsonl"));
-        assert_eq!(of("b.txt.ZST").as_deref(), Some("txt"));
-        assert_eq!(of("b.md").as_deref(), Some("md"));
-        assert_eq!(of("b.gz"), None);
-    }
 }

@@ -4,8 +4,12 @@
 //! after the other, and [`DocumentContent::texts`] their texts.
 
 mod conversation;
+mod counting_reader;
+mod counts;
 mod error;
+mod extension;
 mod find;
+mod format;
 mod hugging_face;
 mod input;
 mod magic;
@@ -17,9 +21,11 @@ mod table;
 mod tests;
 
 pub use conversation::is_conversation;
+pub use counts::FileCounts;
 pub use error::{BadDocument, DocumentPosition, InputError};
-pub use find::{FileCounts, FindOptions, Format, Found, find};
-pub use input::{DocumentFormat, Input};
+pub use find::{FindOptions, Format, Found, find};
+pub use format::DocumentFormat;
+pub use input::Input;
 pub use source::DocumentContent;
 pub use split::NextDocument;
 

@@ -2,7 +2,7 @@
 
 use std::io::{self, BufRead, Read};
 
-use super::input::DocumentFormat;
+use super::format::DocumentFormat;
 
 /// The next document of a file.
 #[derive(Debug, PartialEq, Eq)]

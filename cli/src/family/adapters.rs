@@ -1,15 +1,15 @@
 //! Adapters on disk: checkpoints of runs that trained them, and folders of `peft`.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use burn_megatron::checkpoint::{Checkpoint, TensorSource};
 use burn_megatron::nn::lora::LoraConfig;
 use burn_megatron_models::hf::is_hf_folder;
 use burn_megatron_models::hf::peft::{MergedAdapters, WithAdapters, adapted_model, is_peft_folder};
-use serde_json::Value;
 
-use super::{Families, Model, open_checkpoint};
+use super::{Families, Model};
 use crate::error::Error;
+use crate::model_folder::{lora_of, open_checkpoint};
 
 /// The treatment of the weights of adapters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -124,35 +124,4 @@ impl SavedAdapters {
         };
         Ok((model, source))
     }
-}
-
-/// The settings of the adapters in a checkpoint, if it has adapters.
-///
-/// # Errors
-/// Settings that are invalid.
-pub fn lora_of(checkpoint: &Checkpoint) -> Result<Option<LoraConfig>, Error> {
-    let lora = match checkpoint.metadata().config.get("lora") {
-        None | Some(Value::Null) => return Ok(None),
-        Some(lora) => lora.clone(),
-    };
-    let lora = serde_json::from_value(lora).map_err(|error| {
-        let path = checkpoint.path().display();
-        format!("{path}: invalid lora in its recipe: {error}")
-    })?;
-    Ok(Some(lora))
-}
-
-/// The model of which a run that starts from `path` trains adapters: `path` itself, unless it has adapters.
-///
-/// # Errors
-/// If a file cannot be read.
-pub fn base_of(path: &Path) -> Result<PathBuf, Error> {
-    let base = if is_peft_folder(path) {
-        adapted_model(path)?
-    } else if is_hf_folder(path) {
-        None
-    } else {
-        lora_of(&open_checkpoint(path)?)?.and_then(|lora| Some(lora.base()?.to_path_buf()))
-    };
-    Ok(base.unwrap_or_else(|| path.to_path_buf()))
 }

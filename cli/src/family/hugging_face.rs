@@ -113,10 +113,7 @@ impl<F: HfFamily> HfExchange for F {
     }
 
     fn check(&self, model: &Model) -> Result<(), Error> {
-        let config = config_of::<F::Model>(&**model);
-        let config = config.ok_or_else(|| format!("{} is of another family", model.family()))?;
-        HfConfig::<F>::of(config)?;
-        Ok(())
+        described::<F>(model).map(drop)
     }
 
     fn import(

@@ -20,15 +20,15 @@ use serde_json::Value;
 use toml::Table;
 
 use crate::error::Error;
-use crate::recipe::merge::table_of;
+use crate::settings::keys::table_of;
 use crate::settings::{Setting, merge};
 
-pub use adapters::{Adapters, base_of, lora_of};
+pub use adapters::Adapters;
 use any_model::FamilyModel;
 pub use any_model::{AnyModel, Outline, config_of};
 pub use hugging_face::HfExchange;
 pub use run::{AnyTrainer, RankMemory};
-pub use saved::{WeightsError, open_checkpoint};
+pub use saved::WeightsError;
 
 /// The key of a model's family among its settings.
 pub const FAMILY: &str = "family";
@@ -95,20 +95,23 @@ impl Families {
         })
     }
 
+    /// The family that a recipe's `[model]` names, or the first.
+    fn family_of(&self, settings: &Table) -> Result<&Model, Error> {
+        match settings.get(FAMILY) {
+            None => self.find(None),
+            Some(toml::Value::String(name)) => self.find(Some(name)),
+            Some(other) => Err(format!("invalid family = {other}: expected a string").into()),
+        }
+    }
+
     /// The model with the settings of a recipe's `[model]`; those that it leaves out are the family's defaults.
     ///
     /// # Errors
     /// An unknown family or setting, and a value of the wrong type.
     pub fn model(&self, mut settings: Table) -> Result<Model, Error> {
-        let name = settings.remove(FAMILY);
-        let name = match &name {
-            None => None,
-            Some(toml::Value::String(name)) => Some(&name[..]),
-            Some(other) => {
-                return Err(format!("invalid family = {other}: expected a string").into());
-            }
-        };
-        Ok(self.find(name)?.with_settings(settings)?)
+        let family = self.family_of(&settings)?;
+        settings.remove(FAMILY);
+        Ok(family.with_settings(settings)?)
     }
 
     /// The model with the settings of a recipe's `[model]` over the defaults of its family. A table of settings changes only
@@ -117,11 +120,7 @@ impl Families {
     /// # Errors
     /// See [`model`](Self::model).
     pub fn model_over_defaults(&self, settings: &Table) -> Result<Model, Error> {
-        let name = settings.get(FAMILY).and_then(toml::Value::as_str);
-        if settings.contains_key(FAMILY) && name.is_none() {
-            return self.model(settings.clone());
-        }
-        self.find(name)?.changed(settings)
+        self.family_of(settings)?.changed(settings)
     }
 
     /// The model of the settings in a checkpoint.

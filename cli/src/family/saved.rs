@@ -8,25 +8,9 @@ use burn_megatron_models::hf::is_hf_folder;
 use burn_megatron_models::hf::peft::is_peft_folder;
 use toml::Table;
 
-use super::adapters::{base_of, lora_of};
 use super::{Adapters, FAMILY, Families, Model};
 use crate::error::Error;
-
-/// Opens a checkpoint, or the latest one of a folder of checkpoints or of a run.
-///
-/// # Errors
-/// A file that cannot be read, and a missing folder. The message names the expected folders.
-pub fn open_checkpoint(path: &Path) -> Result<Checkpoint, Error> {
-    if !path.is_dir() {
-        return Err(format!(
-            "there is no model folder at {}: expected a checkpoint, a run folder, or a Hugging Face folder, which \
-             `hf download OWNER/NAME --local-dir DIR` makes",
-            path.display()
-        )
-        .into());
-    }
-    Ok(Checkpoint::open(path)?)
-}
+use crate::model_folder::{base_of, lora_of, open_checkpoint};
 
 /// Weights to load that cannot be read, with any recipe.
 #[derive(Debug, thiserror::Error)]

@@ -16,13 +16,14 @@ use burn_megatron::nn::ModelBuilder;
 use burn_megatron::pipeline::stages_of;
 use burn_megatron::regular_file::open_output;
 use burn_megatron_generate::{FinishReason, GenerateConfig, GenerationOutput, Written};
-use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
+use indicatif::{HumanBytes, ProgressBar};
 use serde::Serialize;
 
 use crate::error::Error;
 use crate::family::Families;
 use crate::numbers::count;
 use crate::ranks::{self, RankSetup};
+use crate::terminal::bar_style;
 
 pub mod args;
 mod model;
@@ -332,7 +333,6 @@ impl GenerationResult {
 
 /// Progress on standard error, if it is a terminal.
 fn bar(texts: usize) -> ProgressBar {
-    let style = ProgressStyle::with_template("{pos} of {len} texts {wide_bar} {eta}");
-    let style = style.unwrap_or_else(|_| ProgressStyle::default_bar());
+    let style = bar_style("{pos} of {len} texts {wide_bar} {eta}");
     ProgressBar::new(texts as u64).with_style(style)
 }

@@ -10,7 +10,8 @@ use burn_megatron_models::hf::peft::is_peft_folder;
 use burn_megatron_models::hf::{is_hf_folder, stored_hf_files};
 
 use crate::error::Error;
-use crate::family::{Families, Model, base_of, lora_of, open_checkpoint};
+use crate::family::{Families, Model};
+use crate::model_folder::{base_of, lora_of, open_checkpoint};
 use crate::resume_check;
 
 /// The file name of a tokenizer.

@@ -156,7 +156,7 @@ fn print_title(args: &PlanArgs, model: &RecipeModel, (devices, hardware): (usize
         recipe.model.family(),
         recipe.model.describe(),
         count(recipe.train.global_batch_size, "sample"),
-        count(model.sequence(), "token"),
+        count(model.recipe().sequence_length(), "token"),
         hardware.name,
         HumanBytes(args.memory_limit(hardware)),
     );
@@ -191,7 +191,7 @@ fn recipe(args: &PlanArgs, families: &Families, default_recipe: &str) -> Result<
     if let Some(precision) = args.precision {
         recipe.data_parallel.precision = precision;
     }
-    let length = train.sequence_length.unwrap_or(recipe.model.context());
+    let length = recipe.sequence_length();
     if length == 0 || length > recipe.model.context() {
         let most = recipe.model.context();
         return Err(format!(

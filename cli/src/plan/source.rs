@@ -15,8 +15,8 @@ use burn_megatron_plan::{Candidate, ModelProfile};
 use crate::error::Error;
 use crate::family::config_of;
 use crate::fp8;
-use crate::memory::OffloadTable;
 use crate::recipe::Recipe;
+use crate::recipe::memory::OffloadTable;
 
 /// A recipe whose layout is searched.
 pub struct RecipeModel {
@@ -51,12 +51,6 @@ impl RecipeModel {
         })
     }
 
-    /// Tokens of a sequence.
-    pub fn sequence(&self) -> usize {
-        let train = &self.recipe.train;
-        train.sequence_length.unwrap_or(self.recipe.model.context())
-    }
-
     /// The recipe.
     pub fn recipe(&self) -> &Recipe {
         &self.recipe
@@ -89,7 +83,7 @@ impl RecipeModel {
             devices,
             hardware,
             types: self.types(),
-            sequence: self.sequence(),
+            sequence: self.recipe.sequence_length(),
             global_batch: self.recipe.train.global_batch_size,
             memory_limit: hardware.memory,
             sharing: self.recipe.data_parallel.clone(),
@@ -137,7 +131,7 @@ impl PlannedModel for RecipeModel {
     }
 
     fn flops_per_token(&self) -> f64 {
-        self.config.flops_per_token(self.sequence())
+        self.config.flops_per_token(self.recipe.sequence_length())
     }
 
     fn check(&self, layout: &ParallelConfig) -> Result<(), String> {
@@ -150,7 +144,9 @@ impl PlannedModel for RecipeModel {
     }
 
     fn profile(&self, layout: &ParallelConfig, micro_batch: usize) -> Result<ModelProfile, String> {
-        let profile = self.config.profile(layout, micro_batch, self.sequence());
+        let profile = self
+            .config
+            .profile(layout, micro_batch, self.recipe.sequence_length());
         let precision = self.recipe.data_parallel.precision;
         Ok(profile.with_element_bytes(precision_bytes(precision)))
     }

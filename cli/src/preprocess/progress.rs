@@ -3,9 +3,10 @@
 use std::io::{self, IsTerminal};
 use std::time::{Duration, Instant};
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 
 use crate::numbers::count;
+use crate::terminal::bar_style;
 
 /// Time between two lines without a terminal.
 const LINE_INTERVAL: Duration = Duration::from_secs(10);
@@ -25,14 +26,9 @@ impl PreprocessProgress {
         let bar = io::stderr().is_terminal().then(|| match total {
             Some(total) => {
                 let style = "{percent:>3}% {bar:20.cyan/blue} ETA {eta}  {wide_msg}";
-                let style =
-                    ProgressStyle::with_template(style).expect("the template is a constant");
-                ProgressBar::new(total).with_style(style.progress_chars("━╸─"))
+                ProgressBar::new(total).with_style(bar_style(style).progress_chars("━╸─"))
             }
-            None => {
-                let style = ProgressStyle::with_template("{spinner} {wide_msg}");
-                ProgressBar::new_spinner().with_style(style.expect("the template is a constant"))
-            }
+            None => ProgressBar::new_spinner().with_style(bar_style("{spinner} {wide_msg}")),
         });
         Self {
             bar,

@@ -9,20 +9,20 @@ use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::regular_file::is_there;
 use burn_megatron_models::hf::is_hf_folder;
 use burn_megatron_models::hf::peft::is_peft_folder;
-use serde::Serialize;
-use serde::de::DeserializeOwned;
 use toml::Table;
 
 use super::args::PretrainArgs;
 use crate::data::settings::DataConfig;
 use crate::error::Error;
-use crate::family::{Families, base_of};
+use crate::family::Families;
+use crate::model_folder::base_of;
 use crate::origins::Origin;
 use crate::recipe::Recipe;
-use crate::recipe::merge::{LayeredRecipe, RecipeLayers, table_of};
+use crate::recipe::checkpoint::CheckpointConfig;
+use crate::recipe::merge::{LayeredRecipe, RecipeLayers};
 use crate::resume_mode::ResumeMode;
-use crate::saving::CheckpointConfig;
 use crate::settings::Given;
+use crate::settings::keys::{change, table_of};
 use crate::{data, lora};
 
 impl Recipe {
@@ -111,19 +111,6 @@ fn apply_to_tables(args: &PretrainArgs, recipe: &mut Table) -> Result<(), Error>
             data.read_from(path, is_text);
         })?;
     }
-    Ok(())
-}
-
-/// Changes a table of a recipe.
-fn change<T: Serialize + DeserializeOwned>(
-    recipe: &mut Table,
-    key: &str,
-    change: impl FnOnce(&mut T),
-) -> Result<(), Error> {
-    let table = recipe.remove(key);
-    let mut table: T = table.unwrap_or(Table::new().into()).try_into()?;
-    change(&mut table);
-    recipe.insert(key.into(), table_of(&table)?.into());
     Ok(())
 }
 

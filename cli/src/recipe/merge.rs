@@ -4,16 +4,16 @@
 use std::path::{Path, PathBuf};
 
 use burn_megatron_train::TrainConfig;
-use serde::Serialize;
 use toml::{Table, Value};
 
 use crate::error::Error;
 use crate::family::{FAMILY, Families, WeightsError};
 use crate::origins::{Origin, Origins};
+use crate::recipe::checkpoint::CheckpointConfig;
 use crate::recipe::{ModelBase, Recipe, RecipeOf, invalid, read_text};
-use crate::saving::CheckpointConfig;
 use crate::set::SetArgs;
-use crate::settings::{DroppedSetting, SettingFlags, Settings, json_at, merge, remove, twice};
+use crate::settings::keys::{change, get, json_at, remove, set, table_of};
+use crate::settings::{DroppedSetting, SettingFlags, Settings, merge, twice};
 use crate::{lora, resume_check};
 
 /// The recipe that replaces the layout and training run of the default recipe in a run that loads weights.
@@ -175,7 +175,10 @@ fn file_table(path: &Path) -> Result<Table, Error> {
     let checked = RecipeOf::tables(&text);
     checked.map_err(|error| invalid(path, &*error))?;
     let mut table: Table = text.parse()?;
-    resume_check::translate_recipe(&mut table);
+    // The name in earlier versions: the default recipe has the present name.
+    if let Some(value) = remove(&mut table, "train.count_zeros") {
+        set(&mut table, "train.log_num_zeros_in_grad", value);
+    }
     Ok(table)
 }
 
@@ -194,13 +197,7 @@ fn check_unset(flags: &SettingFlags, flag: &str, recipe: &Recipe) -> Result<(), 
 
 /// The weights that a recipe names.
 fn loaded(recipe: &Table) -> Option<PathBuf> {
-    let load = recipe.get("checkpoint")?.get("load")?.as_str()?;
-    Some(load.into())
-}
-
-/// The tables of a complete recipe or a part of it.
-pub fn table_of(value: &impl Serialize) -> Result<Table, Error> {
-    Ok(toml::to_string(value)?.parse()?)
+    Some(get(recipe, "checkpoint.load")?.as_str()?.into())
 }
 
 fn one_line(error: &dyn std::error::Error) -> String {
@@ -258,11 +255,13 @@ impl Layers<'_> {
 
     /// Saves no fewer checkpoints than these settings.
     fn save_like(&mut self, saving: &CheckpointConfig) -> Result<(), Error> {
-        let own = self.table.remove("checkpoint");
-        let own: CheckpointConfig = own.unwrap_or(Table::new().into()).try_into()?;
-        let both = table_of(&own.continue_from(saving))?;
-        self.table.insert("checkpoint".into(), both.into());
-        Ok(())
+        change(
+            &mut self.table,
+            "checkpoint",
+            |own: &mut CheckpointConfig| {
+                *own = own.continue_from(saving);
+            },
+        )
     }
 
     /// Changes the tables, and records which keys flags have changed.
@@ -335,9 +334,7 @@ impl Layers<'_> {
     /// Drops the settings of the optimizer, except those of the command line and the groups of parameters, if a layer names
     /// another optimizer: its own defaults apply.
     fn drop_other_optimizer(&mut self, layer: &Table) {
-        let optimizer = |table: &Table| -> Option<Value> {
-            Some(table.get("train")?.get("optimizer")?.get("name")?.clone())
-        };
+        let optimizer = |table: &Table| get(table, "train.optimizer.name").cloned();
         let Some(named) =
             optimizer(layer).filter(|named| Some(named) != optimizer(&self.table).as_ref())
         else {
@@ -436,9 +433,7 @@ impl Layers<'_> {
             dropped: self.dropped,
         })
     }
-}
 
-impl Layers<'_> {
     /// Takes the keys that `[lora]` leaves out from the adapters at `load`, if it has adapters.
     fn continue_adapters(&mut self, families: &Families, load: &Path) -> Result<(), Error> {
         let Some(Value::Table(given)) = self.table.get_mut("lora") else {

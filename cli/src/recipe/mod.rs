@@ -1,5 +1,7 @@
 //! The recipe: all settings that decide what a run computes.
 
+pub mod checkpoint;
+pub mod memory;
 pub mod merge;
 
 use std::path::Path;
@@ -20,8 +22,9 @@ use toml::Table;
 use crate::data::settings::DataConfig;
 use crate::error::Error;
 use crate::family::{Families, Model, WeightsError};
-use crate::memory::MemoryConfig;
-use crate::saving::CheckpointConfig;
+
+use checkpoint::CheckpointConfig;
+use memory::MemoryConfig;
 
 /// The recipe that runs without flags, and whose values other recipes leave out.
 pub const DEFAULT_RECIPE: &str = include_str!("../tiny.toml");
@@ -233,6 +236,11 @@ impl Recipe {
     pub fn from_table(table: Table, families: &Families) -> Result<Self, Error> {
         let recipe: RecipeOf<Table> = table.try_into()?;
         recipe.in_family(families, ModelBase::Complete)
+    }
+
+    /// Returns the number of tokens of a sample.
+    pub fn sequence_length(&self) -> usize {
+        self.train.sequence_length.unwrap_or(self.model.context())
     }
 
     /// The parallel layout with its sharding of the data axis.

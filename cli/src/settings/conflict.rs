@@ -2,10 +2,10 @@
 
 use toml::Value;
 
+use super::keys::{get, is_within};
 use super::value::Given;
-use super::{SettingFlags, Settings, get};
+use super::{SettingFlags, Settings};
 use crate::error::Error;
-use crate::origins::is_within;
 
 /// A value that a flag or `--set` gives to a key.
 #[derive(Clone, Copy)]

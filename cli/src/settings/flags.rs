@@ -3,10 +3,10 @@
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, Error, FromArgMatches};
 use toml::{Table, Value};
 
-use super::schema::Setting;
+use super::Settings;
+use super::keys::{get, is_within, set};
+use super::setting::{Setting, merge};
 use super::value::Given;
-use super::{Settings, get, merge, set};
-use crate::origins::is_within;
 
 /// The values that a command line gives to keys of a recipe, each table before its keys: `--parallel.tensor 2`, with `none`
 /// for no value.
@@ -24,15 +24,10 @@ const DATA: &str = "parallel.data";
 const AUTO: &str = "auto";
 
 impl Settings {
-    /// Adds the flags of the settings below `[model]` to a command that has the others.
-    pub fn add_model_flags(&self, command: Command) -> Command {
-        let of_model = |setting: &&Setting| setting.path.starts_with("model.");
-        command.args(self.all().filter(of_model).filter_map(arg))
-    }
-
-    /// Adds the flags of all settings to a command.
-    pub fn add_flags(&self, command: Command) -> Command {
-        command.args(self.all().filter_map(arg))
+    /// Adds the flags of the settings whose keys begin with `start` to a command: `model.`, or nothing for all settings.
+    pub fn add_flags(&self, command: Command, start: &str) -> Command {
+        let settings = self.all().filter(|setting| setting.path.starts_with(start));
+        command.args(settings.filter_map(arg))
     }
 }
 
@@ -73,7 +68,7 @@ fn arg(setting: &Setting) -> Option<Arg> {
 
 impl Args for SettingFlags {
     fn augment_args(command: Command) -> Command {
-        Settings::without_model().add_flags(command)
+        Settings::without_model().add_flags(command, "")
     }
 
     fn augment_args_for_update(command: Command) -> Command {
@@ -101,9 +96,7 @@ impl FromArgMatches for SettingFlags {
 
 impl Args for NcclFlags {
     fn augment_args(command: Command) -> Command {
-        let settings = Settings::without_model();
-        let of_nccl = |setting: &&Setting| setting.path.starts_with("nccl.");
-        command.args(settings.all().filter(of_nccl).filter_map(arg))
+        Settings::without_model().add_flags(command, "nccl.")
     }
 
     fn augment_args_for_update(command: Command) -> Command {

@@ -2,8 +2,8 @@
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
-use super::schema::Setting;
-use super::{ResumeRule, Settings};
+use super::Settings;
+use super::setting::{ResumeRule, Setting};
 
 impl Settings {
     /// Returns the message for an unknown flag that has the name of settings or of one of their values, such as

@@ -17,31 +17,32 @@
 
 mod condition;
 mod conflict;
-mod doc;
+mod dependants;
 mod flags;
 mod hint;
-mod merge;
+pub mod keys;
 #[cfg(test)]
 mod reference;
 mod schema;
+mod setting;
 #[cfg(test)]
 mod tests;
 mod value;
 
 use std::sync::LazyLock;
 
-use serde_json::{Map, Value as Json};
+use serde_json::Value as Json;
 use toml::Table;
 
 use crate::error::Error;
 use crate::family::{FAMILY, Families, Model};
 use crate::recipe::RecipeOf;
 
-pub use condition::DroppedSetting;
 pub use conflict::twice;
+pub use dependants::DroppedSetting;
 pub use flags::{NcclFlags, SettingFlags};
-pub use merge::{get, merge, remove, set};
-pub use schema::{ResumeRule, Setting, schema_of};
+pub use schema::schema_of;
+pub use setting::{ResumeRule, Setting, merge};
 pub use value::{Given, from_toml};
 
 /// The settings of a recipe, as a tree. `[model]` has the keys of the families.
@@ -141,11 +142,3 @@ impl Settings {
         format!("a recipe has no key {path}{}", hint.unwrap_or_default())
     }
 }
-
-/// Returns the value of a dotted key in JSON.
-pub fn json_at<'a>(value: &'a Json, path: &str) -> Option<&'a Json> {
-    path.split('.').try_fold(value, |value, key| value.get(key))
-}
-
-/// A table of JSON.
-type Schema = Map<String, Json>;

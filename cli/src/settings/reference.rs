@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::Settings;
-use super::schema::{ResumeRule, Setting};
+use super::setting::{ResumeRule, Setting};
 
 const INTRODUCTION: &str = "# Settings reference
 

@@ -8,6 +8,7 @@ use serde_json::json;
 use toml::Table;
 
 use super::condition::Condition;
+use super::keys::get;
 use super::*;
 use crate::family::Families;
 
@@ -21,7 +22,7 @@ fn table(text: &str) -> Table {
 
 /// A flag for each setting of a tree.
 fn parse(settings: &Settings, flags: &[&str]) -> Result<SettingFlags, clap::Error> {
-    let command = settings.add_flags(Command::new("test").no_binary_name(true));
+    let command = settings.add_flags(Command::new("test").no_binary_name(true), "");
     SettingFlags::from_arg_matches(&command.try_get_matches_from(flags)?)
 }
 
@@ -319,7 +320,7 @@ fn a_new_field_has_a_flag_a_help_text_a_check_and_a_line_on_the_page() {
     };
     let flags = parse(&settings, &["--hot", "7"]).unwrap();
     assert_eq!(flags.table(&Table::new()), table("spice.heat = 7"));
-    let mut command = settings.add_flags(Command::new("test"));
+    let mut command = settings.add_flags(Command::new("test"), "");
     let help = command.render_long_help().to_string();
     assert!(
         help.contains("The heat of the meal, see `Fixture`."),
@@ -350,8 +351,8 @@ fn a_new_field_has_a_flag_a_help_text_a_check_and_a_line_on_the_page() {
 #[test]
 fn the_flags_of_the_command_are_those_of_the_tree() {
     let mut command = SettingFlags::augment_args(Command::new("test"));
-    command = settings().add_model_flags(command);
-    let all = settings().add_flags(Command::new("test"));
+    command = settings().add_flags(command, "model.");
+    let all = settings().add_flags(Command::new("test"), "");
     let names = |command: &Command| {
         let ids = command.get_arguments().map(|arg| arg.get_id().to_string());
         let mut ids: Vec<_> = ids.collect();
@@ -395,7 +396,7 @@ fn a_key_is_found_by_a_part_of_its_name() {
 fn an_unknown_flag_names_the_settings_that_it_may_mean() {
     let settings = settings();
     let explained = |flag: &str| {
-        let command = settings.add_flags(Command::new("test").no_binary_name(true));
+        let command = settings.add_flags(Command::new("test").no_binary_name(true), "");
         let error = command.try_get_matches_from([flag, "1"]).unwrap_err();
         let text = settings.explain_flag(&error);
         text.map(|text| text.replace(&format!("unexpected argument {flag}: pretrain sets "), ""))

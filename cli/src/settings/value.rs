@@ -3,9 +3,7 @@
 use serde_json::Value as Json;
 use toml::{Table, Value};
 
-use super::Schema;
-use super::doc::plain;
-use super::schema::branches;
+use super::schema::{Schema, branches, plain};
 use crate::byte_size::ByteSize;
 
 /// A name or number that a setting may have.

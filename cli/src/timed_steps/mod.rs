@@ -74,7 +74,7 @@ pub fn run_in(
     };
     let data = RandomTokens {
         vocabulary: recipe.model.vocabulary(),
-        length: config.sequence_length.unwrap_or(recipe.model.context()),
+        length: recipe.sequence_length(),
         seed: config.seed,
     };
     let outcome = trainer.fit(&data, &mut timer)?;

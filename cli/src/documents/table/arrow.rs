@@ -13,8 +13,8 @@ use arrow_schema::{ArrowError, DataType, Schema};
 use burn_megatron::regular_file;
 
 use super::Row;
+use crate::documents::counting_reader::CountingReader;
 use crate::documents::error::InputError;
-use crate::documents::input::CountingReader;
 
 type Batches = Box<dyn Iterator<Item = Result<RecordBatch, ArrowError>> + Send>;
 

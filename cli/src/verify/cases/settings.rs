@@ -5,7 +5,7 @@ use toml::Table;
 use super::VerifyModel;
 use crate::error::Error;
 use crate::recipe::Recipe;
-use crate::settings::remove;
+use crate::settings::keys::remove;
 
 /// Settings that must not change the result: a name, a model and layouts in which they have an effect, and their keys in TOML.
 pub type SettingCase = (
