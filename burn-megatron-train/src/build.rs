@@ -3,17 +3,17 @@
 use burn::tensor::Device;
 
 use super::config::{ConfigError, TrainConfig};
-use super::hooks::cuda_graphs::{self, CudaGraphs, ModelParts};
-use super::hooks::{Hooks, attention_logits};
+use super::hooks::cuda_graphs::CudaGraphs;
+use super::hooks::{BatchWarmupError, Hooks};
 use super::micro_batches::{ContextPart, MicroBatchRunner};
 use super::position::RunPosition;
 use super::{TrainError, Trainer};
 use burn_megatron::comm::ParallelContext;
-use burn_megatron::data_parallel::{DataParallelConfig, DistributedDataParallel};
+use burn_megatron::data_parallel::DistributedDataParallel;
 use burn_megatron::kernels::gemm::{Blas, CpuGemm};
 use burn_megatron::model::LanguageModel;
+use burn_megatron::nn::ParallelModule;
 use burn_megatron::nn::tp_comm_overlap;
-use burn_megatron::nn::{AttentionLayer, ParallelModule};
 use burn_megatron::optim::{LossScaler, ParallelOptimizer};
 use burn_megatron::pipeline::engine::DeferredWgrad;
 use burn_megatron::pipeline::schedule::Schedule;
@@ -42,14 +42,7 @@ impl<M: LanguageModel> Trainer<M> {
         device: &Device,
         config: &TrainConfig,
     ) -> Result<Self, TrainError> {
-        let config = &in_layout(config, groups)?;
-        check(config, groups, &model.module)?;
-        cuda_graphs::check_model(config, &ModelParts::of(&model))?;
-        cuda_graphs::check_device(config, groups, device, &model.position)?;
-        let pipeline = Pipelines::new(config, groups)?;
-        let attention = attention_logits::measured_layers(&model.attention_logits, groups, config)?;
-        let ddp = DistributedDataParallel::with(model, groups, &config.data_parallel)?;
-        Self::build(ddp, device, config, pipeline, attention)
+        Self::wrap(model, groups, device, config, None)
     }
 
     /// A trainer of the pipeline stages of `model` on this rank, with a schedule of your own, whose batch has one size.
@@ -66,23 +59,13 @@ impl<M: LanguageModel> Trainer<M> {
     ) -> Result<Self, TrainError> {
         check_micro_batches(&pipeline.schedule, config, groups)?;
         if let Some(part) = config.smaller_batches().first() {
-            return Err(TrainError::from(ConfigError::BatchWarmup {
+            return Err(TrainError::from(ConfigError::from(BatchWarmupError {
                 part: *part,
                 expected: "none with a schedule of your own, which has one number of micro-batches"
                     .into(),
-            }));
+            })));
         }
-        let config = &in_layout(config, groups)?;
-        check(config, groups, &model.module)?;
-        cuda_graphs::check_model(config, &ModelParts::of(&model))?;
-        cuda_graphs::check_device(config, groups, device, &model.position)?;
-        let attention = attention_logits::measured_layers(&model.attention_logits, groups, config)?;
-        let ddp = DistributedDataParallel::with(model, groups, &config.data_parallel)?;
-        let pipelines = Pipelines {
-            schedules: vec![pipeline.schedule],
-            defer_embedding_wgrad: pipeline.defer_embedding_wgrad,
-        };
-        Self::build(ddp, device, config, pipelines, attention)
+        Self::wrap(model, groups, device, config, Some(pipeline))
     }
 
     /// A trainer of a model that is wrapped already, with the settings `config.data_parallel`.
@@ -96,20 +79,12 @@ impl<M: LanguageModel> Trainer<M> {
         config: &TrainConfig,
     ) -> Result<Self, TrainError> {
         check(config, ddp.groups(), ddp.module())?;
-        if config.cuda_graph && !ddp.config().static_buffers {
-            return Err(TrainError::from(ConfigError::WithCudaGraph {
-                setting: "a model that was wrapped without static_buffers".into(),
-                expected: "DataParallelConfig::static_buffers".into(),
-            }));
-        }
         let pipelines = Pipelines::new(config, ddp.groups())?;
-        let attention =
-            attention_logits::measured_layers(ddp.attention_logits(), ddp.groups(), config)?;
-        Self::build(ddp, device, config, pipelines, attention)
+        Self::build(ddp, device, config, pipelines)
     }
 
-    /// The same trainer, which runs micro-batches as [`cuda_graph`](TrainConfig::cuda_graph) does, on a device without
-    /// graphs. The model must be wrapped with static buffers.
+    /// The same trainer, which runs micro-batches as CUDA graphs do, on a device without graphs. The model must be wrapped
+    /// with static buffers.
     ///
     /// # Errors
     ///
@@ -118,12 +93,31 @@ impl<M: LanguageModel> Trainer<M> {
         self.with_hook(CudaGraphs::on_host())
     }
 
+    fn wrap(
+        model: ParallelModule<M>,
+        groups: &ParallelContext,
+        device: &Device,
+        config: &TrainConfig,
+        pipeline: Option<PipelineConfig>,
+    ) -> Result<Self, TrainError> {
+        let config = &config.in_layout(groups.config())?;
+        check(config, groups, &model.module)?;
+        let pipelines = match pipeline {
+            Some(own) => Pipelines {
+                schedules: vec![own.schedule],
+                defer_embedding_wgrad: own.defer_embedding_wgrad,
+            },
+            None => Pipelines::new(config, groups)?,
+        };
+        let ddp = DistributedDataParallel::with(model, groups, &config.data_parallel)?;
+        Self::build(ddp, device, config, pipelines)
+    }
+
     fn build(
         ddp: DistributedDataParallel<M>,
         device: &Device,
         config: &TrainConfig,
         pipelines: Pipelines,
-        attention: Vec<AttentionLayer>,
     ) -> Result<Self, TrainError> {
         let gemm = ddp.kernels().blas().map(Blas::kind);
         let unordered = gemm.filter(|kind| matches!(kind, CpuGemm::OpenBlas | CpuGemm::Blis));
@@ -133,7 +127,7 @@ impl<M: LanguageModel> Trainer<M> {
         let mut optimizer = ParallelOptimizer::new(&config.optimizer, &ddp)?;
         let deferred_wgrad = deferred_wgrad(&ddp, &pipelines)?;
         let runner = MicroBatchRunner::new(pipelines.schedules, deferred_wgrad, &ddp)?;
-        let hooks = Hooks::of_run(config, &mut optimizer, &ddp, attention)?;
+        let hooks = Hooks::of_run(config, &mut optimizer, &ddp)?;
         let mut trainer = Self {
             defers: optimizer.is_fused()
                 && *device != Device::flex()
@@ -170,18 +164,14 @@ fn check(
     Ok(())
 }
 
-/// The micro-batches of a rank in a step.
-fn micro_batches(config: &TrainConfig, groups: &ParallelContext) -> usize {
-    let share = config.global_batch_size / groups.data().size();
-    share / config.micro_batch_size.max(1)
-}
-
+/// Checks that a schedule has the micro-batches of a rank in a step.
 fn check_micro_batches(
     schedule: &Schedule,
     config: &TrainConfig,
     groups: &ParallelContext,
 ) -> Result<(), TrainError> {
-    let micro_batches = micro_batches(config, groups);
+    let share = config.global_batch_size / groups.data().size();
+    let micro_batches = share / config.micro_batch_size.max(1);
     match schedule.micro_batches() {
         schedule if schedule != micro_batches => Err(TrainError::MicroBatches {
             schedule,
@@ -199,7 +189,7 @@ struct Pipelines {
 }
 
 impl Pipelines {
-    /// Builds the pipelines of the layout. That of one stage is forward and backward of each micro-batch in turn.
+    /// Builds the pipelines of the layout. A pipeline of one stage is forward and backward of each micro-batch in turn.
     fn new(config: &TrainConfig, groups: &ParallelContext) -> Result<Self, TrainError> {
         let layout = groups.config();
         let sizes = config.batch_sizes();
@@ -212,19 +202,6 @@ impl Pipelines {
             defer_embedding_wgrad: layout.defer_embedding_wgrad,
         })
     }
-}
-
-/// The settings with the sharding of the layout.
-fn in_layout(config: &TrainConfig, groups: &ParallelContext) -> Result<TrainConfig, ConfigError> {
-    Ok(TrainConfig {
-        data_parallel: DataParallelConfig {
-            state_tensors: config.state_tensors(),
-            static_buffers: config.cuda_graph,
-            freeze: config.freeze.clone(),
-            ..config.data_parallel.in_layout(groups.config())?
-        },
-        ..config.clone()
-    })
 }
 
 /// The weight gradient that the last stage defers, on its rank.

@@ -5,20 +5,19 @@ use std::num::NonZeroU64;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::hooks::batch_warmup::{self, BatchSizes, BatchWarmup};
-use super::hooks::sequence_warmup::{self, SequenceWarmup};
-use super::hooks::{cuda_graphs, hybrid_context};
+use super::hooks::batch_warmup::{BatchSizes, BatchWarmup, BatchWarmupError};
+use super::hooks::sequence_warmup::{self, SequenceWarmup, SequenceWarmupError};
 use super::schedule::{LrSchedule, LrScheduleError, LrStyle};
 use burn_megatron::data_parallel::{DataParallelConfig, DataParallelConfigError, Precision};
-use burn_megatron::mesh::{
-    ContextSplitError, LayoutError, MeshError, ParallelConfig, samples_per_rank,
-};
+use burn_megatron::mesh::{ContextSplitError, LayoutError, MeshError};
 use burn_megatron::nn::tp_comm_overlap::NumSplitsError;
 use burn_megatron::optim::{
     EmaConfig, LossScale, LossScaleError, OptimizerConfig, OptimizerError, QkClipConfig,
     SpikeConfig, StepCount,
 };
 use burn_megatron_data::hybrid_context::HybridContextError;
+
+mod in_layout;
 
 /// Settings of a [`Trainer`](super::Trainer).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -205,30 +204,11 @@ pub enum ConfigError {
         context: usize,
     },
     /// A part of the batch size warm-up.
-    #[error(
-        "invalid batch_warmup of {} samples until_step {}: expected {expected}",
-        part.global_batch_size, part.until_step
-    )]
-    BatchWarmup {
-        /// The part.
-        part: BatchWarmup,
-        /// The values that would fit.
-        expected: String,
-    },
+    #[error(transparent)]
+    BatchWarmup(#[from] BatchWarmupError),
     /// A part of the sequence length warm-up.
-    #[error(
-        "invalid sequence_warmup of {length} tokens until_step {until_step}, for sequences of {whole}: expected {expected}"
-    )]
-    SequenceWarmup {
-        /// Tokens of a row.
-        length: usize,
-        /// The first step after it.
-        until_step: usize,
-        /// Tokens of a sample.
-        whole: usize,
-        /// The values that would fit.
-        expected: String,
-    },
+    #[error(transparent)]
+    SequenceWarmup(#[from] SequenceWarmupError),
     /// Shorter rows in a run on conversations.
     #[error(
         "train.sequence_warmup cuts rows, and with them the conversations of [data.chat]: remove it"
@@ -310,23 +290,6 @@ impl TrainConfig {
         }
     }
 
-    /// Checks all settings, for a layout and a model with a context of `context` tokens.
-    ///
-    /// # Errors
-    ///
-    /// [`ConfigError`] for the first invalid setting.
-    pub fn check(&self, layout: &ParallelConfig, context: usize) -> Result<(), ConfigError> {
-        self.check_without_layout(context)?;
-        let data = layout.data_size();
-        for samples in self.batch_sizes() {
-            samples_per_rank(samples, data, Some(self.micro_batch_size))?;
-        }
-        let length = self.sequence_length.unwrap_or(context);
-        hybrid_context::check(self, layout, (length, context))?;
-        cuda_graphs::check(self, layout)?;
-        Ok(self.data_parallel.check(layout.data_parallel_size())?)
-    }
-
     /// Checks the settings that do not depend on a layout.
     ///
     /// # Errors
@@ -369,7 +332,7 @@ impl TrainConfig {
         {
             return Err(ConfigError::TooLarge { name, value, most });
         }
-        batch_warmup::check(self)?;
+        self.sizes().check(self.steps)?;
         if length > context {
             return Err(ConfigError::Sequence { length, context });
         }
@@ -425,8 +388,13 @@ impl TrainConfig {
 
     /// The samples per step, from the smallest of the batch size warm-up to `global_batch_size`.
     pub fn batch_sizes(&self) -> impl Iterator<Item = usize> {
-        let sizes: Vec<_> = BatchSizes::new(self).all().collect();
-        sizes.into_iter()
+        let smaller = self.batch_warmup.iter().map(|part| part.global_batch_size);
+        smaller.chain([self.global_batch_size])
+    }
+
+    /// The samples of every step.
+    pub(crate) fn sizes(&self) -> BatchSizes {
+        BatchSizes::new(self.batch_warmup.clone(), self.global_batch_size)
     }
 
     /// Returns the parts of the run with smaller batches, at its start.
@@ -441,7 +409,7 @@ impl TrainConfig {
 
     /// The samples of the whole run.
     pub fn samples(&self) -> u64 {
-        BatchSizes::new(self).sum(0..self.steps)
+        self.sizes().sum(0..self.steps)
     }
 
     /// The lengths of rows in a run with samples of `whole` tokens.

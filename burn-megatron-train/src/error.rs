@@ -1,8 +1,8 @@
 //! Errors of a run.
 
-use super::ReplayError;
 use super::config::ConfigError;
 use super::hooks::HookError;
+use super::hooks::replay::ReplayError;
 use burn_megatron::checkpoint::state::StateError;
 use burn_megatron::comm::CommError;
 use burn_megatron::data_parallel::DataParallelError;

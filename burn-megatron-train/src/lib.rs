@@ -9,7 +9,9 @@ mod build;
 mod clock;
 mod config;
 mod error;
+mod evaluate;
 pub mod expert_metrics;
+mod fit;
 #[cfg(test)]
 mod grid_tests;
 pub mod hooks;
@@ -20,6 +22,7 @@ pub mod metrics;
 mod micro_batches;
 mod module_state;
 mod observer;
+mod outcome;
 pub mod plot;
 mod position;
 pub mod progress;
@@ -29,20 +32,19 @@ mod save;
 pub mod schedule;
 mod step;
 mod trainer;
-mod verdict;
 
 pub use build::PipelineConfig;
 pub use config::{ConfigError, TrainConfig};
 pub use error::TrainError;
 pub use expert_metrics::{ExpertMetrics, LayerLoad};
 pub use hooks::cuda_graphs::CudaGraphStats;
-pub use hooks::replay::{MeanTime, ReplayCost, ReplayError};
+pub use hooks::replay::{MeanTime, ReplayCost, ReplayError, Verdict};
 pub use hooks::{BatchWarmup, SequenceWarmup};
 pub use module_state::load_module;
 pub use observer::{NoopObserver, Observer, ObserverError, StepGradients};
+pub use outcome::TrainOutcome;
 pub use save::{SaveConfig, SavedCheckpoint, Saver};
-pub use trainer::{TrainOutcome, Trainer};
-pub use verdict::Verdict;
+pub use trainer::Trainer;
 
 /// The items that most programs need.
 pub mod prelude {

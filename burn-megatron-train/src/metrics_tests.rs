@@ -1,5 +1,5 @@
 use super::*;
-use crate::expert_metrics::LayerLoad;
+use crate::expert_metrics::{ExpertMetrics, LayerLoad};
 use burn_megatron::nn::moe::RouterLossKind;
 use burn_megatron_test_support::TestFolder;
 

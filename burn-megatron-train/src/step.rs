@@ -3,7 +3,7 @@
 use burn::tensor::Tensor;
 
 use super::expert_metrics::ExpertMetrics;
-use super::hooks::{Hooks, StepContext, StepDecision, StepInput, StepReport, StepRun, StepUpdate};
+use super::hooks::{StepContext, StepDecision, StepInput, StepReport, StepRun, StepUpdate};
 use super::losses::MeanLoss;
 use super::metrics::{SkipReason, StepMetrics};
 use super::{Observer, StepGradients, TrainError, Trainer};
@@ -26,6 +26,25 @@ pub(super) struct LaunchedStep {
 }
 
 impl<M: LanguageModel> Trainer<M> {
+    /// One update: all micro-batches, the reduction, clipping and the optimizer. `samples` are those of the
+    /// whole run; the step reads the next ones. Of the observer only
+    /// [`gradients`](Observer::gradients) is called. Collective: call on all ranks of the world.
+    ///
+    /// All ranks skip the update if a loss or a gradient is not finite on any rank, or if all targets of the
+    /// global batch are masked; the latter does not change the loss scale.
+    ///
+    /// # Errors
+    ///
+    /// See [`fit`](Self::fit).
+    pub fn step(
+        &mut self,
+        samples: &dyn Samples,
+        observer: &mut dyn Observer,
+    ) -> Result<StepMetrics, TrainError> {
+        let launched = self.launch(samples, observer, None, false)?;
+        Ok(self.finish(launched)?.metrics)
+    }
+
     /// Runs all of a step on the device: micro-batches, reduction, clipping and the optimizer. `before` is the step
     /// before if it is not [finished](Self::finish); its outcome is then taken from the device. `stop` is whether
     /// this rank asks to stop the run.
@@ -159,24 +178,6 @@ impl<M: LanguageModel> Trainer<M> {
             experts: report.experts,
             stop: reading.stop,
         })
-    }
-
-    /// The hooks, and the rest of the trainer for them, in a step or before the next one.
-    pub(super) fn split(&mut self, step: usize) -> (&mut Hooks<M>, StepContext<'_, M>) {
-        let plan = self.batch_plan();
-        let context = StepContext {
-            step,
-            ddp: &mut self.ddp,
-            optimizer: &mut self.optimizer,
-            runner: &mut self.runner,
-            position: &self.position,
-            scaler: &self.scaler,
-            config: &self.config,
-            device: &self.device,
-            plan,
-            defers: self.defers,
-        };
-        (&mut self.hooks, context)
     }
 
     /// The loss scale on the device, if the host does not know it: it depends on the outcome of `before`.

@@ -1,30 +1,21 @@
-//! The training loop of one rank.
-
-use std::slice;
+//! The trainer of one rank.
 
 use burn::tensor::Device;
 
-use super::clock::StepClock;
 use super::config::TrainConfig;
 use super::error::TrainError;
-use super::hooks::Hooks;
 use super::hooks::cuda_graphs::{CudaGraphStats, CudaGraphs};
-use super::losses::LossSums;
-use super::metrics::{HeldOutMetrics, StepMetrics, StepTiming};
-use super::micro_batches::{BatchPlan, ContextPart, MicroBatchRunner, targets};
+use super::hooks::{HookError, Hooks, StepContext, StepHook};
+use super::micro_batches::{BatchPlan, MicroBatchRunner};
 use super::position::RunPosition;
-use super::step::{FinishedStep, LaunchedStep};
-use super::{Observer, ReplayCost, Saver, Verdict};
-use burn_megatron::collective::Comm;
-use burn_megatron::comm::{CommError, ReduceOp};
-use burn_megatron::data_parallel::{DistributedDataParallel, ZeroStage};
+use super::save::Saver;
+use burn_megatron::data_parallel::DistributedDataParallel;
 use burn_megatron::model::LanguageModel;
-use burn_megatron::nn::LossFactor;
 use burn_megatron::nn::moe::RouterStep;
-use burn_megatron::optim::{LossScaler, ParallelOptimizer, all_finite};
+use burn_megatron::optim::{LossScaler, ParallelOptimizer};
 use burn_megatron::pipeline::engine::ActionEvent;
 use burn_megatron_data::tokenizer::Tokenizer;
-use burn_megatron_data::{Batch, DataError, Dataset, Padding, Samples, Sampling};
+use burn_megatron_data::{Batch, DataError, Samples};
 use burn_megatron_generate::{GenerateConfig, GenerateError, GenerationOutput, Generator};
 
 /// Trains the shard of a model on one rank; every rank of the mesh has a trainer.
@@ -42,46 +33,6 @@ pub struct Trainer<M: LanguageModel> {
     pub(super) saver: Option<Saver>,
     /// See [`Trainer::defer_readings`].
     pub(super) defers: bool,
-}
-
-/// The end of a run.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct TrainOutcome {
-    /// The number of steps, including skipped ones and those before a resumed checkpoint.
-    pub steps: usize,
-    /// The number of skipped steps: a loss or a gradient was not finite or a spike, or there were no targets.
-    pub skipped: usize,
-    /// The number of skipped steps without targets.
-    pub without_targets: usize,
-    /// The number of skipped steps that were spikes.
-    pub spikes: usize,
-    /// The step, from 1, since which no loss has been finite; `None` if the last loss is finite.
-    pub diverged: Option<usize>,
-    /// Set to [`Verdict::DataOrSoftware`] if a bad loss was computed again on another rank, with the same result; see
-    /// [`check_replay_every`](TrainConfig::check_replay_every).
-    pub bad_loss: Option<Verdict>,
-    /// The time that the checks have taken on this rank; `None` without
-    /// [`check_replay_every`](TrainConfig::check_replay_every).
-    pub replay_cost: Option<ReplayCost>,
-    /// The statistics of the micro-batches since the start or the checkpoint on this rank; `None` without CUDA graphs.
-    pub cuda_graphs: Option<CudaGraphStats>,
-    /// The padding of documents in the steps since the start or the checkpoint; none but with a split
-    /// [per document](burn_megatron::mesh::ContextSplit::ZigzagPerDocument) or hybrid context parallelism.
-    pub padding: Padding,
-    /// Whether the run was stopped before its last step.
-    pub stopped: bool,
-    /// The held-out loss at the end; `None` if nothing is held out, or [`held_out_samples`](TrainConfig::held_out_samples) is
-    /// 0.
-    pub held_out: Option<HeldOutMetrics>,
-}
-
-impl TrainOutcome {
-    /// Whether the last training loss or the held-out loss is not finite.
-    pub fn has_diverged(&self) -> bool {
-        let held_out = self.held_out.as_ref();
-        let is_bad = |held_out: &HeldOutMetrics| held_out.tokens > 0 && !held_out.loss.is_finite();
-        self.diverged.is_some() || held_out.is_some_and(is_bad)
-    }
 }
 
 impl<M: LanguageModel> Trainer<M> {
@@ -143,205 +94,6 @@ impl<M: LanguageModel> Trainer<M> {
         self.position.steps()
     }
 
-    /// Trains to the last step, or until the observer of any rank stops the run; after
-    /// [`load`](Self::load), from the step of the checkpoint. With a [saver](Self::save_with), the last step
-    /// is saved too. Collective: call on all ranks of the world.
-    ///
-    /// The evaluation after a stop is not reported to the observer if there is a saver: a resumed run does
-    /// not have it.
-    ///
-    /// # Errors
-    ///
-    /// [`TrainError`]; the other ranks fail in their next collective.
-    pub fn fit(
-        &mut self,
-        data: &dyn Dataset,
-        observer: &mut dyn Observer,
-    ) -> Result<TrainOutcome, TrainError> {
-        let left = self.config.steps.saturating_sub(self.steps());
-        self.bytes_per_token = data.bytes_per_token();
-        let (plan, before) = (self.batch_plan(), self.position.samples);
-        let ahead = self.steps()..self.steps() + left;
-        let samples = data.training(&Sampling {
-            seq: plan.sample_length(),
-            seed: self.config.seed,
-            samples: before + plan.samples_in(ahead.clone()),
-        })?;
-        let samples = plan.read_ahead(samples, ahead, before)?;
-        let has_held_out = self.has_held_out(data)?;
-        let (mut stopped, mut evaluated) = (false, None);
-        let (mut steps, mut pending) = (self.steps(), None);
-        let mut clock = StepClock::start();
-        while steps < self.config.steps && !stopped {
-            let stop = self.defers && observer.stop();
-            let launched = self.launch(&samples, observer, pending.as_ref(), stop)?;
-            clock.launch();
-            steps += 1;
-            if let Some(before) = pending.replace(launched) {
-                stopped = self.report(before, &mut clock, observer)?;
-            }
-            let last = steps == self.config.steps;
-            let is_due = |every: usize| steps.is_multiple_of(every);
-            let evaluates = has_held_out && !last && self.config.evaluate_every.is_some_and(is_due);
-            let saves = !last && self.is_save_due(steps as u64);
-            // What follows needs to know whether the step was taken.
-            if (!self.defers || last || stopped || evaluates || saves)
-                && let Some(launched) = pending.take()
-            {
-                stopped |= self.report(launched, &mut clock, observer)?;
-            }
-            evaluated = if evaluates {
-                Some(self.report_held_out(data, observer)?)
-            } else {
-                None
-            };
-            self.save_if(saves, observer)?;
-            if evaluates || saves {
-                clock = StepClock::start();
-            }
-            stopped = !last
-                && if self.defers {
-                    stopped
-                } else {
-                    !all_finite(!observer.stop(), self.ddp.groups())?
-                };
-            if stopped && let Some(launched) = pending.take() {
-                self.report(launched, &mut clock, observer)?;
-            }
-        }
-        tracing::debug!(waits = ?samples.stats(), "read ahead");
-        self.save_final(observer)?;
-        let held_out = match (evaluated, stopped && self.saver.is_some()) {
-            (Some(held_out), _) => Some(held_out),
-            (None, _) if !has_held_out => None,
-            (None, true) => Some(self.evaluate_average(data)?),
-            (None, false) => Some(self.report_held_out(data, observer)?),
-        };
-        let Padding { added, all } = self.position.padding;
-        let padding = vec![added as f64, all as f64];
-        let padding = if plan.splits_steps() {
-            self.sum_over_data(padding)?
-        } else {
-            self.sum(padding, self.ddp.groups().data())?
-        };
-        let count = self.position.count;
-        let mut outcome = TrainOutcome {
-            padding: Padding {
-                added: padding[0] as u64,
-                all: padding[1] as u64,
-            },
-            steps: self.steps(),
-            skipped: count.skipped as usize,
-            without_targets: count.without_targets as usize,
-            spikes: count.spikes as usize,
-            diverged: self.position.diverged,
-            bad_loss: None,
-            cuda_graphs: None,
-            replay_cost: None,
-            stopped,
-            held_out,
-        };
-        self.hooks.outcome(&mut outcome);
-        Ok(outcome)
-    }
-
-    /// Whether there are held-out samples to evaluate on.
-    fn has_held_out(&self, data: &dyn Dataset) -> Result<bool, TrainError> {
-        let most = self.config.held_out_samples.min(1);
-        Ok(most > 0 && !data.held_out(self.sequence_length(), most)?.is_empty())
-    }
-
-    fn report_held_out(
-        &mut self,
-        data: &dyn Dataset,
-        observer: &mut dyn Observer,
-    ) -> Result<HeldOutMetrics, TrainError> {
-        let held_out = self.evaluate_average(data)?;
-        observer.held_out(&held_out).map_err(TrainError::Observer)?;
-        Ok(held_out)
-    }
-
-    /// [`evaluate`](Self::evaluate) after the steps so far, with the average of the weights where
-    /// [`ema.evaluate`](burn_megatron::optim::EmaConfig::evaluate) says so. Collective: call on all ranks of the world.
-    ///
-    /// # Errors
-    ///
-    /// See [`fit`](Self::fit).
-    pub fn evaluate_average(&mut self, data: &dyn Dataset) -> Result<HeldOutMetrics, TrainError> {
-        let (hooks, mut context) = self.split(self.steps());
-        hooks.before_evaluation(&mut context);
-        let held_out = self.evaluate(data, self.steps());
-        let (hooks, mut context) = self.split(self.steps());
-        hooks.after_evaluation(&mut context);
-        held_out
-    }
-
-    /// One update: all micro-batches, the reduction, clipping and the optimizer. `samples` are those of the
-    /// whole run; the step reads the next ones. Of the observer only
-    /// [`gradients`](Observer::gradients) is called. Collective: call on all ranks of the world.
-    ///
-    /// All ranks skip the update if a loss or a gradient is not finite on any rank, or if all targets of the
-    /// global batch are masked; the latter does not change the loss scale.
-    ///
-    /// # Errors
-    ///
-    /// See [`fit`](Self::fit).
-    pub fn step(
-        &mut self,
-        samples: &dyn Samples,
-        observer: &mut dyn Observer,
-    ) -> Result<StepMetrics, TrainError> {
-        let launched = self.launch(samples, observer, None, false)?;
-        Ok(self.finish(launched)?.metrics)
-    }
-
-    /// The mean loss on held-out text after `steps` updates. Collective: call on all ranks of the world.
-    ///
-    /// # Errors
-    ///
-    /// See [`fit`](Self::fit).
-    pub fn evaluate(&self, data: &dyn Dataset, steps: usize) -> Result<HeldOutMetrics, TrainError> {
-        let _span = tracing::info_span!("evaluate", steps).entered();
-        let windows = data.held_out(self.sequence_length(), self.config.held_out_samples)?;
-        let (axis, size) = (self.ddp.groups().data(), self.config.micro_batch_size);
-        let own = windows.iter().skip(axis.rank()).step_by(axis.size());
-        let own: Vec<_> = own.cloned().collect();
-        let mut batches: Vec<_> = own.chunks(size).map(|own| (own, true)).collect();
-        let sharded = self.ddp.config().zero_stage == ZeroStage::Parameters;
-        if let Some(first) = windows.first()
-            && (sharded || self.ddp.groups().config().splits_experts())
-        {
-            // Every rank must call collectives equally often: a rank with fewer windows repeats one.
-            let rounds = windows.len().div_ceil(axis.size()).div_ceil(size);
-            batches.resize(rounds, (slice::from_ref(first), false));
-        }
-        let terms = self.ddp.module().loss_terms();
-        let depths = self.ddp.module().further_depths();
-        let context = ContextPart::of(self.ddp.groups(), depths);
-        let (mut losses, mut tokens) = (LossSums::new(terms), 0.0);
-        for (windows, counts) in batches {
-            let batch = context.of_batch(Batch::new(windows.iter().cloned())?)?;
-            let weight = if counts { 1.0 } else { 0.0 };
-            tokens += weight * batch.counted() as f64;
-            let Some(hidden) = self.runner.hidden(&batch, &self.ddp, &self.device)? else {
-                continue;
-            };
-            let targets = targets(&batch, &self.device);
-            let module = self.ddp.module();
-            let sums = module.loss_sums_of(hidden, targets, &LossFactor::Number(1.0));
-            losses.add_losses(sums, weight);
-        }
-        let tokens = self.sum_over_data(vec![tokens])?[0];
-        let mean = LossSums(self.sum_over_model(losses.0)?).over(tokens, terms);
-        Ok(HeldOutMetrics {
-            step: steps,
-            loss: mean.loss,
-            bits_per_byte: mean.bits_per_byte(data.bytes_per_token()),
-            minimised: mean.minimised,
-            tokens: tokens as u64,
-        })
-    }
-
     pub(super) fn sequence_length(&self) -> usize {
         self.config
             .sequence_length
@@ -388,52 +140,59 @@ impl<M: LanguageModel> Trainer<M> {
         Ok(generated?)
     }
 
-    /// Sums over pipeline, context and data axis; values are zero on all but one rank of each pipeline.
-    fn sum_over_model(&self, values: Vec<f64>) -> Result<Vec<f64>, CommError> {
-        self.sum_over_data(self.sum(values, self.ddp.groups().pipeline())?)
-    }
-
-    /// Sums over the ranks with other tokens.
-    fn sum_over_data(&self, values: Vec<f64>) -> Result<Vec<f64>, CommError> {
-        let groups = self.ddp.groups();
-        self.sum(self.sum(values, groups.context())?, groups.data())
-    }
-
-    fn sum(&self, values: Vec<f64>, comm: &Comm) -> Result<Vec<f64>, CommError> {
-        Ok(comm.all_reduce(values.into(), ReduceOp::Sum)?.into_vec())
-    }
-
-    /// Finishes a step, and reports it to the observer; returns whether any rank asked to stop the run.
-    fn report(
-        &mut self,
-        launched: LaunchedStep,
-        clock: &mut StepClock,
-        observer: &mut dyn Observer,
-    ) -> Result<bool, TrainError> {
-        let FinishedStep {
-            metrics,
-            experts,
-            stop,
-        } = self.finish(launched)?;
-        let timing = self.timing(&metrics, clock.lap());
-        let reported = observer.step(&metrics, &timing);
-        let reported = reported.and_then(|()| match &experts {
-            Some(experts) => observer.experts(experts),
-            None => Ok(()),
-        });
-        reported.map_err(TrainError::Observer)?;
-        Ok(stop)
-    }
-
-    fn timing(&self, metrics: &StepMetrics, seconds: f64) -> StepTiming {
-        let tokens_per_second = metrics.tokens as f64 / seconds;
-        let length = self.batch_plan().row_length(metrics.step - 1);
-        let flops = self.ddp.module().flops_per_token(length);
-        StepTiming {
-            step: metrics.step,
-            seconds,
-            tokens_per_second,
-            flops_per_second: tokens_per_second * flops,
+    /// Adds a hook, on every rank in the same order: see [`ORDER`](super::hooks::ORDER).
+    ///
+    /// # Errors
+    ///
+    /// [`HookError::Duplicate`] if the trainer has a hook of this name, and the error of [`StepHook::check`].
+    pub fn with_hook(mut self, hook: impl StepHook<M>) -> Result<Self, TrainError> {
+        if self.hooks.names().any(|name| name == hook.name()) {
+            return Err(HookError::Duplicate(hook.name().into()).into());
         }
+        let (_, context) = self.split(self.steps());
+        hook.check(&context)?;
+        self.hooks.add(Some(hook));
+        self.defers &= self.hooks.deferral_error().is_none();
+        Ok(self)
+    }
+
+    /// Removes a hook, on every rank. Its technique is then off, whatever the settings say.
+    ///
+    /// # Errors
+    ///
+    /// [`HookError::Unknown`] if the trainer has no hook of this name.
+    pub fn without_hook(mut self, name: &str) -> Result<Self, TrainError> {
+        let mut hook = self.hooks.remove(name)?;
+        let (_, mut context) = self.split(self.steps());
+        hook.removed(&mut context);
+        Ok(self)
+    }
+
+    /// Returns the hook of a type, if the trainer has one.
+    pub fn hook<H: StepHook<M>>(&self) -> Option<&H> {
+        self.hooks.get()
+    }
+
+    /// Returns the names of the hooks, in their order.
+    pub fn hook_names(&self) -> Vec<&str> {
+        self.hooks.names().collect()
+    }
+
+    /// The hooks, and the rest of the trainer for them, in a step or before the next one.
+    pub(super) fn split(&mut self, step: usize) -> (&mut Hooks<M>, StepContext<'_, M>) {
+        let plan = self.batch_plan();
+        let context = StepContext {
+            step,
+            ddp: &mut self.ddp,
+            optimizer: &mut self.optimizer,
+            runner: &mut self.runner,
+            position: &self.position,
+            scaler: &self.scaler,
+            config: &self.config,
+            device: &self.device,
+            plan,
+            defers: self.defers,
+        };
+        (&mut self.hooks, context)
     }
 }

@@ -14,10 +14,7 @@ use syn::{Attribute, Item, ItemUse, UseTree, VisRestricted, Visibility, parse_qu
 
 use crate::lines::product_files;
 
-/// The largest circle of each crate, by the folder of the crate; others may have [`LARGEST`] files. The numbers may only fall.
-const ALLOWED: [(&str, usize); 1] = [("burn-megatron-train", 28)];
-
-/// The goal of every crate.
+/// The most files of a circle.
 const LARGEST: usize = 6;
 
 /// The path of a module in its crate.
@@ -38,12 +35,10 @@ pub fn run(root: &Path) -> Result<(), String> {
     let mut faults = vec![];
     for (folder, files) in &crates {
         let circle = largest_circle(files).map_err(|error| format!("{folder}: {error}"))?;
-        let allowed = ALLOWED.iter().find(|(name, _)| name == folder);
-        let allowed = allowed.map_or(LARGEST, |(_, size)| *size);
-        println!("{folder}: {} files, {allowed} allowed", circle.len());
-        if circle.len() > allowed {
+        println!("{folder}: {} files, {LARGEST} allowed", circle.len());
+        if circle.len() > LARGEST {
             faults.push(format!(
-                "{folder}: {} files import each other, and {allowed} may: {}",
+                "{folder}: {} files import each other, and {LARGEST} may: {}",
                 circle.len(),
                 circle.join(", ")
             ));

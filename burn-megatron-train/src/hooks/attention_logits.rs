@@ -7,10 +7,9 @@ use super::{
     StepUpdate,
 };
 use crate::{TrainConfig, TrainError};
-use burn_megatron::comm::ParallelContext;
 use burn_megatron::data_parallel::{DistributedDataParallel, Gradients};
 use burn_megatron::model::LanguageModel;
-use burn_megatron::nn::{AttentionLayer, AttentionLogits};
+use burn_megatron::nn::AttentionLayer;
 use burn_megatron::optim::{OptimizerError, QkClip};
 
 /// The name of the hook.
@@ -18,26 +17,6 @@ pub(super) const NAME: &str = "qk_clip";
 
 /// The name of the logits in the statistics of a step.
 const LOGITS: &str = "attention_logits";
-
-/// Returns the layers of all stages whose logits are measured. Collective: call on all ranks of the pipeline.
-pub(crate) fn measured_layers(
-    logits: &AttentionLogits,
-    groups: &ParallelContext,
-    config: &TrainConfig,
-) -> Result<Vec<AttentionLayer>, TrainError> {
-    let Some(setting) = config.measures_logits() else {
-        return Ok(vec![]);
-    };
-    let layers = AttentionLayer::of_all_stages(logits, groups)?;
-    if layers.is_empty() {
-        return Err(OptimizerError::NoAttention { setting }.into());
-    }
-    let checked = config
-        .qk_clip
-        .map_or(Ok(()), |clip| clip.check_layers(&layers));
-    checked?;
-    Ok(layers)
-}
 
 /// The hook of [`qk_clip`](TrainConfig::qk_clip) and [`log_max_attention_logit`](TrainConfig::log_max_attention_logit).
 pub(super) struct AttentionLogitLimit {
@@ -49,21 +28,24 @@ pub(super) struct AttentionLogitLimit {
 }
 
 impl AttentionLogitLimit {
-    /// For the [measured layers](measured_layers). Collective: call on all ranks of the pipeline.
+    /// Returns `None` if no logits are measured. Collective: call on all ranks of the pipeline.
     pub fn new<M: LanguageModel>(
         config: &TrainConfig,
-        layers: Vec<AttentionLayer>,
         ddp: &DistributedDataParallel<M>,
-    ) -> Result<Option<Self>, OptimizerError> {
+    ) -> Result<Option<Self>, TrainError> {
+        let Some(setting) = config.measures_logits() else {
+            return Ok(None);
+        };
+        let layers = AttentionLayer::of_all_stages(ddp.attention_logits(), ddp.groups())?;
+        if layers.is_empty() {
+            return Err(OptimizerError::NoAttention { setting }.into());
+        }
         let clip = config.qk_clip.as_ref();
-        let clip = clip
-            .map(|clip| QkClip::new(clip, &layers, ddp))
-            .transpose()?;
-        let logits = None;
-        Ok((!layers.is_empty()).then_some(Self {
+        let clip = clip.map(|clip| QkClip::new(clip, &layers, ddp));
+        Ok(Some(Self {
+            clip: clip.transpose()?,
             layers,
-            clip,
-            logits,
+            logits: None,
         }))
     }
 }

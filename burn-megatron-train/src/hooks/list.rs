@@ -16,79 +16,31 @@ use super::router_bias::RouterBias;
 use super::spikes::SkipSpikes;
 use super::zero_count::ZeroCount;
 use super::{
-    AddedStatistics, BatchPlan, BatchWarmupHook, ORDER, OWN, SequenceWarmupHook, StepContext,
-    StepDecision, StepHook, StepInput, StepReport, StepRun, StepUpdate,
+    AddedStatistics, BatchPlan, BatchWarmupHook, HookError, ORDER, OWN, RemainingHooks,
+    SequenceWarmupHook, StepContext, StepDecision, StepHook, StepInput, StepReport, StepRun,
+    StepUpdate,
 };
 use crate::metrics::SkipReason;
-use crate::{TrainConfig, TrainError, TrainOutcome, Trainer};
+use crate::{TrainConfig, TrainError, TrainOutcome};
 use burn_megatron::checkpoint::state::RunState;
 use burn_megatron::data_parallel::{DistributedDataParallel, Gradients};
 use burn_megatron::model::LanguageModel;
-use burn_megatron::nn::AttentionLayer;
 use burn_megatron::nn::moe::ReportedLayer;
 use burn_megatron::optim::{ParallelOptimizer, TooManySkips};
-
-/// A hook that cannot be added or removed.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum HookError {
-    /// The trainer has no hook of this name.
-    #[error("this trainer has no hook {name}: expected one of [{}]", .names.join(", "))]
-    Unknown {
-        /// The name.
-        name: String,
-        /// The hooks of the trainer.
-        names: Vec<String>,
-    },
-    /// The trainer has a hook of this name.
-    #[error(
-        "this trainer has a hook {0} already: remove it with without_hook, or use another name"
-    )]
-    Duplicate(String),
-    /// A hook skips a step whose reading is deferred.
-    #[error(
-        "a hook skips step {0}, which requires that each step is read before its update: return an error from \
-         StepHook::deferral_error"
-    )]
-    DeferredSkip(usize),
-}
 
 /// The hooks of a trainer.
 pub(crate) struct Hooks<M>(Vec<Box<dyn StepHook<M>>>);
 
-/// The hooks after one, and the run of a step itself.
-pub struct RemainingHooks<'a, M>(&'a mut [Box<dyn StepHook<M>>]);
-
-impl<M: LanguageModel> RemainingHooks<'_, M> {
-    /// Runs the forwards, the backwards and the reduction of a step, with the hooks after this one. Collective: call on
-    /// all ranks of the world.
-    ///
-    /// # Errors
-    ///
-    /// [`TrainError`].
-    pub fn run(
-        &mut self,
-        context: &mut StepContext<'_, M>,
-        input: &StepInput<'_>,
-    ) -> Result<StepRun, TrainError> {
-        match self.0.split_first_mut() {
-            Some((hook, rest)) => hook.wrap_run(context, input, RemainingHooks(rest)),
-            None => context.run(input),
-        }
-    }
-}
-
 impl<M: LanguageModel> Hooks<M> {
-    /// The hooks that the settings of a run use. `attention` are the layers whose logits are measured.
-    /// Collective: call on all ranks of the world.
+    /// The hooks that the settings of a run use. Collective: call on all ranks of the world.
     pub fn of_run(
         config: &TrainConfig,
         optimizer: &mut ParallelOptimizer,
         ddp: &DistributedDataParallel<M>,
-        attention: Vec<AttentionLayer>,
     ) -> Result<Self, TrainError> {
         let mut hooks = Self(vec![]);
         hooks.add(AverageWeights::new(config, optimizer, ddp));
-        hooks.add(AttentionLogitLimit::new(config, attention, ddp)?);
+        hooks.add(AttentionLogitLimit::new(config, ddp)?);
         let routers = ReportedLayer::of_all_stages(ddp.routers(), ddp.groups())?;
         let reported = Routers::new(&routers);
         hooks.add(reported.clone().map(ExpertLoad));
@@ -170,11 +122,10 @@ impl<M: LanguageModel> Hooks<M> {
             hook.statistics(context, &mut added)?;
         }
         let dtype = statistics_dtype(context.ddp.device());
-        let cast = added
-            .0
-            .into_iter()
-            .map(|(name, own)| (name, own.cast(dtype)));
-        Ok(AddedStatistics(cast.collect()))
+        for (_, tensor) in &mut added.0 {
+            *tensor = tensor.clone().cast(dtype);
+        }
+        Ok(added)
     }
 
     pub fn decide(
@@ -255,45 +206,5 @@ impl<M: LanguageModel> Hooks<M> {
 
     pub fn deferral_error(&self) -> Option<TrainError> {
         self.0.iter().find_map(|hook| hook.deferral_error())
-    }
-}
-
-impl<M: LanguageModel> Trainer<M> {
-    /// Adds a hook, on every rank in the same order: see [`ORDER`].
-    ///
-    /// # Errors
-    ///
-    /// [`HookError::Duplicate`] if the trainer has a hook of this name, and the error of [`StepHook::check`].
-    pub fn with_hook(mut self, hook: impl StepHook<M>) -> Result<Self, TrainError> {
-        if self.hooks.names().any(|name| name == hook.name()) {
-            return Err(HookError::Duplicate(hook.name().into()).into());
-        }
-        let (_, context) = self.split(self.steps());
-        hook.check(&context)?;
-        self.hooks.add(Some(hook));
-        self.defers &= self.hooks.deferral_error().is_none();
-        Ok(self)
-    }
-
-    /// Removes a hook, on every rank. Its technique is then off, whatever the settings say.
-    ///
-    /// # Errors
-    ///
-    /// [`HookError::Unknown`] if the trainer has no hook of this name.
-    pub fn without_hook(mut self, name: &str) -> Result<Self, TrainError> {
-        let mut hook = self.hooks.remove(name)?;
-        let (_, mut context) = self.split(self.steps());
-        hook.removed(&mut context);
-        Ok(self)
-    }
-
-    /// Returns the hook of a type, if the trainer has one.
-    pub fn hook<H: StepHook<M>>(&self) -> Option<&H> {
-        self.hooks.get()
-    }
-
-    /// Returns the names of the hooks, in their order.
-    pub fn hook_names(&self) -> Vec<&str> {
-        self.hooks.names().collect()
     }
 }

@@ -37,19 +37,12 @@
 //! }
 //! ```
 
-use std::any::Any;
-
-use crate::{TrainError, TrainOutcome};
-use burn_megatron::checkpoint::state::RunState;
-use burn_megatron::data_parallel::Gradients;
-use burn_megatron::model::LanguageModel;
-use burn_megatron::optim::TooManySkips;
-
 pub(crate) mod attention_logits;
 pub(crate) mod batch_warmup;
 mod context;
 pub(crate) mod cuda_graphs;
 pub(crate) mod ema;
+mod error;
 mod expert_load;
 mod fp8_scales;
 pub(crate) mod hybrid_context;
@@ -59,19 +52,21 @@ mod replica_check;
 mod router_bias;
 pub(crate) mod sequence_warmup;
 mod spikes;
+mod step_hook;
 mod values;
 mod zero_count;
 
 pub use crate::micro_batches::{BatchPlan, SplitStep};
 pub(crate) use batch_warmup::BatchSizes;
-pub use batch_warmup::BatchWarmup;
 use batch_warmup::BatchWarmupHook;
+pub use batch_warmup::{BatchWarmup, BatchWarmupError};
 pub use context::StepContext;
+pub use error::HookError;
 pub(crate) use list::Hooks;
-pub use list::{HookError, RemainingHooks};
-pub use sequence_warmup::SequenceWarmup;
 use sequence_warmup::SequenceWarmupHook;
 pub(crate) use sequence_warmup::row_length;
+pub use sequence_warmup::{SequenceWarmup, SequenceWarmupError};
+pub use step_hook::{RemainingHooks, StepHook};
 pub use values::{AddedStatistics, StepDecision, StepInput, StepReport, StepRun, StepUpdate};
 
 /// The name in [`ORDER`] that stands for the hooks of the user.
@@ -98,180 +93,3 @@ pub const ORDER: [&str; 14] = [
     // Runs the micro-batches itself, so it is the last one.
     cuda_graphs::NAME,
 ];
-
-/// A technique that changes a training step.
-///
-/// All points have a default that does nothing. A step calls them in this order:
-///
-/// 1. [`batches`](Self::batches): the rows and the micro-batches of the step;
-/// 2. [`wrap_run`](Self::wrap_run): forwards, backwards and the reduction, the first hook outermost;
-/// 3. [`statistics`](Self::statistics): tensors that are read with the statistics of the step;
-/// 4. [`decide`](Self::decide): whether the step is skipped;
-/// 5. [`before_update`](Self::before_update): after the observer has got the gradients;
-/// 6. [`after_update`](Self::after_update): in reverse order, the last hook first;
-/// 7. [`metrics`](Self::metrics): once the step is read, which is after the launch of the next step where readings are
-///    [deferred](crate::Trainer::defer_readings).
-///
-/// **Collectives.** Each point is called on every rank, in the same order of points and hooks. A hook may call collectives under
-/// that rule alone: all ranks have the hook, and the decision to call a collective is the same on all of them. A collective
-/// between the ranks of one process group needs the same of its members.
-pub trait StepHook<M: LanguageModel>: Any {
-    /// Returns the name of the hook, which no other hook of a trainer has.
-    fn name(&self) -> &str;
-
-    /// Checks that the trainer supports the hook. Called once, when the hook is added.
-    ///
-    /// # Errors
-    ///
-    /// [`TrainError`], the same on all ranks.
-    fn check(&self, context: &StepContext<'_, M>) -> Result<(), TrainError> {
-        let _ = context;
-        Ok(())
-    }
-
-    /// Changes how samples become micro-batches. It must return the same plan in each step, as samples are read ahead.
-    fn batches(&self, plan: &mut BatchPlan) {
-        let _ = plan;
-    }
-
-    /// Runs the forwards, the backwards and the reduction of a step. `next` runs the hooks after this one. It may run
-    /// several times, as it does not change the weights and the state of the optimizer. So this point is called several
-    /// times in a step that `replay` checks.
-    ///
-    /// # Errors
-    ///
-    /// [`TrainError`] ends the run.
-    fn wrap_run(
-        &mut self,
-        context: &mut StepContext<'_, M>,
-        input: &StepInput<'_>,
-        mut next: RemainingHooks<'_, M>,
-    ) -> Result<StepRun, TrainError> {
-        next.run(context, input)
-    }
-
-    /// Adds tensors to the statistics of the step. They are reduced over the ranks by the hook.
-    ///
-    /// # Errors
-    ///
-    /// [`TrainError`] ends the run.
-    fn statistics(
-        &mut self,
-        context: &mut StepContext<'_, M>,
-        added: &mut AddedStatistics,
-    ) -> Result<(), TrainError> {
-        let _ = (context, added);
-        Ok(())
-    }
-
-    /// Decides whether the step is skipped. `next` runs the step again with the hooks after this one.
-    ///
-    /// # Errors
-    ///
-    /// [`TrainError`] ends the run.
-    fn decide(
-        &mut self,
-        context: &mut StepContext<'_, M>,
-        decision: &mut StepDecision<'_>,
-        next: RemainingHooks<'_, M>,
-    ) -> Result<(), TrainError> {
-        let _ = (context, decision, next);
-        Ok(())
-    }
-
-    /// Called before the optimizer, also if the step is skipped. The gradients are reduced and not yet clipped.
-    ///
-    /// # Errors
-    ///
-    /// [`TrainError`] ends the run.
-    fn before_update(
-        &mut self,
-        context: &mut StepContext<'_, M>,
-        update: &StepUpdate<'_>,
-        gradients: &Gradients,
-    ) -> Result<(), TrainError> {
-        let _ = (context, update, gradients);
-        Ok(())
-    }
-
-    /// Called after the optimizer, also if the step is skipped. Hooks are called in reverse order.
-    ///
-    /// # Errors
-    ///
-    /// [`TrainError`] ends the run.
-    fn after_update(
-        &mut self,
-        context: &mut StepContext<'_, M>,
-        update: &StepUpdate<'_>,
-    ) -> Result<(), TrainError> {
-        let _ = (context, update);
-        Ok(())
-    }
-
-    /// Completes the metrics of a step once they are read. Steps are reported in order.
-    ///
-    /// # Errors
-    ///
-    /// [`TrainError`] ends the run.
-    fn metrics(
-        &mut self,
-        context: &mut StepContext<'_, M>,
-        report: &mut StepReport<'_>,
-    ) -> Result<(), TrainError> {
-        let _ = (context, report);
-        Ok(())
-    }
-
-    /// Called before held-out text is evaluated by [`fit`](crate::Trainer::fit).
-    fn before_evaluation(&mut self, context: &mut StepContext<'_, M>) {
-        let _ = context;
-    }
-
-    /// Called after held-out text was evaluated by [`fit`](crate::Trainer::fit), in reverse order.
-    fn after_evaluation(&mut self, context: &mut StepContext<'_, M>) {
-        let _ = context;
-    }
-
-    /// Adds the state of the hook to a checkpoint. A hook of the user adds it to [`RunState::hooks`] under its name.
-    fn save_state(&self, state: &mut RunState) {
-        let _ = state;
-    }
-
-    /// Restores the state of the hook from a checkpoint, after the weights and the optimizer. `None` means that a run has
-    /// started with the weights of a checkpoint alone.
-    ///
-    /// # Errors
-    ///
-    /// [`TrainError`] for a state that is invalid.
-    fn load_state(
-        &mut self,
-        context: &mut StepContext<'_, M>,
-        state: Option<&RunState>,
-    ) -> Result<(), TrainError> {
-        let _ = (context, state);
-        Ok(())
-    }
-
-    /// Completes the outcome of a run.
-    fn outcome(&self, outcome: &mut TrainOutcome) {
-        let _ = outcome;
-    }
-
-    /// Returns the error of a run that ends after `step` steps, as too many of them were skipped, if this hook has found
-    /// the reason.
-    fn explain_skips(&self, step: usize, skips: &TooManySkips) -> Option<TrainError> {
-        let _ = (step, skips);
-        None
-    }
-
-    /// Returns an error if the hook reads each step before its update, so that readings cannot be
-    /// [deferred](crate::Trainer::defer_readings).
-    fn deferral_error(&self) -> Option<TrainError> {
-        None
-    }
-
-    /// Called when the hook is removed from a trainer.
-    fn removed(&mut self, context: &mut StepContext<'_, M>) {
-        let _ = context;
-    }
-}

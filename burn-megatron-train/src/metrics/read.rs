@@ -2,8 +2,29 @@
 
 use std::path::Path;
 
-use super::super::json_lines::{lines, read};
-use super::{FROM_ZERO, MetricsError, MetricsLine, MetricsRecord, RunMetrics, VERSION};
+use serde::Deserialize;
+
+use super::{HeldOutMetrics, MetricsError, MetricsRecord, RunMetrics, StepMetrics, VERSION};
+use crate::expert_metrics::{ExpertLoad, ExpertSummary};
+use crate::json_lines::{lines, read};
+
+/// The last version whose steps were numbered from 0.
+const FROM_ZERO: u32 = 2;
+
+/// One line of a metrics file.
+#[derive(Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+enum MetricsLine {
+    Run(RunMetrics),
+    Step(StepMetrics),
+    HeldOut(HeldOutMetrics),
+    Experts(ExpertSummary),
+    ExpertLoad(ExpertLoad),
+    /// A [`ResumeMarker`](crate::json_lines::ResumeMarker).
+    Resumed {
+        step: usize,
+    },
+}
 
 /// The valid records of a metrics file, in order: without those that a resumed run repeated, and without
 /// truncated lines (a last line without a line break, or one before a marker).

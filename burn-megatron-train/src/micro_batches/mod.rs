@@ -1,13 +1,15 @@
 //! The micro-batches of a step: which samples they have, reading them ahead, their tensors, and running them.
 
+mod context_part;
 mod numbering;
 mod read_ahead;
 mod run;
 mod schedules;
+mod stages;
 mod upload;
 
+pub(crate) use context_part::ContextPart;
 pub use numbering::{BatchPlan, SplitStep};
-pub(crate) use read_ahead::ContextPart;
-pub(crate) use run::{StepLosses, TrainStages};
 pub(crate) use schedules::MicroBatchRunner;
+pub(crate) use stages::{StepLosses, TrainStages};
 pub(crate) use upload::{DeviceBatch, targets};

@@ -3,7 +3,7 @@
 use std::ops::{Add, Range};
 use std::sync::Arc;
 
-use super::read_ahead::{ContextPart, SampleRows};
+use super::ContextPart;
 use crate::TrainConfig;
 use crate::hooks::{BatchSizes, BatchWarmup, SequenceWarmup, row_length};
 use burn_megatron::data_parallel::DistributedDataParallel;
@@ -38,7 +38,7 @@ impl BatchPlan {
     ) -> Self {
         let (data, model) = (ddp.groups().data(), ddp.module());
         Self {
-            sizes: BatchSizes::after(vec![], config.global_batch_size),
+            sizes: BatchSizes::new(vec![], config.global_batch_size),
             micro_batch_size: config.micro_batch_size,
             rows: vec![],
             whole: config.sequence_length.unwrap_or(model.context()),
@@ -51,7 +51,7 @@ impl BatchPlan {
 
     /// Sets smaller batches for the first steps, of increasing sizes.
     pub fn warm_up_batches(&mut self, parts: Vec<BatchWarmup>) {
-        self.sizes = BatchSizes::after(parts, self.sizes.whole());
+        self.sizes = BatchSizes::new(parts, self.sizes.whole());
     }
 
     /// Sets shorter rows for the first steps, of increasing lengths.
@@ -119,15 +119,24 @@ impl BatchPlan {
         data_rank: usize,
         samples: &dyn Samples,
     ) -> Result<Vec<Batch>, DataError> {
-        let rows = self.rows_from((step, before));
         let mut numbers = self.numbers(step..step + 1, before, data_rank);
-        if let Some(split) = &self.split {
-            let all = numbers.next().unwrap_or(before..before);
-            return split(&rows.of_batch(all.start, samples.batch(all)?)?);
+        let rows = |numbers| self.rows_of((step, before), numbers, samples);
+        match &self.split {
+            Some(split) => split(&rows(numbers.next().unwrap_or(before..before))?),
+            None => numbers.map(rows).collect(),
         }
-        numbers
-            .map(|numbers| rows.of_batch(numbers.start, samples.batch(numbers)?))
-            .collect()
+    }
+
+    /// The rows of whole samples, or of such rows, on this rank. `next` is a step before which there were some samples.
+    pub(super) fn rows_of(
+        &self,
+        (step, before): (usize, u64),
+        numbers: Range<u64>,
+        samples: &dyn Samples,
+    ) -> Result<Batch, DataError> {
+        let step = self.sizes.step_of(step, numbers.start - before);
+        let rows = samples.batch(numbers)?.in_rows_of(self.row_length(step));
+        self.context.of_batch(rows)
     }
 
     /// The padding of micro-batches that this rank counts. Ranks that share documents have the same padding, so the first
@@ -163,17 +172,6 @@ impl BatchPlan {
             own.step_by(size).map(move |start| before + start as u64)
         });
         Box::new(starts.map(move |start| start..start + size as u64))
-    }
-
-    /// The rows from a step on, before which there were some samples.
-    pub(super) fn rows_from(&self, next: (usize, u64)) -> SampleRows {
-        SampleRows {
-            warmup: self.rows.clone(),
-            whole: self.whole,
-            next,
-            sizes: self.sizes.clone(),
-            context: self.context,
-        }
     }
 }
 

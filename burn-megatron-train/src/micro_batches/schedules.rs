@@ -7,8 +7,7 @@ use std::sync::Arc;
 use burn::tensor::{Device, Tensor};
 use burn_megatron_kernels::adamw::SumOrder;
 
-use super::TrainStages;
-use super::run::RunLosses;
+use super::stages::{RunLosses, TrainStages};
 use super::upload::{further_tokens, matrix, tokens};
 use crate::TrainError;
 use crate::losses::losses_of_step;

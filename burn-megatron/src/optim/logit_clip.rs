@@ -77,21 +77,6 @@ impl QkClipConfig {
             Setting::new("qk_clip.alpha", self.alpha, is_share, "above 0 and below 1"),
         ])
     }
-
-    /// Fails for a layer whose logits do not follow the scale of its weights.
-    ///
-    /// # Errors
-    ///
-    /// [`QkClipError::Normalized`].
-    pub fn check_layers(&self, layers: &[AttentionLayer]) -> Result<(), OptimizerError> {
-        match layers.iter().find(|layer| layer.has_norm) {
-            Some(layer) => Err(QkClipError::Normalized {
-                path: layer.path.clone(),
-            }
-            .into()),
-            None => Ok(()),
-        }
-    }
 }
 
 /// QK-Clip over the parameters of a model.
@@ -142,7 +127,10 @@ impl QkClip {
         layers: &[AttentionLayer],
         ddp: &DistributedDataParallel<M>,
     ) -> Result<Self, OptimizerError> {
-        config.check_layers(layers)?;
+        // Their logits do not follow the scale of their weights.
+        if let Some(AttentionLayer { path, .. }) = layers.iter().find(|layer| layer.has_norm) {
+            return Err(QkClipError::Normalized { path: path.clone() }.into());
+        }
         let own = ddp.attention_logits().layers();
         let columns = factors_of_columns(&own, ddp);
         let is_any = i64::from(!columns.is_empty());

@@ -10,7 +10,6 @@
 //! of a graph outside of it.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::time::Instant;
 
 use burn::tensor::Tensor;
@@ -33,37 +32,13 @@ use burn_megatron::pipeline::schedule::{Action, ActionKind};
 pub(super) const NAME: &str = "cuda_graphs";
 
 mod check;
+mod stats;
 
-pub(crate) use check::{ModelParts, check, check_device, check_model};
+pub(crate) use check::check;
+pub use stats::CudaGraphStats;
 
 /// The micro-batches of a shape that run without a graph, the last one of which is captured.
 const WARM_UPS: usize = 3;
-
-/// The numbers of captured, replayed and other micro-batches of a rank.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct CudaGraphStats {
-    /// Graphs that were captured: one for each shape of rows, and one more each time that parameters have moved, as a checkpoint
-    /// was loaded.
-    pub captured: u64,
-    /// Micro-batches by a graph.
-    pub replayed: u64,
-    /// Micro-batches without one: the first three of a shape.
-    pub eager: u64,
-}
-
-impl fmt::Display for CudaGraphStats {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            captured,
-            replayed,
-            eager,
-        } = self;
-        write!(
-            f,
-            "{captured} captured; {replayed} micro-batches by a graph, {eager} before"
-        )
-    }
-}
 
 /// The hook of [`cuda_graph`](TrainConfig::cuda_graph): the graphs of a trainer, by the shape of rows.
 #[derive(Default)]
@@ -100,15 +75,11 @@ impl<M: LanguageModel> StepHook<M> for CudaGraphs {
     }
 
     fn check(&self, context: &StepContext<'_, M>) -> Result<(), TrainError> {
-        let config = &TrainConfig {
-            cuda_graph: true,
-            ..context.config.clone()
-        };
-        let (ddp, groups) = (context.model(), context.groups());
-        check(config, groups.config())?;
-        check_model(config, &ModelParts::of_wrapped(ddp))?;
+        let ddp = context.model();
+        check::check(context.config, ddp.groups().config())?;
+        check::check_model(ddp)?;
         if !self.on_host {
-            check_device(config, groups, context.device, ddp.position())?;
+            check::check_device(ddp.groups(), context.device, ddp.position())?;
         }
         Ok(())
     }

@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 
 use burn::tensor::Tensor;
 
-use super::{RemainingHooks, Replay, ReplayError, StepContext, StepDecision, StepInput, gather};
-use crate::{TrainError, Verdict};
+use super::{Replay, ReplayError, Verdict, gather};
+use crate::TrainError;
+use crate::hooks::{RemainingHooks, StepContext, StepDecision, StepInput};
 use burn_megatron::fingerprint::{Event, Site, folded, of_tensor};
 use burn_megatron::mesh::{Axis, Coordinates, ExpertCoordinates, Grid, Mesh};
 use burn_megatron::model::LanguageModel;
@@ -91,16 +92,15 @@ impl Replay {
         let groups = context.groups();
         if groups.rank() == 0 {
             let (step, what) = (bad.decision.input.step + 1, bad.what);
+            let only = match groups.data().size() {
+                1 => "data-parallel rank",
+                _ => "replica of the experts",
+            };
             match shift {
-                None if groups.data().size() == 1 => tracing::warn!(
-                    step,
-                    "{what}: the same when computed again; it was not computed on another device, as the layout has one \
-                     data-parallel rank"
-                ),
                 None => tracing::warn!(
                     step,
                     "{what}: the same when computed again; it was not computed on another device, as the layout has one \
-                     replica of the experts"
+                     {only}"
                 ),
                 Some(_) => tracing::warn!(
                     step,

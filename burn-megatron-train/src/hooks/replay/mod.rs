@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::{RemainingHooks, StepContext, StepDecision, StepHook, StepInput, StepRun, StepUpdate};
-use crate::{TrainConfig, TrainError, TrainOutcome, Trainer, Verdict};
+use crate::{TrainConfig, TrainError, TrainOutcome};
 use burn_megatron::checkpoint::state::RunState;
 use burn_megatron::comm::testing::fault_injection::FaultPlan;
 use burn_megatron::comm::{CommError, ParallelContext, ReduceOp, all_gather_bytes};
@@ -24,27 +24,18 @@ use burn_megatron::optim::TooManySkips;
 
 mod bad_loss;
 mod cost;
+mod faults;
 mod replicas;
 mod state;
+mod verdict;
 
 use bad_loss::BadLoss;
 pub use cost::{MeanTime, ReplayCost};
 use state::StateFingerprints;
+pub use verdict::{ReplayError, Verdict};
 
 /// The name of the hook.
 pub(super) const NAME: &str = "replay";
-
-/// A check of a step found a wrong result. The same on all ranks.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("step {step}: {verdict}: {message}")]
-pub struct ReplayError {
-    /// The step, from 1.
-    pub step: usize,
-    /// The verdict.
-    pub verdict: Verdict,
-    /// The difference, with its rank, layer and tensor.
-    pub message: String,
-}
 
 /// The hook of [`check_replay_every`](TrainConfig::check_replay_every), and of bits that are flipped on purpose.
 #[derive(Default)]
@@ -67,18 +58,6 @@ pub(crate) struct Replay {
 const EQUAL: i32 = 0;
 const OTHER_OPERATIONS: i32 = 1;
 const DIFFER: i32 = 2;
-
-impl<M: LanguageModel> Trainer<M> {
-    /// Flips the bits that `faults` name. The plan must be that of the communicators, by which it knows the step.
-    pub fn inject(&mut self, faults: Arc<FaultPlan>) {
-        if self.hooks.get::<Replay>().is_none() {
-            self.hooks.add(Some(Replay::default()));
-        }
-        if let Some(replay) = self.hooks.get_mut::<Replay>() {
-            replay.faults = Some(faults);
-        }
-    }
-}
 
 impl<M: LanguageModel> StepHook<M> for Replay {
     fn name(&self) -> &str {

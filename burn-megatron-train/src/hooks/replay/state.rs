@@ -6,13 +6,12 @@ use std::time::Instant;
 use burn::tensor::Tensor;
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::{Replay, ReplayError, StepContext, gather, replicas};
-use crate::{TrainError, Verdict};
+use super::{Replay, ReplayError, Verdict, gather, replicas};
+use crate::TrainError;
+use crate::hooks::StepContext;
 use burn_megatron::comm::CommError;
-use burn_megatron::comm::testing::fault_injection::{BitFlip, FlipTarget};
-use burn_megatron::data_parallel::BucketShard;
 use burn_megatron::data_parallel::layout::ParameterSlice;
-use burn_megatron::fingerprint::{flipped, of_tensor};
+use burn_megatron::fingerprint::of_tensor;
 use burn_megatron::model::LanguageModel;
 use burn_megatron::optim::{OptimizerState, all_finite};
 
@@ -107,51 +106,6 @@ impl Replay {
         }
         .into())
     }
-
-    fn flip_weights<M: LanguageModel>(&self, context: &mut StepContext<'_, M>) {
-        let slices = context.ddp.shards().iter().map(|shard| shard.slices.len());
-        for (number, flip) in self.flips(context, FlipTarget::Weight, slices.sum()) {
-            let (bucket, at) = slice_of(context.ddp.shards(), number as usize);
-            let range = context.ddp.shards()[bucket].slices[at].local_range.clone();
-            context
-                .ddp
-                .change_master(bucket, |master| flip_in(master, range, flip));
-        }
-    }
-
-    fn flip_optimizer_state<M: LanguageModel>(&self, context: &mut StepContext<'_, M>) {
-        let slices = context.ddp.shards().iter().map(|shard| shard.slices.len());
-        let slices: usize = slices.sum();
-        let dtypes: Vec<_> = context.ddp.master_dtypes().collect();
-        let kinds = context.optimizer.kinds(&dtypes).len();
-        for (number, flip) in self.flips(context, FlipTarget::Optimizer, kinds * slices) {
-            let (kind, number) = (number as usize / slices, number as usize % slices);
-            let (bucket, at) = slice_of(context.ddp.shards(), number);
-            let shard: BucketShard = context.ddp.shards()[bucket].clone();
-            let mut tensors = context.optimizer.tensors(bucket, &shard);
-            let range = shard.slices[at].local_range.clone();
-            tensors[kind] = flip_in(tensors[kind].clone(), range, flip);
-            let taken = context.position.count.taken;
-            context.optimizer.restore(bucket, &shard, tensors, taken);
-        }
-    }
-
-    fn flips<M: LanguageModel>(
-        &self,
-        context: &StepContext<'_, M>,
-        target: FlipTarget,
-        tensors: usize,
-    ) -> Vec<(u64, BitFlip)> {
-        let rank = context.groups().rank();
-        let Some(faults) = &self.faults else {
-            return vec![];
-        };
-        let flips = faults.of_state(rank, target, tensors as u64);
-        for (number, flip) in &flips {
-            tracing::warn!("{flip} triggers on rank {rank}, tensor {number}");
-        }
-        flips
-    }
 }
 
 /// Returns the tensors that differ between replicas. Only the first rank of each group reports. Collective: call on
@@ -240,22 +194,4 @@ fn fingerprints<M: LanguageModel>(context: &StepContext<'_, M>) -> Vec<(StatePar
         (StatePart::Scales(path), xxh3_64(state.as_bytes()))
     }));
     all
-}
-
-/// The bucket of a slice of a parameter, and its place there.
-fn slice_of(shards: &[BucketShard], number: usize) -> (usize, usize) {
-    let mut left = number;
-    for (bucket, shard) in shards.iter().enumerate() {
-        match left.checked_sub(shard.slices.len()) {
-            None => return (bucket, left),
-            Some(rest) => left = rest,
-        }
-    }
-    unreachable!("the plan is asked for the slices that there are")
-}
-
-/// A bit flipped in a range of elements.
-fn flip_in(x: Tensor<1>, range: std::ops::Range<usize>, flip: BitFlip) -> Tensor<1> {
-    let changed = flipped(x.clone().slice([range.clone()]), flip);
-    x.slice_assign([range], changed)
 }

@@ -5,14 +5,18 @@ use std::sync::Arc;
 
 use super::{BatchPlan, StepHook};
 use crate::TrainError;
-use crate::config::{ConfigError, TrainConfig};
+use crate::config::ConfigError;
 use burn_megatron::comm::ParallelContext;
-use burn_megatron::mesh::{Grid, LayoutError, ParallelConfig};
+use burn_megatron::mesh::{Grid, LayoutError};
 use burn_megatron::model::LanguageModel;
 use burn_megatron::nn::moe::ReportedLayer;
-use burn_megatron::nn::tp_comm_overlap::sequence_multiple;
 use burn_megatron_data::hybrid_context::{HybridContextConfig, SampleFlops};
 use burn_megatron_data::{Batch, DataError, IGNORE};
+
+mod check;
+
+pub(crate) use check::check;
+use check::config_of;
 
 /// The name of the hook.
 pub(super) const NAME: &str = "hybrid_context";
@@ -64,67 +68,6 @@ struct HybridContext {
     config: HybridContextConfig,
     /// This rank among those of context x data.
     rank: usize,
-}
-
-/// Checks the settings of a run on rows of `length` tokens, for a model with a context of `context`.
-pub(crate) fn check(
-    config: &TrainConfig,
-    layout: &ParallelConfig,
-    (length, context): (usize, usize),
-) -> Result<(), ConfigError> {
-    // Only their proportion matters, and not here.
-    let flops = SampleFlops {
-        per_token: 1.0,
-        per_pair: 0.0,
-    };
-    let Some(hybrid) = config_of(layout, flops) else {
-        return Ok(());
-    };
-    // Before anything is computed of the ranks.
-    hybrid.check()?;
-    let divisor = hybrid.row_divisor();
-    let refused = [
-        (
-            config.micro_batch_size != 1,
-            format!("micro_batch_size = {}", config.micro_batch_size),
-            "1, as micro-batches have as many documents as max_seqlen_per_dp_cp_rank allows".into(),
-        ),
-        (
-            config.check_replay_every.is_some(),
-            "check_replay_every".into(),
-            "none, as other data ranks cannot compute the documents of a group".into(),
-        ),
-        (
-            length.next_multiple_of(divisor) > context,
-            format!("rows of {length} tokens, which a group may pad to a multiple of {divisor}"),
-            format!(
-                "a model with a context of at least {}{}",
-                length.next_multiple_of(divisor),
-                match context / divisor * divisor {
-                    0 => String::new(),
-                    most => format!(", or rows of at most {most}"),
-                }
-            ),
-        ),
-    ];
-    if let Some((_, setting, expected)) = refused.into_iter().find(|(is_set, ..)| *is_set) {
-        return Err(LayoutError::HybridContext { setting, expected }.into());
-    }
-    Ok(hybrid.check_length("a row", length)?)
-}
-
-fn config_of(layout: &ParallelConfig, flops: SampleFlops) -> Option<HybridContextConfig> {
-    let tokens = layout.hybrid_tokens()?;
-    Some(HybridContextConfig {
-        ranks: layout.data_parallel_size(),
-        max_seqlen_per_dp_cp_rank: tokens,
-        multiple: if layout.sequence_parallel {
-            sequence_multiple(layout)
-        } else {
-            1
-        },
-        flops,
-    })
 }
 
 /// Returns the cost of a model's rows: the FLOPs per token of a row of `s` tokens are `per_token + per_pair s / 2`.

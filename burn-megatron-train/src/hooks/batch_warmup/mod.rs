@@ -5,9 +5,9 @@ use std::ops::Range;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{BatchPlan, StepHook};
-use crate::config::{ConfigError, TrainConfig};
-use burn_megatron::model::LanguageModel;
+mod hook;
+
+pub(super) use hook::BatchWarmupHook;
 
 /// The name of the hook.
 pub(super) const NAME: &str = "batch_warmup";
@@ -24,24 +24,17 @@ pub struct BatchWarmup {
     pub global_batch_size: usize,
 }
 
-/// The hook of [`batch_warmup`](TrainConfig::batch_warmup).
-pub(super) struct BatchWarmupHook(Vec<BatchWarmup>);
-
-impl BatchWarmupHook {
-    pub fn new(config: &TrainConfig) -> Option<Self> {
-        let parts = config.batch_warmup.clone();
-        (!parts.is_empty()).then_some(Self(parts))
-    }
-}
-
-impl<M: LanguageModel> StepHook<M> for BatchWarmupHook {
-    fn name(&self) -> &str {
-        NAME
-    }
-
-    fn batches(&self, plan: &mut BatchPlan) {
-        plan.warm_up_batches(self.0.clone());
-    }
+/// A part of the batch size warm-up that does not fit the run.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error(
+    "invalid batch_warmup of {} samples until_step {}: expected {expected}",
+    part.global_batch_size, part.until_step
+)]
+pub struct BatchWarmupError {
+    /// The part.
+    pub part: BatchWarmup,
+    /// The values that would fit.
+    pub expected: String,
 }
 
 /// The samples of every step of a run.
@@ -53,14 +46,35 @@ pub(crate) struct BatchSizes {
 }
 
 impl BatchSizes {
-    /// With the warm-up of a run.
-    pub fn new(config: &TrainConfig) -> Self {
-        Self::after(config.batch_warmup.clone(), config.global_batch_size)
+    /// `whole` samples after a warm-up.
+    pub fn new(warmup: Vec<BatchWarmup>, whole: usize) -> Self {
+        Self { warmup, whole }
     }
 
-    /// `whole` samples after a warm-up.
-    pub fn after(warmup: Vec<BatchWarmup>, whole: usize) -> Self {
-        Self { warmup, whole }
+    /// Checks the parts of the warm-up in a run of `steps` steps; how they split is checked as the global batch is.
+    pub fn check(&self, steps: usize) -> Result<(), BatchWarmupError> {
+        let mut before = BatchWarmup {
+            until_step: 0,
+            global_batch_size: 0,
+        };
+        let whole = self.whole;
+        for part in &self.warmup {
+            let expected = if part.global_batch_size <= before.global_batch_size {
+                format!("a batch above {}", before.global_batch_size)
+            } else if part.global_batch_size >= whole {
+                format!("a batch below {whole}, the global_batch_size")
+            } else if part.until_step <= before.until_step {
+                format!("until_step above {}", before.until_step)
+            } else if part.until_step >= steps {
+                format!("until_step below {steps}, the steps of the run")
+            } else {
+                before = *part;
+                continue;
+            };
+            let part = *part;
+            return Err(BatchWarmupError { part, expected });
+        }
+        Ok(())
     }
 
     /// The samples after the warm-up.
@@ -68,30 +82,19 @@ impl BatchSizes {
         self.whole
     }
 
-    /// Each size, in the order of the steps.
-    pub fn all(&self) -> impl Iterator<Item = usize> {
-        let smaller = self.warmup.iter().map(|part| part.global_batch_size);
-        smaller.chain([self.whole])
-    }
-
-    /// The number of the size of a step in [`all`](Self::all).
-    pub fn part_of(&self, step: usize) -> usize {
-        let parts = self.warmup.iter();
-        parts.take_while(|part| part.until_step <= step).count()
-    }
-
     /// The samples of a step.
     pub fn of(&self, step: usize) -> usize {
-        let part = self.warmup.get(self.part_of(step));
+        let part = self.warmup.iter().find(|part| step < part.until_step);
         part.map_or(self.whole, |part| part.global_batch_size)
     }
 
     /// The steps from `first` on, in runs of one size.
     fn runs(&self, first: usize) -> impl Iterator<Item = (Range<usize>, usize)> {
         let mut start = first;
-        let ends = self.warmup.iter().map(|part| part.until_step);
-        let ends = ends.chain([usize::MAX]).zip(self.all());
-        ends.filter_map(move |(end, size)| {
+        let parts = self.warmup.iter();
+        let parts = parts.map(|part| (part.until_step, part.global_batch_size));
+        let parts = parts.chain([(usize::MAX, self.whole)]);
+        parts.filter_map(move |(end, size)| {
             let run = start..end.max(start);
             start = run.end;
             (!run.is_empty()).then_some((run, size))
@@ -121,37 +124,10 @@ impl BatchSizes {
     }
 }
 
-/// Checks the parts of a warm-up; how they split is checked as the global batch is.
-pub(crate) fn check(config: &TrainConfig) -> Result<(), ConfigError> {
-    let mut before = BatchWarmup {
-        until_step: 0,
-        global_batch_size: 0,
-    };
-    let whole = config.global_batch_size;
-    for part in &config.batch_warmup {
-        let expected = if part.global_batch_size <= before.global_batch_size {
-            format!("a batch above {}", before.global_batch_size)
-        } else if part.global_batch_size >= whole {
-            format!("a batch below {whole}, the global_batch_size")
-        } else if part.until_step <= before.until_step {
-            format!("until_step above {}", before.until_step)
-        } else if part.until_step >= config.steps {
-            format!("until_step below {}, the steps of the run", config.steps)
-        } else {
-            before = *part;
-            continue;
-        };
-        return Err(ConfigError::BatchWarmup {
-            part: *part,
-            expected,
-        });
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::TrainConfig;
     use burn_megatron::mesh::ParallelConfig;
 
     fn config(parts: &[(usize, usize)]) -> TrainConfig {
@@ -172,7 +148,7 @@ mod tests {
     /// Against a list of all steps.
     #[test]
     fn each_step_has_the_samples_of_its_part() {
-        let sizes = BatchSizes::new(&config(&[(2, 4), (5, 8)]));
+        let sizes = config(&[(2, 4), (5, 8)]).sizes();
         let steps: Vec<_> = (0..7).map(|step| sizes.of(step)).collect();
         assert_eq!(steps, [4, 4, 8, 8, 8, 12, 12]);
         for first in 0..7 {
@@ -188,7 +164,7 @@ mod tests {
                 }
             }
         }
-        let none = BatchSizes::new(&config(&[]));
+        let none = config(&[]).sizes();
         assert_eq!(
             (none.of(0), none.sum(3..5), none.step_of(2, 24)),
             (12, 24, 4)

@@ -1,6 +1,18 @@
-//! Why a check of a step ended a run, as an exit code.
+//! The reason for which a check of a step ended a run.
 
 use std::fmt;
+
+/// A check of a step found a wrong result. The same on all ranks.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("step {step}: {verdict}: {message}")]
+pub struct ReplayError {
+    /// The step, from 1.
+    pub step: usize,
+    /// The verdict.
+    pub verdict: Verdict,
+    /// The difference, with its rank, layer and tensor.
+    pub message: String,
+}
 
 /// The cause of a wrong result of a step, as far as a second computation of the step tells. Each is an exit code of a
 /// rank, by which a launcher decides whether to start the run again.

@@ -3,9 +3,9 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{BatchPlan, StepHook};
-use crate::config::{ConfigError, TrainConfig};
-use burn_megatron::model::LanguageModel;
+mod hook;
+
+pub(super) use hook::SequenceWarmupHook;
 
 /// The name of the hook.
 pub(super) const NAME: &str = "sequence_warmup";
@@ -23,24 +23,19 @@ pub struct SequenceWarmup {
     pub length: usize,
 }
 
-/// The hook of [`sequence_warmup`](TrainConfig::sequence_warmup).
-pub(super) struct SequenceWarmupHook(Vec<SequenceWarmup>);
-
-impl SequenceWarmupHook {
-    pub fn new(config: &TrainConfig) -> Option<Self> {
-        let parts = config.sequence_warmup.clone();
-        (!parts.is_empty()).then_some(Self(parts))
-    }
-}
-
-impl<M: LanguageModel> StepHook<M> for SequenceWarmupHook {
-    fn name(&self) -> &str {
-        NAME
-    }
-
-    fn batches(&self, plan: &mut BatchPlan) {
-        plan.warm_up_rows(self.0.clone());
-    }
+/// A part of the sequence length warm-up that does not fit the run.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error(
+    "invalid sequence_warmup of {} tokens until_step {}, for sequences of {whole}: expected {expected}",
+    part.length, part.until_step
+)]
+pub struct SequenceWarmupError {
+    /// The part.
+    pub part: SequenceWarmup,
+    /// Tokens of a sample.
+    pub whole: usize,
+    /// The values that would fit.
+    pub expected: String,
 }
 
 /// The length of the rows at a step; `whole` after all parts of the warm-up.
@@ -49,12 +44,12 @@ pub(crate) fn row_length(warmup: &[SequenceWarmup], step: usize, whole: usize) -
     part.map_or(whole, |part| part.length)
 }
 
-/// Checks the parts of a warm-up to `whole` tokens, in a run of so many steps.
+/// Checks the parts of a warm-up to `whole` tokens, in a run of `steps` steps.
 pub(crate) fn check(
     warmup: &[SequenceWarmup],
     steps: usize,
     whole: usize,
-) -> Result<(), ConfigError> {
+) -> Result<(), SequenceWarmupError> {
     let mut before = SequenceWarmup {
         until_step: 0,
         length: 0,
@@ -75,9 +70,8 @@ pub(crate) fn check(
             before = *part;
             continue;
         };
-        return Err(ConfigError::SequenceWarmup {
-            length,
-            until_step,
+        return Err(SequenceWarmupError {
+            part: *part,
             whole,
             expected,
         });

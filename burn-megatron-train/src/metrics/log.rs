@@ -1,0 +1,199 @@
+//! Writes the files of a run.
+
+use std::path::Path;
+
+use serde::Deserialize;
+
+use super::read::{drop_after, records};
+use super::{
+    HeldOutMetrics, MetricsError, MetricsRecord, RunMetrics, SaveTiming, StepMetrics, StepTiming,
+    VERSION,
+};
+use crate::expert_metrics::{ExpertLoad, ExpertMetrics};
+use crate::json_lines::{JsonLines, ResumeMarker, lines, read};
+
+/// One line of a timings file.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum TimingsLine {
+    Save(SaveTiming),
+    Step(#[expect(dead_code, reason = "parsed only to validate the file")] StepTiming),
+    Resumed(ResumeMarker),
+}
+
+/// Writes `metrics.jsonl`: [`StepMetrics`], [`HeldOutMetrics`] and [`ExpertMetrics`].
+#[derive(Debug)]
+pub struct MetricsLog {
+    lines: JsonLines,
+    /// The step of the last held-out loss of the interrupted run.
+    held_out: Option<usize>,
+    /// The load of the experts in the last step, if it is not written yet.
+    load: Option<ExpertLoad>,
+}
+
+impl MetricsLog {
+    /// Starts a new file.
+    ///
+    /// # Errors
+    ///
+    /// [`MetricsError::Io`], also if the file exists: results are never overwritten.
+    pub fn create(path: &Path) -> Result<Self, MetricsError> {
+        let mut lines = JsonLines::create(path)?;
+        lines.write(&MetricsRecord::Run(RunMetrics { version: VERSION }))?;
+        Ok(Self {
+            lines,
+            held_out: None,
+            load: None,
+        })
+    }
+
+    /// Resumes the file of an interrupted run, from the checkpoint after `updates` updates.
+    ///
+    /// Nothing is removed: a marker, `{"kind":"resumed","step":updates}`, voids earlier lines of later
+    /// steps. [`read_metrics`](super::read_metrics) omits them, so it returns the same as for an uninterrupted run. A truncated
+    /// last line is ended first. A file of an older version gets a new version line.
+    ///
+    /// # Errors
+    ///
+    /// [`MetricsError::Io`] if there is no such file; [`MetricsError::BadLine`] if a line is not a record.
+    pub fn resume(path: &Path, updates: usize) -> Result<Self, MetricsError> {
+        let text = read(path)?;
+        let mut records = records(path, &text, true)?;
+        drop_after(&mut records, updates);
+        let held_out = records.iter().rev().find_map(|record| match record {
+            MetricsRecord::HeldOut(metrics) => Some(metrics.step),
+            _ => None,
+        });
+        let version = records.iter().rev().find_map(|record| match record {
+            MetricsRecord::Run(run) => Some(run.version),
+            _ => None,
+        });
+        let mut lines = JsonLines::resume(path, &text, updates)?;
+        if version.unwrap_or(1) < VERSION {
+            lines.write(&MetricsRecord::Run(RunMetrics { version: VERSION }))?;
+        }
+        Ok(Self {
+            lines,
+            held_out,
+            load: None,
+        })
+    }
+
+    /// Appends one training step.
+    ///
+    /// # Errors
+    ///
+    /// [`MetricsError::Io`].
+    pub fn step(&mut self, metrics: &StepMetrics) -> Result<(), MetricsError> {
+        self.lines.write(&MetricsRecord::Step(*metrics))
+    }
+
+    /// Appends the summary of the experts in one training step, and with `evaluates` the load of each.
+    ///
+    /// `evaluates` tells that an evaluation follows. The load is written before a checkpoint of the same step can
+    /// be, as a run resumed from there cannot measure it again. Without it the load is written if
+    /// [`held_out`](Self::held_out) comes before the next step.
+    ///
+    /// # Errors
+    ///
+    /// [`MetricsError::Io`].
+    pub fn experts(
+        &mut self,
+        metrics: &ExpertMetrics,
+        evaluates: bool,
+    ) -> Result<(), MetricsError> {
+        self.lines
+            .write(&MetricsRecord::Experts(metrics.summary()))?;
+        self.load = Some(metrics.load());
+        if evaluates { self.write_load() } else { Ok(()) }
+    }
+
+    fn write_load(&mut self) -> Result<(), MetricsError> {
+        match self.load.take() {
+            Some(load) => self.lines.write(&MetricsRecord::ExpertLoad(load)),
+            None => Ok(()),
+        }
+    }
+
+    /// Appends one measurement on held-out text.
+    ///
+    /// # Errors
+    ///
+    /// [`MetricsError::Io`].
+    pub fn held_out(&mut self, metrics: &HeldOutMetrics) -> Result<(), MetricsError> {
+        self.write_load()?;
+        if self.held_out == Some(metrics.step) {
+            Ok(())
+        } else {
+            self.lines.write(&MetricsRecord::HeldOut(*metrics))
+        }
+    }
+}
+
+/// Returns the step of the last checkpoint that a timings file records. Checkpoints that a resumed run discarded do not
+/// count.
+///
+/// # Errors
+///
+/// [`MetricsError::Io`] or [`MetricsError::BadLine`].
+pub fn last_saved_step(path: &Path) -> Result<Option<u64>, MetricsError> {
+    let text = read(path)?;
+    let mut saved = vec![];
+    for line in lines::<TimingsLine>(path, &text, false) {
+        match line? {
+            TimingsLine::Save(timing) => saved.push(timing.saved_step),
+            TimingsLine::Step(_) => {}
+            TimingsLine::Resumed(ResumeMarker { step, .. }) => {
+                saved.retain(|saved| *saved <= step as u64);
+            }
+        }
+    }
+    Ok(saved.pop())
+}
+
+/// Writes `timings.jsonl`: [`StepTiming`] and [`SaveTiming`].
+#[derive(Debug)]
+pub struct TimingsLog(JsonLines);
+
+impl TimingsLog {
+    /// Starts a new file.
+    ///
+    /// # Errors
+    ///
+    /// [`MetricsError::Io`], also if the file exists.
+    pub fn create(path: &Path) -> Result<Self, MetricsError> {
+        JsonLines::create(path).map(Self)
+    }
+
+    /// Resumes the file of an interrupted run, from the checkpoint after `updates` updates, with a marker
+    /// as [`MetricsLog::resume`] writes.
+    ///
+    /// # Errors
+    ///
+    /// [`MetricsError::Io`] if there is no such file; [`MetricsError::BadLine`] if a line is not a record.
+    pub fn resume(path: &Path, updates: usize) -> Result<Self, MetricsError> {
+        let text = read(path)?;
+        for line in lines::<TimingsLine>(path, &text, true) {
+            line?;
+        }
+        JsonLines::resume(path, &text, updates).map(Self)
+    }
+
+    /// Appends one step.
+    ///
+    /// # Errors
+    ///
+    /// [`MetricsError::Io`].
+    pub fn step(&mut self, timing: &StepTiming) -> Result<(), MetricsError> {
+        self.0.write(timing)
+    }
+
+    /// Appends one checkpoint.
+    ///
+    /// # Errors
+    ///
+    /// [`MetricsError::Io`].
+    pub fn save(&mut self, timing: &SaveTiming) -> Result<(), MetricsError> {
+        self.0.write(timing)
+    }
+}
