@@ -98,6 +98,11 @@ impl Call {
         }
     }
 
+    /// Describes the call on `input` with its type and length; peers as world ranks.
+    pub fn describe(&self, group: &Group, input: &Buffer) -> String {
+        Signature::new(self.clone(), input).describe(group)
+    }
+
     /// Local checks: peers are in the group, counts match the input, the type supports the reduction.
     /// An engine calls this before it sends anything.
     ///

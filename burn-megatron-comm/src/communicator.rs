@@ -59,7 +59,7 @@ impl Group {
     }
 
     /// The first of `groups` that contains this rank, with its number.
-    pub(crate) fn part(&self, name: &str, groups: &[Vec<usize>]) -> Option<(usize, Group)> {
+    pub fn part(&self, name: &str, groups: &[Vec<usize>]) -> Option<(usize, Group)> {
         let own = self.world_rank();
         groups.iter().enumerate().find_map(|(number, ranks)| {
             let index = ranks.iter().position(|rank| *rank == own)?;

@@ -4,8 +4,8 @@
 //! the usual collectives and point-to-point messages on a plain [`Buffer`]. Every call returns a
 //! [`Pending`] handle, and every wait has a deadline: mismatched calls, a missing rank and a failed rank
 //! are a [`CommError`] that names the ranks, never a hang. A rank's [`BufferPool`] recycles the memory of
-//! its calls. [`testing`] tests an engine against the contract, makes calls fail on purpose, and makes an
-//! engine as slow as a network.
+//! its calls. The crate `burn-megatron-comm-testing` tests an engine against the contract, makes calls fail on
+//! purpose, and makes an engine as slow as a network.
 //!
 //! The engine of [`World::threads`] needs no set-up: the ranks are threads of one process. It reduces in
 //! a fixed order, so that the same inputs give the same bits. [`World::from_env`] is the world of a
@@ -42,7 +42,6 @@ mod rank_runs;
 mod rendezvous;
 mod report;
 mod subgroups;
-pub mod testing;
 mod world;
 
 pub use auth::{Token, TokenError};
@@ -72,5 +71,11 @@ pub use world::{
     WorldError,
 };
 
+// The crate of the conformance suite depends on this one without its tests, which compile the suite once more.
+#[cfg(test)]
+extern crate self as burn_megatron_comm;
+#[cfg(test)]
+#[path = "../../burn-megatron-comm-testing/src/conformance/mod.rs"]
+pub mod conformance;
 #[cfg(test)]
 mod tests;

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use super::handshake::{MAX_HELLO, client_handshake_over};
 use super::*;
-use crate::testing::TIMEOUT;
+use burn_megatron_test_support::TIMEOUT;
 
 fn here() -> [SocketAddr; 1] {
     [(Ipv4Addr::LOCALHOST, 0).into()]

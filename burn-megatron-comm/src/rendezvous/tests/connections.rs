@@ -14,7 +14,7 @@ use crate::rendezvous::{
     RendezvousError, RendezvousTimeouts, StatusProvider,
 };
 use crate::report::call_log::RankPosition;
-use crate::testing::{TIMEOUT, wait_until};
+use burn_megatron_test_support::{TIMEOUT, wait_until};
 
 pub const TOKEN: &str = "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff";
 const SECOND: Duration = Duration::from_secs(1);

@@ -11,7 +11,7 @@ use crate::rendezvous::FailureCause;
 use crate::rendezvous::message::{CallId, CoordinatorMessage, FailureKind, RankMessage};
 use crate::rendezvous::registry::{Outgoing, Recipient, Registry};
 use crate::report::call_log::RankPosition;
-use crate::testing::TIMEOUT;
+use burn_megatron_test_support::TIMEOUT;
 
 /// The number of messages, by their purpose.
 struct Counted {

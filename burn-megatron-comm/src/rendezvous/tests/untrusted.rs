@@ -10,7 +10,7 @@ use super::connections::{FixedStatus, anywhere, coordinator, join, request, toke
 use crate::auth::{HandshakeError, Token, client_handshake};
 use crate::rendezvous::message::{self, CoordinatorMessage, Hello};
 use crate::rendezvous::{Coordinator, JoinRequest, RendezvousClient, RendezvousError};
-use crate::testing::TIMEOUT;
+use burn_megatron_test_support::TIMEOUT;
 
 fn hello(rank: usize, version: &str, host: &str) -> String {
     let hello = Hello {
@@ -134,7 +134,7 @@ fn escape_sequences_are_escaped() {
     };
     let host = "\\u{1b}]0;owned\\u{7}\\u{1b}[2J\\r";
     assert!(reason.contains(&format!("process 1 on {host}")), "{reason}");
-    crate::testing::wait_until("the incompatibility is reported", || {
+    burn_megatron_test_support::wait_until("the incompatibility is reported", || {
         server.failure_report().is_some()
     });
     assert!(is_printable(&server.failure_report().unwrap()));
@@ -167,7 +167,9 @@ fn another_version_is_reported_only_to_clients_with_the_token() {
     assert_eq!(server.failure_report(), None);
     let _first = authenticated(&server, &hello(1, env!("CARGO_PKG_VERSION"), "node"));
     let _misfit = authenticated(&server, &other_version);
-    crate::testing::wait_until("the world has ended", || server.failure_report().is_some());
+    burn_megatron_test_support::wait_until("the world has ended", || {
+        server.failure_report().is_some()
+    });
     let report = server.failure_report().unwrap();
     assert!(report.contains("rank 0 runs version 0.0.1"), "{report}");
 }

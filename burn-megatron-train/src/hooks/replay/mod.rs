@@ -13,7 +13,6 @@ use std::time::Instant;
 use super::{RemainingHooks, StepContext, StepDecision, StepHook, StepInput, StepRun, StepUpdate};
 use crate::{TrainConfig, TrainError, TrainOutcome, Trainer, Verdict};
 use burn_megatron::checkpoint::state::RunState;
-use burn_megatron::comm::testing::fault_injection::FaultPlan;
 use burn_megatron::comm::{CommError, ParallelContext, ReduceOp, all_gather_bytes};
 use burn_megatron::fingerprint::{
     Comparison, Difference, Event, Origin, Recorder, Site, attribute, compare,
@@ -21,9 +20,11 @@ use burn_megatron::fingerprint::{
 use burn_megatron::model::LanguageModel;
 use burn_megatron::nn::fp8::Fp8Snapshot;
 use burn_megatron::optim::TooManySkips;
+use burn_megatron_comm_testing::fault_injection::FaultPlan;
 
 mod bad_loss;
 mod cost;
+mod flip;
 mod replicas;
 mod state;
 
@@ -186,11 +187,12 @@ impl Replay {
         next: &mut RemainingHooks<'_, M>,
         records: bool,
     ) -> Result<(StepRun, Vec<Event>), TrainError> {
-        let faults = self.faults.clone();
-        if !records && faults.is_none() {
+        if !records && self.faults.is_none() {
             return Ok((next.run(context, input)?, vec![]));
         }
-        let recorder = Recorder::new(context.groups().rank(), records, faults);
+        let faults = self.faults.clone();
+        let corruption = faults.map(|faults| flip::corruption(faults, context.groups().rank()));
+        let recorder = Recorder::new(records, corruption);
         let run = recorder.watch(|| next.run(context, input))?;
         if records {
             recorder.losses(&run.losses.losses);

@@ -6,15 +6,16 @@ use std::time::Instant;
 use burn::tensor::Tensor;
 use xxhash_rust::xxh3::xxh3_64;
 
+use super::flip::flipped;
 use super::{Replay, ReplayError, StepContext, gather, replicas};
 use crate::{TrainError, Verdict};
 use burn_megatron::comm::CommError;
-use burn_megatron::comm::testing::fault_injection::{BitFlip, FlipTarget};
 use burn_megatron::data_parallel::BucketShard;
 use burn_megatron::data_parallel::layout::ParameterSlice;
-use burn_megatron::fingerprint::{flipped, of_tensor};
+use burn_megatron::fingerprint::of_tensor;
 use burn_megatron::model::LanguageModel;
 use burn_megatron::optim::{OptimizerState, all_finite};
+use burn_megatron_comm_testing::fault_injection::{BitFlip, FlipTarget};
 
 /// A part of the state of a rank.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

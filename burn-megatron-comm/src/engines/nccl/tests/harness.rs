@@ -28,7 +28,7 @@ use crate::process::{
     DeviceJob, DeviceTransport, GroupId, Job, KeyValueStore, MemoryStore, ResultSlot, Transport,
     device_type,
 };
-use crate::testing::wait_until;
+use burn_megatron_test_support::wait_until;
 
 /// How long a test waits for what must happen.
 pub const TIMEOUT: Duration = Duration::from_secs(30);

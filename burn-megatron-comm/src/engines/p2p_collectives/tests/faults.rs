@@ -5,8 +5,8 @@ use std::sync::mpsc;
 
 use super::*;
 use crate::process::GroupId;
-use crate::testing::wait_until;
 use crate::{CommError, ReduceOp};
+use burn_megatron_test_support::wait_until;
 
 const SHORT: Duration = Duration::from_millis(200);
 
