@@ -7,7 +7,8 @@ use strum::VariantArray as _;
 
 use crate::buffer::{Buffer, DType};
 use crate::communicator::Group;
-use crate::error::{CommError, list_ranks};
+use crate::error::CommError;
+use burn_megatron_rendezvous::list_ranks;
 
 /// The reduction that a collective applies to the inputs of the ranks.
 ///

@@ -22,7 +22,6 @@
 //! # Ok::<(), burn_megatron_comm::WorldError>(())
 //! ```
 
-mod auth;
 mod buffer;
 mod bytes;
 mod call;
@@ -31,39 +30,38 @@ mod context;
 mod device;
 mod engines;
 mod error;
-pub mod launch;
 pub mod mesh;
 mod nccl_config;
 mod pending;
 mod pool;
-pub mod probe;
 mod process;
-mod rank_runs;
-mod rendezvous;
 mod report;
 mod subgroups;
 mod world;
 
-pub use auth::{Token, TokenError};
 pub use buffer::{Buffer, BufferError, DType, Element};
+pub use burn_megatron_probe as probe;
+#[doc(hidden)]
+pub use burn_megatron_rendezvous::read_session;
+pub use burn_megatron_rendezvous::{
+    Address, AddressError, Coordinator, FailureKind, Launch, LaunchEnvError, Launcher,
+    RendezvousError, Token, TokenError, launch,
+};
 pub use bytes::{all_gather_bytes, broadcast_bytes, broadcast_when_ready};
 pub use call::{Call, ReduceOp};
 pub use communicator::{Communicator, Group};
 pub use context::{NodeGroups, ParallelContext, ParallelContextError};
 pub use device::{DeviceCommunicator, DevicePending};
+pub use engines::mpi_library_version;
 pub use engines::offline::OfflineCommunicator;
 pub use engines::reduce::sum_parts_in_f32;
 pub use engines::single_rank::SingleRank;
 pub use error::{CommError, raise};
-pub use launch::{Address, AddressError, Launch, LaunchEnvError, Launcher};
 pub use nccl_config::{
     MAX_CTAS, NcclConfig, NcclConfigError, NcclGroup, NcclGroupConfig, RegisteredBuffers,
 };
 pub use pending::Pending;
 pub use pool::{BufferPool, MIN_POOLED_LEN};
-#[doc(hidden)]
-pub use rendezvous::read_session;
-pub use rendezvous::{Coordinator, FailureKind, RendezvousError};
 pub use report::call_log::{CALLS_KEPT, CallRecord};
 pub use subgroups::consecutive_subgroups;
 pub use world::{

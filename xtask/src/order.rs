@@ -12,8 +12,10 @@ use crate::report::Outcome;
 use crate::words::tracked_files;
 
 /// The crates that will be published, lowest first, and their folders.
-pub const CRATES: [(&str, &str); 13] = [
+pub const CRATES: [(&str, &str); 15] = [
     ("burn-megatron-kernels", "burn-megatron-kernels"),
+    ("burn-megatron-probe", "burn-megatron-probe"),
+    ("burn-megatron-rendezvous", "burn-megatron-rendezvous"),
     ("burn-megatron-comm", "burn-megatron-comm"),
     ("burn-megatron-comm-testing", "burn-megatron-comm-testing"),
     ("burn-megatron", "burn-megatron"),

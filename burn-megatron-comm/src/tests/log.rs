@@ -11,8 +11,8 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::*;
-use crate::report::call_log::RankPosition;
 use crate::report::flight_recorder::FlightRecorder;
+use burn_megatron_rendezvous::RankPosition;
 
 /// The flight recorders of a world's ranks.
 type Recorders = [OnceLock<Arc<FlightRecorder>>; 5];

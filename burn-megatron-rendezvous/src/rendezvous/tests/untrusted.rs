@@ -148,7 +148,7 @@ fn the_error_of_a_rank_is_escaped_for_all() {
         kind: message::FailureKind::OwnError,
         message: format!("no such file\n\u{1b}[31m{}", "x".repeat(100_000)),
     };
-    let position = crate::report::call_log::RankPosition::Waiting("\u{9b}2J".into());
+    let position = crate::RankPosition::Waiting("\u{9b}2J".into());
     let failure = first.fail(cause, position).unwrap();
     assert!(failure.message.starts_with("no such file\n\\u{1b}[31mxxx"));
     assert!(is_printable(&failure.message) && is_printable(&failure.positions));

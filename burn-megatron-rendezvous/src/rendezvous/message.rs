@@ -7,9 +7,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::auth::{printable_name, printable_text};
-use crate::process::GroupId;
+use crate::failure_report::{FailureReport, RankPosition};
 use crate::rank_runs::RankRuns;
-use crate::report::call_log::{FailureReport, RankPosition};
 
 /// The longest line that is accepted.
 const MAX_LINE_BYTES: u64 = 16 << 20;
@@ -66,16 +65,29 @@ pub(super) struct Hello {
     pub heartbeat_timeout: f64,
 }
 
+/// The id of a group: equal on all its members, and different from that of every group that shares two ranks
+/// with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct GroupId(pub u64);
+
+impl GroupId {
+    /// The group of all ranks.
+    pub const WORLD: Self = Self(0);
+}
+
 /// A collective, by the id of its group and its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub(crate) struct CallId {
+pub struct CallId {
+    /// The group.
     pub group: GroupId,
+    /// The number of the call in the group, from 0.
     pub sequence: u64,
 }
 
 /// The position of a rank, and whether it has joined a call.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct RankStatus {
+pub struct RankStatus {
+    /// Its position.
     pub position: RankPosition,
     /// Whether it has joined the call of the query.
     #[serde(rename = "came")]
@@ -86,8 +98,10 @@ pub(crate) struct RankStatus {
 
 /// Why a rank failed, as it reports itself.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct FailureCause {
+pub struct FailureCause {
+    /// The kind.
     pub kind: FailureKind,
+    /// Its error.
     pub message: String,
 }
 
@@ -146,7 +160,7 @@ pub(super) enum CoordinatorMessage {
 
 /// The ranks that have not joined a call, and the calls of those that have.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct MissingRanks {
+pub struct MissingRanks {
     /// Members of the group that have not joined, or do not answer.
     pub absent: RankRuns,
     /// The calls of those that have joined, with their ranks.

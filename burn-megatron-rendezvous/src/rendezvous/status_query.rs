@@ -7,8 +7,8 @@ use super::message::{CallId, CoordinatorMessage, MissingRanks, RankStatus};
 use super::rank_slot::is_final;
 use super::registry::{Outgoing, Recipient, Registry};
 use crate::auth::printable_text;
+use crate::failure_report::{FailureReport, RankPosition, describe_ranks};
 use crate::rank_runs::RankRuns;
-use crate::report::call_log::{FailureReport, RankPosition, describe_ranks};
 
 /// The time for the ranks to answer a status query.
 const QUERY_TIMEOUT: Duration = Duration::from_secs(1);

@@ -78,14 +78,6 @@ pub fn program_version(program: &Path) -> Result<String, String> {
     version_of(program, VERSION_TIMEOUT)
 }
 
-/// The version of the MPI library that this program was built with; `None` without the feature `mpi`.
-pub fn mpi_library_version() -> Option<String> {
-    #[cfg(feature = "mpi")]
-    return Some(crate::engines::mpi::library_version());
-    #[cfg(not(feature = "mpi"))]
-    None
-}
-
 fn first_nccl(names: &[&str]) -> Result<NcclLibrary, String> {
     // SAFETY: nccl.h declares `ncclResult_t ncclGetVersion(int*)`, whose result is an int.
     let found = first_library(names, |library| unsafe {

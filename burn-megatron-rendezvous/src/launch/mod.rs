@@ -164,7 +164,7 @@ impl Launch {
     pub const JOB_ID: &str = "BURN_MEGATRON_JOB_ID";
 
     /// A hash of the id of the run; 0 if it has none.
-    pub(crate) fn world_id(&self) -> u64 {
+    pub fn world_id(&self) -> u64 {
         self.job.as_deref().map_or(0, world_id_of)
     }
 

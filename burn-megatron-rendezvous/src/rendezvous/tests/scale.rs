@@ -5,12 +5,12 @@ use std::time::{Duration, Instant};
 
 use super::connections::{clients, coordinator};
 use super::decisions::{TIMEOUTS, ZERO, answer_status, at, failed, hello};
-use crate::process::GroupId;
+use crate::failure_report::RankPosition;
 use crate::rank_runs::RankRuns;
 use crate::rendezvous::FailureCause;
+use crate::rendezvous::GroupId;
 use crate::rendezvous::message::{CallId, CoordinatorMessage, FailureKind, RankMessage};
 use crate::rendezvous::registry::{Outgoing, Recipient, Registry};
-use crate::report::call_log::RankPosition;
 use burn_megatron_test_support::TIMEOUT;
 
 /// The number of messages, by their purpose.
@@ -48,7 +48,7 @@ fn count(size: usize) -> Counted {
     };
     thread::scope(|scope| {
         for client in &clients {
-            scope.spawn(|| assert_eq!(client.missing_ranks(call, &all).absent.runs().len(), 1));
+            scope.spawn(|| assert_eq!(client.missing_ranks(call, &all).absent.0.len(), 1));
         }
     });
     // Heartbeats go on meanwhile.

@@ -6,14 +6,13 @@ use std::thread;
 use std::time::Duration;
 
 use crate::auth::Token;
-use crate::process::GroupId;
-use crate::process::KeyValueStore;
+use crate::failure_report::RankPosition;
 use crate::rank_runs::RankRuns;
+use crate::rendezvous::GroupId;
 use crate::rendezvous::{
     CallId, Coordinator, FailureCause, FailureKind, JoinRequest, RankStatus, RendezvousClient,
     RendezvousError, RendezvousTimeouts, StatusProvider,
 };
-use crate::report::call_log::RankPosition;
 use burn_megatron_test_support::{TIMEOUT, wait_until};
 
 pub const TOKEN: &str = "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff";
@@ -90,7 +89,7 @@ fn values_are_exchanged_and_all_ranks_return_together() {
     let error = clients[1]
         .read("never", Duration::from_millis(50))
         .unwrap_err();
-    let text = "rendezvous: no rank has posted never within 0.1 s";
+    let text = "no rank has posted never within 0.1 s";
     assert_eq!(error.to_string(), text);
 
     assert!(!clients[1].stop_requested());

@@ -14,8 +14,8 @@ use super::message::{self, CoordinatorMessage, FailureKind, Hello, RankMessage};
 use super::open_files;
 use super::registry::{JoinError, Outgoing, Recipient, Registry, RendezvousTimeouts};
 use crate::auth::{Connection, Listener, ListenerLimits, Token, spawn};
+use crate::failure_report::FailureReport;
 use crate::launch;
-use crate::report::call_log::FailureReport;
 
 /// The interval at which the coordinator checks its timeouts.
 const TICK_INTERVAL: Duration = Duration::from_millis(50);
@@ -75,7 +75,7 @@ impl Coordinator {
     /// # Errors
     /// The operating system refuses, for example because the port is in use; or an address is reachable from
     /// other machines and there is no token.
-    pub(crate) fn listen(
+    pub fn listen(
         addresses: &[SocketAddr],
         size: usize,
         world: u64,
@@ -110,7 +110,7 @@ impl Coordinator {
     }
 
     /// The addresses that it listens on, in the given order.
-    pub(crate) fn addresses(&self) -> &[SocketAddr] {
+    pub fn addresses(&self) -> &[SocketAddr] {
         let listener = self.listener.as_ref();
         listener
             .expect("it listens until it is dropped")

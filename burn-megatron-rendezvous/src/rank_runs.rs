@@ -37,7 +37,7 @@ impl fmt::Display for RankRun {
 
 /// A list of ranks, as runs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct RankRuns(Vec<RankRun>);
+pub struct RankRuns(pub(crate) Vec<RankRun>);
 
 impl RankRuns {
     /// These ranks, in their order.
@@ -62,11 +62,6 @@ impl RankRuns {
         Self(runs)
     }
 
-    /// The runs.
-    pub fn runs(&self) -> &[RankRun] {
-        &self.0
-    }
-
     /// The ranks, if each is one of a world of `size` and there are at most that many: the list may come from another process.
     pub fn within(&self, size: usize) -> Option<Vec<usize>> {
         if self.0.len() > size || !self.0.iter().all(|run| run.is_inside(size)) {
@@ -83,6 +78,26 @@ impl RankRuns {
     }
 }
 
+/// `"rank 3 has"`, `"ranks 0, 1 have"`; long sequences are shortened to `"0-7"`.
+pub fn ranks_verb(ranks: &[usize], singular: &str, plural: &str) -> String {
+    match ranks {
+        [rank] => format!("rank {rank} {singular}"),
+        _ => format!("ranks {} {plural}", list_ranks(ranks)),
+    }
+}
+
+/// `"0, 1, 4"`; more than 16 ranks are written as ranges, `"0-31, 40"` or `"0-16256 in steps of 128"`.
+pub fn list_ranks(ranks: &[usize]) -> String {
+    const MAX_LISTED: usize = 16;
+    let texts: Vec<String> = if ranks.len() <= MAX_LISTED {
+        ranks.iter().map(usize::to_string).collect()
+    } else {
+        let runs = RankRuns::new(ranks);
+        runs.0.iter().map(RankRun::to_string).collect()
+    };
+    texts.join(", ")
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -91,7 +106,7 @@ mod tests {
 
     fn text(ranks: &[usize]) -> String {
         let runs = RankRuns::new(ranks);
-        let texts: Vec<_> = runs.runs().iter().map(RankRun::to_string).collect();
+        let texts: Vec<_> = runs.0.iter().map(RankRun::to_string).collect();
         texts.join(", ")
     }
 
@@ -104,7 +119,7 @@ mod tests {
         assert_eq!(text(&[4, 7, 8, 9, 20]), "4, 7-9, 20");
         // No worse than a list where they are not.
         let pairs: Vec<_> = (0..4).flat_map(|i| [8 * i, 8 * i + 2]).collect();
-        assert_eq!(RankRuns::new(&pairs).runs().len(), 8);
+        assert_eq!(RankRuns::new(&pairs).0.len(), 8);
     }
 
     #[test]

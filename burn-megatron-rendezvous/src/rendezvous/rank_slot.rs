@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::message::{CallId, Hello};
-use crate::report::call_log::RankPosition;
+use crate::failure_report::RankPosition;
 
 /// A rank that has joined.
 #[derive(Debug)]

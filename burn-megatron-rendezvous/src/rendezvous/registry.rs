@@ -9,9 +9,9 @@ use super::message::{
 };
 use super::rank_slot::{RegisteredRank, incompatibility, is_final};
 use super::status_query::{QueryPurpose, StatusQuery};
-use crate::error::ranks_verb;
+use crate::failure_report::{FailureReport, RankPosition};
 use crate::rank_runs::RankRuns;
-use crate::report::call_log::{FailureReport, RankPosition};
+use crate::rank_runs::ranks_verb;
 
 /// The delay of a failure report, as a cause of higher precedence may follow: a rank whose peer has died can report its
 /// own error before the death of the peer is detected.
@@ -21,7 +21,7 @@ const RETURNED_INTERVAL: Duration = Duration::from_millis(250);
 
 /// The timeouts of a rendezvous.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct RendezvousTimeouts {
+pub struct RendezvousTimeouts {
     /// For all ranks to join.
     pub join: Duration,
     /// For a heartbeat of each.

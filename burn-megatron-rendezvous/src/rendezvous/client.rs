@@ -16,12 +16,8 @@ use super::message::{
     self, CallId, CoordinatorMessage, FailureCause, MissingRanks, RankMessage, RankStatus,
 };
 use crate::auth::{Token, spawn};
-#[cfg(any(test, feature = "cuda"))]
-use crate::error::CommError;
-#[cfg(any(test, feature = "cuda"))]
-use crate::process::KeyValueStore;
+use crate::failure_report::{FailureReport, RankPosition, describe_rank};
 use crate::rank_runs::RankRuns;
-use crate::report::call_log::{FailureReport, RankPosition, describe_rank};
 
 /// The interval at which a rank sends a heartbeat with its position.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(250);
@@ -30,8 +26,10 @@ const REPLY_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Identity and timeouts of a rank that joins a rendezvous.
 #[derive(Clone, Debug)]
-pub(crate) struct JoinRequest {
+pub struct JoinRequest {
+    /// The rank.
     pub rank: usize,
+    /// The number of ranks.
     pub size: usize,
     /// The id of the world; 0 if it has none.
     pub world: u64,
@@ -44,7 +42,7 @@ pub(crate) struct JoinRequest {
 }
 
 /// Reports what the rank is doing. Called from other threads, also while the rank computes.
-pub(crate) trait StatusProvider: Send + Sync {
+pub trait StatusProvider: Send + Sync {
     /// Returns the position of the rank.
     fn position(&self) -> RankPosition;
     /// The same, and whether the rank has joined a collective, and with which call.
@@ -53,7 +51,7 @@ pub(crate) trait StatusProvider: Send + Sync {
 
 /// The connection of one rank to the coordinator of its world.
 #[derive(Debug)]
-pub(crate) struct RendezvousClient {
+pub struct RendezvousClient {
     request: JoinRequest,
     address: SocketAddr,
     pub(super) stream: Mutex<Arc<TcpStream>>,
@@ -331,6 +329,35 @@ impl RendezvousClient {
         let _ = self.stream.lock().shutdown(Shutdown::Both);
     }
 
+    /// Posts a value for all ranks.
+    ///
+    /// # Errors
+    /// The connection is closed.
+    pub fn post(&self, key: &str, value: &[u8]) -> Result<(), String> {
+        let post = RankMessage::Post {
+            key: key.into(),
+            value: value.into(),
+        };
+        let posted = self.send(&post);
+        posted.map_err(|error| format!("cannot post {key}: {error}"))
+    }
+
+    /// Returns the value of a key, once a rank has posted it.
+    ///
+    /// # Errors
+    /// The connection is closed, or the value was not posted within `timeout`.
+    pub fn read(&self, key: &str, timeout: Duration) -> Result<Vec<u8>, String> {
+        let sent = self.send(&RankMessage::Read { key: key.into() });
+        sent.map_err(|error| format!("cannot request {key}: {error}"))?;
+        let until = Instant::now() + timeout;
+        let is_posted =
+            |state: &ClientState| state.posted.contains_key(key) || state.failure.is_some();
+        let state = self.wait_until(until, is_posted);
+        let value = state.and_then(|state| state.posted.get(key).cloned());
+        let seconds = timeout.as_secs_f64();
+        value.ok_or_else(|| format!("no rank has posted {key} within {seconds:.1} s"))
+    }
+
     fn is_closed(&self) -> bool {
         let state = self.state.lock();
         state.leaving || state.refused.is_some()
@@ -357,35 +384,4 @@ impl RendezvousClient {
             .wait_while_until(&mut state, |state| !condition(state), until);
         condition(&state).then_some(state)
     }
-}
-
-#[cfg(any(test, feature = "cuda"))]
-impl KeyValueStore for RendezvousClient {
-    fn post(&self, key: &str, value: &[u8]) -> Result<(), CommError> {
-        let post = RankMessage::Post {
-            key: key.into(),
-            value: value.into(),
-        };
-        let posted = self.send(&post);
-        posted.map_err(|error| store_error(format!("cannot post {key}: {error}")))
-    }
-
-    fn read(&self, key: &str, timeout: Duration) -> Result<Vec<u8>, CommError> {
-        let sent = self.send(&RankMessage::Read { key: key.into() });
-        sent.map_err(|error| store_error(format!("cannot request {key}: {error}")))?;
-        let until = Instant::now() + timeout;
-        let is_posted =
-            |state: &ClientState| state.posted.contains_key(key) || state.failure.is_some();
-        let state = self.wait_until(until, is_posted);
-        let value = state.and_then(|state| state.posted.get(key).cloned());
-        value.ok_or_else(|| {
-            let seconds = timeout.as_secs_f64();
-            store_error(format!("no rank has posted {key} within {seconds:.1} s"))
-        })
-    }
-}
-
-#[cfg(any(test, feature = "cuda"))]
-fn store_error(message: String) -> CommError {
-    CommError::engine("rendezvous", message)
 }

@@ -23,11 +23,10 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::time::Duration;
 
 use crate::auth::TOKEN_INSTRUCTIONS;
-pub(crate) use client::{JoinRequest, RendezvousClient, StatusProvider};
+pub use client::{JoinRequest, RendezvousClient, StatusProvider};
 pub use coordinator::Coordinator;
-pub use message::FailureKind;
-pub(crate) use message::{CallId, FailureCause, RankStatus};
-pub(crate) use registry::RendezvousTimeouts;
+pub use message::{CallId, FailureCause, FailureKind, GroupId, MissingRanks, RankStatus};
+pub use registry::RendezvousTimeouts;
 pub use session::read_session;
 
 /// Why a rank could not join the rendezvous.
@@ -101,7 +100,7 @@ impl From<io::Error> for RendezvousError {
 ///
 /// # Errors
 /// [`RendezvousError::Address`] if it has none.
-pub(crate) fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>, RendezvousError> {
+pub fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>, RendezvousError> {
     let failed = |reason: String| RendezvousError::Address {
         address: format!("{host}:{port}"),
         reason,
@@ -127,4 +126,4 @@ fn host_name() -> String {
 }
 
 /// The least timeout for heartbeats, of which a rank sends four per second.
-pub(crate) const MIN_HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(1);
+pub const MIN_HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(1);

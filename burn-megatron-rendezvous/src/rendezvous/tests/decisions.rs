@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use crate::process::GroupId;
+use crate::failure_report::{FailureReport, RankPosition};
 use crate::rank_runs::RankRuns;
+use crate::rendezvous::GroupId;
 use crate::rendezvous::message::{
     CallId, CoordinatorMessage, FailureCause, FailureKind, Hello, MissingRanks, RankMessage,
     RankStatus,
 };
 use crate::rendezvous::registry::{JoinError, Recipient, Registry, RendezvousTimeouts};
-use crate::report::call_log::{FailureReport, RankPosition};
 
 pub const ZERO: Duration = Duration::ZERO;
 pub const TIMEOUTS: RendezvousTimeouts = RendezvousTimeouts {
