@@ -1,6 +1,5 @@
 //! 64-bit fingerprints (xxHash3) of what one run of a step computes: of the inputs and the outputs of each operation of a
-//! module, of its gradients, and of each collective. Two runs from the same state have the same ones; where they differ,
-//! [`attribute`] tells which operation got the same inputs and returned something else.
+//! module, of its gradients, and of each collective. Two runs from the same state have the same ones.
 //!
 //! A [`Recorder`] sees what runs in [`Recorder::watch`] on this thread: functions by
 //! [`CallObserver`](burn_megatron_kernels::function::CallObserver), tensors that are sent by the tensor collectives, gradients
@@ -16,13 +15,9 @@ use xxhash_rust::xxh3::{Xxh3Default, xxh3_64};
 
 use crate::comm::{Buffer, CommError, raise};
 
-mod attribute;
-mod compare;
 mod recorder;
 
-pub use attribute::{Origin, attribute};
-pub use compare::{Comparison, Difference, compare};
-pub use recorder::{Corruption, Event, ObservedCall, Recorder, Site};
+pub use recorder::{CallKey, Corruption, Event, ObservedCall, Recorder, Site};
 
 thread_local! {
     static CURRENT: RefCell<Option<Arc<Recorder>>> = const { RefCell::new(None) };

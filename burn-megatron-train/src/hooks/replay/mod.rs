@@ -14,21 +14,23 @@ use super::{RemainingHooks, StepContext, StepDecision, StepHook, StepInput, Step
 use crate::{TrainConfig, TrainError, TrainOutcome, Trainer, Verdict};
 use burn_megatron::checkpoint::state::RunState;
 use burn_megatron::comm::{CommError, ParallelContext, ReduceOp, all_gather_bytes};
-use burn_megatron::fingerprint::{
-    Comparison, Difference, Event, Origin, Recorder, Site, attribute, compare,
-};
+use burn_megatron::fingerprint::{Event, Recorder, Site};
 use burn_megatron::model::LanguageModel;
 use burn_megatron::nn::fp8::Fp8Snapshot;
 use burn_megatron::optim::TooManySkips;
 use burn_megatron_comm_testing::fault_injection::FaultPlan;
 
+mod attribute;
 mod bad_loss;
+mod compare;
 mod cost;
 mod flip;
 mod replicas;
 mod state;
 
+use attribute::{Origin, attribute};
 use bad_loss::BadLoss;
+use compare::{Comparison, Difference, compare};
 pub use cost::{MeanTime, ReplayCost};
 use state::StateFingerprints;
 

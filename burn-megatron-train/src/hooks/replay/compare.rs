@@ -2,13 +2,12 @@
 
 use std::collections::HashMap;
 
+use burn_megatron::fingerprint::{Event, Site};
 use serde::{Deserialize, Serialize};
-
-use super::{Event, Site};
 
 /// Something that two runs computed differently.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Difference {
+pub(super) struct Difference {
     /// The position among what the rank computed.
     pub position: usize,
     /// The computation.
@@ -24,7 +23,7 @@ pub struct Difference {
 
 /// Two runs of a step on one rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Comparison {
+pub(super) enum Comparison {
     /// They are bit-equal.
     Equal,
     /// They had the same results until the second ran other operations than the first.
@@ -39,7 +38,7 @@ pub enum Comparison {
 }
 
 /// Compares two runs of one rank.
-pub fn compare(a: &[Event], b: &[Event]) -> Comparison {
+pub(super) fn compare(a: &[Event], b: &[Event]) -> Comparison {
     let equal = a.iter().zip(b).take_while(|(a, b)| a == b).count();
     let (first, other) = match (a.get(equal), b.get(equal)) {
         (None, None) => return Comparison::Equal,

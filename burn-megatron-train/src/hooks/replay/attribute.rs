@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use super::recorder::CallKey;
-use super::{Difference, Site};
+use super::compare::Difference;
+use burn_megatron::fingerprint::{CallKey, Site};
 
 /// The operation that returned something else for the same inputs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Origin {
+pub(super) struct Origin {
     /// The ranks on which it did; several for a collective.
     pub ranks: Vec<usize>,
     /// The computation.
@@ -23,7 +23,7 @@ pub struct Origin {
 ///
 /// The first difference of a rank has its origin there, unless it is a call that got the same input: if another rank of
 /// the call gave another input, it has its origin on that rank, else it is the call itself.
-pub fn attribute(ranks: &[Vec<Difference>]) -> Vec<Origin> {
+pub(super) fn attribute(ranks: &[Vec<Difference>]) -> Vec<Origin> {
     let mut origins = vec![];
     let mut calls: BTreeMap<&CallKey, Vec<usize>> = BTreeMap::new();
     for (rank, differences) in ranks.iter().enumerate() {
@@ -98,8 +98,9 @@ impl fmt::Display for Origin {
 
 #[cfg(test)]
 mod tests {
+    use super::super::compare::{Comparison, compare};
     use super::*;
-    use crate::fingerprint::{Comparison, Event, compare};
+    use burn_megatron::fingerprint::Event;
 
     fn operation(layer: &str) -> Site {
         Site::Operation {
