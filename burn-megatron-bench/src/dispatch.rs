@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use burn::tensor::{DType, Device, Distribution, Tensor};
-use burn_megatron::comm::testing::SimulatedNetwork;
 use burn_megatron::comm::{ParallelContext, Rank};
 use burn_megatron::mesh::{Axis, AxisSet, Grid, ParallelConfig};
 use burn_megatron::nn::moe::{
@@ -13,6 +12,7 @@ use burn_megatron::nn::moe::{
 };
 use burn_megatron::nn::{Activation, ModelBuilder};
 use burn_megatron_cli::internal::{Error, at_least_one};
+use burn_megatron_comm_testing::SimulatedNetwork;
 use clap::Args;
 
 use crate::args::{StepFlags, above_zero};

@@ -4,10 +4,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use burn_megatron::comm::testing::{Link, Transfer};
 use burn_megatron::comm::{ParallelContext, Rank, ReduceOp, World};
-use burn_megatron::nn::MatmulClock;
 use burn_megatron_cli::internal::{Error, median};
+use burn_megatron_comm_testing::{Link, MatmulClock, Transfer};
 
 use crate::args::StepFlags;
 

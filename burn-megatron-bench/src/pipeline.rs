@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 
 use burn::tensor::{Device, Gradients, Tensor};
 use burn_megatron::comm::Rank;
-use burn_megatron::comm::testing::{Link, SimulatedNetwork};
 use burn_megatron::nn::hook::{Deferred, DeferringSink, GradientSink};
 use burn_megatron::pipeline::engine::{Engine, P2pConfig, Stage, StageOutput};
 use burn_megatron::pipeline::schedule::{
     Schedule, ScheduleConfig, ScheduleKind, StageTimes, generate, simulate,
 };
 use burn_megatron_cli::internal::{Error, at_least_one, median};
+use burn_megatron_comm_testing::{Link, SimulatedNetwork};
 use clap::Args;
 use serde::Serialize;
 

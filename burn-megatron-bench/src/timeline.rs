@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use burn_megatron::comm::testing::Transfer;
 use burn_megatron_cli::internal::Error;
+use burn_megatron_comm_testing::Transfer;
 use serde_json::{Value, json};
 
 use crate::report::write;

@@ -121,7 +121,8 @@ pub trait Element: sealed::Sealed + Copy + Send + Sync + fmt::Debug + 'static {
     fn from_buffer(buffer: Buffer) -> Result<Vec<Self>, BufferError>;
 }
 
-/// Runs `$body` with `$values` bound to the typed contents of a buffer.
+/// Runs `$body` with `$values` bound to the typed contents of a [`Buffer`].
+#[macro_export]
 macro_rules! with_elements {
     ($buffer:expr, $values:ident => $body:expr) => {
         match $buffer {
@@ -135,7 +136,6 @@ macro_rules! with_elements {
         }
     };
 }
-pub(crate) use with_elements;
 
 macro_rules! elements {
     ($($variant:ident: $type:ty),*) => {
@@ -295,7 +295,7 @@ impl Buffer {
     }
 
     /// Sets an element to NaN. Returns false if there is no such element, or if the type has no NaN.
-    pub(crate) fn set_nan(&mut self, at: usize) -> bool {
+    pub fn set_nan(&mut self, at: usize) -> bool {
         fn set<T>(values: &mut [T], at: usize, nan: T) -> bool {
             values.get_mut(at).map(|value| *value = nan).is_some()
         }

@@ -7,7 +7,8 @@ use strum::VariantArray as _;
 
 use crate::buffer::{Buffer, DType};
 use crate::communicator::Group;
-use crate::error::{CommError, list_ranks};
+use crate::error::CommError;
+use burn_megatron_rendezvous::list_ranks;
 
 /// The reduction that a collective applies to the inputs of the ranks.
 ///
@@ -96,6 +97,11 @@ impl Call {
             Call::Receive { .. } => "receive",
             Call::Barrier => "barrier",
         }
+    }
+
+    /// Describes the call on `input` with its type and length; peers as world ranks.
+    pub fn describe(&self, group: &Group, input: &Buffer) -> String {
+        Signature::new(self.clone(), input).describe(group)
     }
 
     /// Local checks: peers are in the group, counts match the input, the type supports the reduction.

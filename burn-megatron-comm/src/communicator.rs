@@ -6,9 +6,10 @@ use std::sync::Arc;
 use crate::buffer::{Buffer, DType, Element};
 use crate::call::{Call, ReduceOp};
 use crate::device::DeviceCommunicator;
-use crate::error::{CommError, list_ranks};
+use crate::error::CommError;
 use crate::pending::Pending;
 use crate::pool::BufferPool;
+use burn_megatron_rendezvous::list_ranks;
 
 /// The ranks of a communicator, and the index of this rank among them.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,7 +60,7 @@ impl Group {
     }
 
     /// The first of `groups` that contains this rank, with its number.
-    pub(crate) fn part(&self, name: &str, groups: &[Vec<usize>]) -> Option<(usize, Group)> {
+    pub fn part(&self, name: &str, groups: &[Vec<usize>]) -> Option<(usize, Group)> {
         let own = self.world_rank();
         groups.iter().enumerate().find_map(|(number, ranks)| {
             let index = ranks.iter().position(|rank| *rank == own)?;

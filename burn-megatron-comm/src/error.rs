@@ -4,8 +4,9 @@ use std::error::Error;
 use std::panic::resume_unwind;
 use std::time::Duration;
 
+use burn_megatron_rendezvous::ranks_verb;
+
 use crate::communicator::Group;
-use crate::rank_runs::{RankRun, RankRuns};
 
 /// Why a call failed. Ranks are world ranks; calls are described with length and type.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -122,29 +123,6 @@ impl CommError {
 /// returns the error.
 pub fn raise(error: CommError) -> ! {
     resume_unwind(Box::new(error))
-}
-
-/// `"rank 3 has"`, `"ranks 0, 1 have"`; long sequences are shortened to `"0-7"`.
-pub(crate) fn ranks_verb(ranks: &[usize], singular: &str, plural: &str) -> String {
-    match ranks {
-        [rank] => format!("rank {rank} {singular}"),
-        _ => format!("ranks {} {plural}", list_ranks(ranks)),
-    }
-}
-
-/// `"0, 1, 4"`; more than 16 ranks are written as ranges, `"0-31, 40"` or `"0-16256 in steps of 128"`.
-pub(crate) fn list_ranks(ranks: &[usize]) -> String {
-    const MAX_LISTED: usize = 16;
-    let texts: Vec<String> = if ranks.len() <= MAX_LISTED {
-        ranks.iter().map(usize::to_string).collect()
-    } else {
-        RankRuns::new(ranks)
-            .runs()
-            .iter()
-            .map(RankRun::to_string)
-            .collect()
-    };
-    texts.join(", ")
 }
 
 /// The message of an error with those of its sources, unless it contains them already.

@@ -4,8 +4,8 @@
 //! the usual collectives and point-to-point messages on a plain [`Buffer`]. Every call returns a
 //! [`Pending`] handle, and every wait has a deadline: mismatched calls, a missing rank and a failed rank
 //! are a [`CommError`] that names the ranks, never a hang. A rank's [`BufferPool`] recycles the memory of
-//! its calls. [`testing`] tests an engine against the contract, makes calls fail on purpose, and makes an
-//! engine as slow as a network.
+//! its calls. The crate `burn-megatron-comm-testing` tests an engine against the contract, makes calls fail on
+//! purpose, and makes an engine as slow as a network.
 //!
 //! The engine of [`World::threads`] needs no set-up: the ranks are threads of one process. It reduces in
 //! a fixed order, so that the same inputs give the same bits. [`World::from_env`] is the world of a
@@ -22,7 +22,6 @@
 //! # Ok::<(), burn_megatron_comm::WorldError>(())
 //! ```
 
-mod auth;
 mod buffer;
 mod bytes;
 mod call;
@@ -31,40 +30,38 @@ mod context;
 mod device;
 mod engines;
 mod error;
-pub mod launch;
 pub mod mesh;
 mod nccl_config;
 mod pending;
 mod pool;
-pub mod probe;
 mod process;
-mod rank_runs;
-mod rendezvous;
 mod report;
 mod subgroups;
-pub mod testing;
 mod world;
 
-pub use auth::{Token, TokenError};
 pub use buffer::{Buffer, BufferError, DType, Element};
+pub use burn_megatron_probe as probe;
+#[doc(hidden)]
+pub use burn_megatron_rendezvous::read_session;
+pub use burn_megatron_rendezvous::{
+    Address, AddressError, Coordinator, FailureKind, Launch, LaunchEnvError, Launcher,
+    RendezvousError, Token, TokenError, launch,
+};
 pub use bytes::{all_gather_bytes, broadcast_bytes, broadcast_when_ready};
 pub use call::{Call, ReduceOp};
 pub use communicator::{Communicator, Group};
 pub use context::{NodeGroups, ParallelContext, ParallelContextError};
 pub use device::{DeviceCommunicator, DevicePending};
+pub use engines::mpi_library_version;
 pub use engines::offline::OfflineCommunicator;
 pub use engines::reduce::sum_parts_in_f32;
 pub use engines::single_rank::SingleRank;
 pub use error::{CommError, raise};
-pub use launch::{Address, AddressError, Launch, LaunchEnvError, Launcher};
 pub use nccl_config::{
     MAX_CTAS, NcclConfig, NcclConfigError, NcclGroup, NcclGroupConfig, RegisteredBuffers,
 };
 pub use pending::Pending;
 pub use pool::{BufferPool, MIN_POOLED_LEN};
-#[doc(hidden)]
-pub use rendezvous::read_session;
-pub use rendezvous::{Coordinator, FailureKind, RendezvousError};
 pub use report::call_log::{CALLS_KEPT, CallRecord};
 pub use subgroups::consecutive_subgroups;
 pub use world::{
@@ -72,5 +69,11 @@ pub use world::{
     WorldError,
 };
 
+// The crate of the conformance suite depends on this one without its tests, which compile the suite once more.
+#[cfg(test)]
+extern crate self as burn_megatron_comm;
+#[cfg(test)]
+#[path = "../../burn-megatron-comm-testing/src/conformance/mod.rs"]
+pub mod conformance;
 #[cfg(test)]
 mod tests;

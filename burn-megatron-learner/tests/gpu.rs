@@ -67,7 +67,8 @@ fn shards_are_stepped_on_the_device() {
 #[cfg(feature = "cuda")]
 #[test]
 fn ranks_reduce_over_nccl() {
-    use burn_megatron::comm::{Engine, testing::join_as_threads};
+    use burn_megatron::comm::Engine;
+    use burn_megatron_comm_testing::join_as_threads;
 
     if std::env::var("NCCL_MULTI_RANK_GPU_ENABLE").is_err() && devices().len() < 2 {
         println!("skipped: one device, and NCCL_MULTI_RANK_GPU_ENABLE=1 is not set");

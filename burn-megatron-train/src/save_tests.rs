@@ -13,11 +13,11 @@ use burn::tensor::{Device, Tensor};
 use super::*;
 use burn_megatron::checkpoint::{Disk, DiskOperation, LoadTolerance, load_weights};
 use burn_megatron::comm::World;
-use burn_megatron::comm::testing::TIMEOUT;
 use burn_megatron::data_parallel::DistributedDataParallel;
 use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::nn::ParallelModule;
 use burn_megatron::optim::{AdamWConfig, ParallelAdamW};
+use burn_megatron_test_support::TIMEOUT;
 use burn_megatron_test_support::TestFolder;
 
 type RankError = Box<dyn std::error::Error + Send + Sync>;

@@ -5,7 +5,6 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use crate::comm::CommError;
-use crate::comm::testing::LinkError;
 
 /// A link between a device and its host, with a bandwidth for each direction.
 ///
@@ -17,15 +16,20 @@ pub struct SimulatedHostLink {
     bytes_per_second: f64,
 }
 
+/// A bandwidth that is not positive, in bytes per second.
+#[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
+#[error("invalid bandwidth {0} bytes/s: expected more than 0 (infinity for no limit)")]
+pub struct BandwidthError(pub f64);
+
 impl SimulatedHostLink {
     /// A link with `latency` for each transfer, and `bytes_per_second` in each direction.
     ///
     /// # Errors
     ///
-    /// [`LinkError::Bandwidth`] for a bandwidth that is not positive.
-    pub fn new(latency: Duration, bytes_per_second: f64) -> Result<Self, LinkError> {
+    /// [`BandwidthError`] for a bandwidth that is not positive.
+    pub fn new(latency: Duration, bytes_per_second: f64) -> Result<Self, BandwidthError> {
         if bytes_per_second.is_nan() || bytes_per_second <= 0.0 {
-            return Err(LinkError::Bandwidth(bytes_per_second));
+            return Err(BandwidthError(bytes_per_second));
         }
         Ok(Self {
             latency,

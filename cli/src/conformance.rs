@@ -2,11 +2,11 @@
 
 use std::process::ExitCode;
 
-use burn_megatron::comm::testing::conformance::{
-    self, ConformanceError, ConformanceOptions, ConformanceReport, MismatchCase, run_mismatch_case,
-};
 use burn_megatron::comm::{Engine, Launch, Rank, World};
 use burn_megatron::device::DeviceKind;
+use burn_megatron_comm_testing::conformance::{
+    self, ConformanceError, ConformanceOptions, ConformanceReport, MismatchCase, run_mismatch_case,
+};
 use clap::Args;
 
 use crate::error::Error;

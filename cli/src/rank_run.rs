@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use burn::tensor::Device;
 use burn_megatron::checkpoint::Checkpoint;
-use burn_megatron::comm::testing::fault_injection::{Fault, FaultPlan as Faults, inject};
 use burn_megatron::comm::{
     Communicator, ParallelContext, Rank, ReduceOp, all_gather_bytes, broadcast_bytes,
     broadcast_when_ready,
@@ -15,6 +14,7 @@ use burn_megatron::data_parallel::{ZeroStage, format_bytes};
 use burn_megatron::device::{DeviceKind, check_results};
 use burn_megatron::kernel_selection::{EpilogueFusion, Operation};
 use burn_megatron::pipeline::trace::TraceEvent;
+use burn_megatron_comm_testing::fault_injection::{Fault, FaultPlan as Faults, inject};
 use burn_megatron_data::Dataset;
 use burn_megatron_data::tokenizer::Tokenizer;
 use burn_megatron_generate::GenerateConfig;

@@ -3,11 +3,12 @@
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{DType, Device, Tensor};
-use burn_megatron::comm::{Engine, ParallelContext, Rank, World, testing::join_as_threads};
+use burn_megatron::comm::{Engine, ParallelContext, Rank, World};
 use burn_megatron::mesh::{ContextExchange, ParallelConfig};
 use burn_megatron::model::ModelConfig;
 use burn_megatron::nn::ModelBuilder;
 use burn_megatron::optim::AdamWConfig;
+use burn_megatron_comm_testing::join_as_threads;
 use burn_megatron_data::{DataError, Sample, Samples};
 use burn_megatron_models::TransformerConfig;
 use burn_megatron_test_support::skipped;

@@ -3,7 +3,6 @@
 
 use burn::backend::{Backend, Dispatch};
 use burn::tensor::{Device, Tensor};
-use burn_megatron::comm::testing::join_as_threads;
 use burn_megatron::comm::{Engine, ParallelContext, Rank, World};
 use burn_megatron::data_parallel::{
     DataParallelConfig, DistributedDataParallel, Precision, ZeroStage,
@@ -11,6 +10,7 @@ use burn_megatron::data_parallel::{
 use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::model::{LanguageModel, ModelConfig, Tokens};
 use burn_megatron::nn::{ModelBuilder, RecomputeConfig, RecomputeGranularity};
+use burn_megatron_comm_testing::join_as_threads;
 use burn_megatron_data::TextData;
 use burn_megatron_models::{Transformer, TransformerConfig};
 use burn_megatron_test_support::skipped;

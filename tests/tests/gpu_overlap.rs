@@ -8,11 +8,12 @@ use std::sync::{Arc, Mutex};
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use burn_megatron::comm::{
     Buffer, Call, CommError, Communicator, DeviceCommunicator, DevicePending, Engine, Group,
-    ParallelContext, Pending, Rank, World, testing::join_as_threads,
+    ParallelContext, Pending, Rank, World,
 };
 use burn_megatron::mesh::{Axis, Grid, ParallelConfig, TpCommOverlap};
 use burn_megatron::model::ModelConfig;
 use burn_megatron::nn::{Activation, ModelBuilder, ParallelMlp, ParallelMlpConfig};
+use burn_megatron_comm_testing::join_as_threads;
 use burn_megatron_models::TransformerConfig;
 use burn_megatron_test_support::skipped;
 use burn_megatron_tests::{Text, gpu, small_llama};

@@ -4,12 +4,12 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use burn::tensor::{DType, Device};
-use burn_megatron::comm::testing::Intercept;
 use burn_megatron::comm::{Communicator, ParallelContext, Pending, Rank, World};
 use burn_megatron::mesh::{Axis, AxisSet, Grid, ParallelConfig};
 use burn_megatron::model::ModelConfig;
 use burn_megatron::nn::ModelBuilder;
 use burn_megatron::nn::moe::DispatcherKind;
+use burn_megatron_comm_testing::Intercept;
 use burn_megatron_data::TextData;
 use burn_megatron_models::{MoeConfig, TransformerConfig};
 use burn_megatron_train::{NoopObserver, TrainConfig, Trainer};

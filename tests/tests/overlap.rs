@@ -9,7 +9,6 @@ use burn::backend::DispatchTensor;
 use burn::module::{Module, ModuleMapper, Param};
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Device, Tensor, TensorData};
-use burn_megatron::comm::testing::{Link, SimulatedNetwork, Transfer, hidden_share};
 use burn_megatron::comm::{ParallelContext, Rank, World};
 use burn_megatron::data_parallel::{DataParallelConfig, DistributedDataParallel, ZeroStage};
 use burn_megatron::kernels::{Function, apply};
@@ -17,6 +16,7 @@ use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::nn::ParallelModule;
 use burn_megatron::nn::hook::with_anchor;
 use burn_megatron::optim::{AdamWConfig, ParallelAdamW};
+use burn_megatron_comm_testing::{Link, SimulatedNetwork, Transfer, hidden_share};
 
 const LAYERS: usize = 12;
 const WIDTH: usize = 64;

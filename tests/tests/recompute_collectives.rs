@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use burn::tensor::Device;
-use burn_megatron::comm::testing::Intercept;
 use burn_megatron::comm::{Call, Communicator, ParallelContext, Rank, World};
 use burn_megatron::mesh::ParallelConfig;
 use burn_megatron::model::ModelConfig;
 use burn_megatron::nn::{ModelBuilder, RecomputeConfig, RecomputeMethod, RecomputeModule};
+use burn_megatron_comm_testing::Intercept;
 use burn_megatron_models::TransformerConfig;
 use burn_megatron_train::{NoopObserver, TrainConfig, Trainer};
 use burn_megatron_verify::ModelSubject;

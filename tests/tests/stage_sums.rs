@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
-use burn_megatron::comm::testing::Intercept;
 use burn_megatron::comm::{ParallelContext, World};
 use burn_megatron::data_parallel::DistributedDataParallel;
 use burn_megatron::mesh::ParallelConfig;
@@ -13,6 +12,7 @@ use burn_megatron::nn::ModelBuilder;
 use burn_megatron::pipeline::engine::{Engine, Stage, StageOutput};
 use burn_megatron::pipeline::schedule::{ScheduleConfig, ScheduleKind, generate};
 use burn_megatron::pipeline::split::LayerSplit;
+use burn_megatron_comm_testing::Intercept;
 use burn_megatron_data::Samples;
 use burn_megatron_models::Transformer;
 use burn_megatron_tests::TransformerSubject;

@@ -12,9 +12,12 @@ use crate::report::Outcome;
 use crate::words::tracked_files;
 
 /// The crates that will be published, lowest first, and their folders.
-pub const CRATES: [(&str, &str); 12] = [
+pub const CRATES: [(&str, &str); 15] = [
     ("burn-megatron-kernels", "burn-megatron-kernels"),
+    ("burn-megatron-probe", "burn-megatron-probe"),
+    ("burn-megatron-rendezvous", "burn-megatron-rendezvous"),
     ("burn-megatron-comm", "burn-megatron-comm"),
+    ("burn-megatron-comm-testing", "burn-megatron-comm-testing"),
     ("burn-megatron", "burn-megatron"),
     ("burn-megatron-plot", "burn-megatron-plot"),
     ("burn-megatron-plan", "burn-megatron-plan"),

@@ -4,12 +4,12 @@
 use std::sync::Arc;
 
 use burn::tensor::{DType, Device};
-use burn_megatron::comm::testing::{Link, SimulatedNetwork, Transfer};
 use burn_megatron::comm::{ParallelContext, Rank, ReduceOp};
 use burn_megatron::mesh::{Axis, ContextExchange, ContextSplit, Grid, ParallelConfig};
 use burn_megatron::model::ModelConfig;
 use burn_megatron::nn::ModelBuilder;
 use burn_megatron_cli::internal::Error;
+use burn_megatron_comm_testing::{Link, SimulatedNetwork, Transfer};
 use burn_megatron_data::Batch;
 use burn_megatron_models::{Transformer, TransformerConfig};
 use burn_megatron_train::{NoopObserver, TrainConfig, Trainer};

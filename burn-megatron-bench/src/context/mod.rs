@@ -8,7 +8,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use burn::tensor::{DType, Device, Tensor};
-use burn_megatron::comm::testing::SimulatedNetwork;
 use burn_megatron::comm::{ParallelContext, Rank};
 use burn_megatron::mesh::{Axis, ContextExchange, Grid, ParallelConfig};
 use burn_megatron::nn::context::SequenceShard;
@@ -16,6 +15,7 @@ use burn_megatron::nn::{
     AttentionContext, ModelBuilder, ParallelAttention, ParallelAttentionConfig,
 };
 use burn_megatron_cli::internal::{Error, at_least_one};
+use burn_megatron_comm_testing::SimulatedNetwork;
 use clap::Args;
 use parking_lot::Mutex;
 

@@ -3,8 +3,8 @@
 use std::time::Instant;
 
 use burn::tensor::{DType, Device, Tensor};
-use burn_megatron::comm::testing::join_as_threads;
 use burn_megatron::comm::{Call, Engine, Rank, ReduceOp, World};
+use burn_megatron_comm_testing::join_as_threads;
 
 use super::HostBenchArgs;
 use burn_megatron_cli::internal::Error;

@@ -3,7 +3,6 @@
 use std::time::Instant;
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
-use burn_megatron::comm::testing::SimulatedNetwork;
 use burn_megatron::comm::{ParallelContext, Rank};
 use burn_megatron::data_parallel::{DataParallelConfig, DistributedDataParallel, ZeroStage};
 use burn_megatron::mesh::ParallelConfig;
@@ -11,6 +10,7 @@ use burn_megatron::model::{LanguageModel, ModelConfig};
 use burn_megatron::nn::ModelBuilder;
 use burn_megatron::optim::{AdamWConfig, ParallelAdamW, global_norm};
 use burn_megatron_cli::internal::Error;
+use burn_megatron_comm_testing::SimulatedNetwork;
 use burn_megatron_models::{Transformer, TransformerConfig};
 
 use super::args::OverlapArgs;

@@ -4,12 +4,12 @@ use std::fmt;
 use std::thread::available_parallelism;
 
 use burn::tensor::{DType, Device};
-use burn_megatron::comm::testing::SimulatedNetwork;
 use burn_megatron::comm::{ParallelContext, Rank};
 use burn_megatron::mesh::{Axis, AxisSet, Grid, ParallelConfig};
 use burn_megatron::model::ModelConfig;
 use burn_megatron::nn::ModelBuilder;
 use burn_megatron_cli::internal::{Error, RandomTokens};
+use burn_megatron_comm_testing::SimulatedNetwork;
 use burn_megatron_models::{MoeConfig, TransformerConfig};
 use burn_megatron_train::{NoopObserver, TrainConfig, Trainer};
 

@@ -3,8 +3,8 @@
 use std::fmt::{self, Display};
 use std::ops::Range;
 
-use burn_megatron::comm::testing::{Transfer, hidden_share};
 use burn_megatron::data_parallel::ZeroStage;
+use burn_megatron_comm_testing::{Transfer, hidden_share};
 use serde::Serialize;
 
 use super::case::OverlapCase;

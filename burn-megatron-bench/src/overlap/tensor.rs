@@ -5,13 +5,13 @@ use std::str::FromStr;
 use std::thread::available_parallelism;
 
 use burn::tensor::{DType, Device, Tensor};
-use burn_megatron::comm::testing::SimulatedNetwork;
 use burn_megatron::comm::{Engine, ParallelContext, Rank};
 use burn_megatron::device::DeviceKind;
 use burn_megatron::mesh::{ParallelConfig, TpCommOverlap};
 use burn_megatron::nn::tp_comm_overlap;
 use burn_megatron::nn::{Activation, ModelBuilder, ParallelMlp, ParallelMlpConfig};
 use burn_megatron_cli::internal::{Error, RankSetup, SettingFlags, set_up};
+use burn_megatron_comm_testing::SimulatedNetwork;
 
 use super::args::OverlapArgs;
 use crate::layers::{COLUMNS, LEGEND, LayersRow, LayersRun};

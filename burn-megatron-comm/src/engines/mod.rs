@@ -14,3 +14,11 @@ pub(crate) mod p2p_collectives;
 pub(crate) mod reduce;
 pub(crate) mod single_rank;
 pub(crate) mod threads;
+
+/// The version of the MPI library that this program was built with; `None` without the feature `mpi`.
+pub fn mpi_library_version() -> Option<String> {
+    #[cfg(feature = "mpi")]
+    return Some(mpi::library_version());
+    #[cfg(not(feature = "mpi"))]
+    None
+}

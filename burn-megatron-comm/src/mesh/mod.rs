@@ -10,11 +10,11 @@
 //! `RankGenerator`.
 //!
 //! ```
-//! use burn_megatron_comm::mesh::{Mesh, ParallelConfig};
+//! use burn_megatron_comm::mesh::{Axis, Grid, Mesh, ParallelConfig};
 //!
 //! let config = ParallelConfig::new().with_tensor(2).with_pipeline(2);
 //! let mesh = Mesh::new(&config, 4)?;
-//! assert_eq!(mesh.next_stage(1), 3);
+//! assert_eq!(mesh.members(Grid::Dense, Axis::Pipeline, 1), [1, 3]);
 //! println!("{mesh}");
 //! # Ok::<(), burn_megatron_comm::mesh::MeshError>(())
 //! ```
@@ -250,41 +250,6 @@ impl Mesh {
     pub fn members(&self, grid: Grid, axes: impl Into<AxisSet>, rank: usize) -> Vec<usize> {
         let groups = self.grid(grid).group_set(axes.into());
         groups.group_of(self.checked(rank))
-    }
-
-    /// The rank with the same coordinates on the next pipeline stage; the first follows the last.
-    #[track_caller]
-    pub fn next_stage(&self, rank: usize) -> usize {
-        let own = self.coordinates(rank);
-        let pipeline = if self.is_last_stage(rank) {
-            0
-        } else {
-            own.pipeline + 1
-        };
-        self.rank_at(Coordinates { pipeline, ..own })
-    }
-
-    /// The rank with the same coordinates on the previous pipeline stage; the last precedes the first.
-    #[track_caller]
-    pub fn previous_stage(&self, rank: usize) -> usize {
-        let own = self.coordinates(rank);
-        let pipeline = own
-            .pipeline
-            .checked_sub(1)
-            .unwrap_or(self.size(Grid::Dense, Axis::Pipeline) - 1);
-        self.rank_at(Coordinates { pipeline, ..own })
-    }
-
-    /// Whether `rank` holds the first stage, which reads the tokens.
-    #[track_caller]
-    pub fn is_first_stage(&self, rank: usize) -> bool {
-        self.coordinates(rank).pipeline == 0
-    }
-
-    /// Whether `rank` holds the last stage, which computes the loss.
-    #[track_caller]
-    pub fn is_last_stage(&self, rank: usize) -> bool {
-        self.coordinates(rank).pipeline + 1 == self.size(Grid::Dense, Axis::Pipeline)
     }
 
     /// The embedding group: the first and the last rank of the pipeline of `rank`, which hold tied embeddings.

@@ -6,11 +6,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
-use super::transport::GroupId;
 use crate::communicator::Group;
-use crate::rendezvous::{CallId, RankStatus, StatusProvider};
-use crate::report::call_log::RankPosition;
 use crate::report::flight_recorder::FlightRecorder;
+use burn_megatron_rendezvous::{CallId, GroupId, RankPosition, RankStatus, StatusProvider};
 
 /// The flight recorder of a rank, and how many calls it has started on each of its groups.
 #[derive(Debug)]
@@ -91,6 +89,7 @@ mod tests {
 
     use super::*;
     use crate::call::{Call, Signature};
+    use crate::process::part_id;
     use crate::report::flight_recorder::Deadlines;
 
     #[test]
@@ -102,7 +101,7 @@ mod tests {
         };
         let tracker = CallTracker::new(FlightRecorder::new(Instant::now(), deadlines));
         let group = Arc::new(Group::new("data", vec![1, 3], 0));
-        let id = GroupId::WORLD.part(2, 1);
+        let id = part_id(GroupId::WORLD, 2, 1);
         let counter = tracker.counter(id, &group);
         let call = |sequence| {
             Some(CallId {

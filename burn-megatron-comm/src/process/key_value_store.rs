@@ -3,6 +3,8 @@
 use std::fmt;
 use std::time::Duration;
 
+use burn_megatron_rendezvous::RendezvousClient;
+
 use crate::error::CommError;
 
 /// Values by key, shared by all ranks of a world. A key is posted once.
@@ -20,6 +22,16 @@ pub(crate) trait KeyValueStore: fmt::Debug + Send + Sync {
     /// # Errors
     /// [`CommError::Engine`] if it was not posted within `timeout`.
     fn read(&self, key: &str, timeout: Duration) -> Result<Vec<u8>, CommError>;
+}
+
+impl KeyValueStore for RendezvousClient {
+    fn post(&self, key: &str, value: &[u8]) -> Result<(), CommError> {
+        Self::post(self, key, value).map_err(|message| CommError::engine("rendezvous", message))
+    }
+
+    fn read(&self, key: &str, timeout: Duration) -> Result<Vec<u8>, CommError> {
+        Self::read(self, key, timeout).map_err(|message| CommError::engine("rendezvous", message))
+    }
 }
 
 #[cfg(test)]

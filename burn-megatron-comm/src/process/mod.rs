@@ -1,7 +1,7 @@
 //! The part that is common to all engines whose ranks are processes.
 //!
 //! A [`ProcessCommunicator`] checks, numbers and records a call and passes it to the engine's [`Transport`];
-//! its wait checks the deadline and the other ranks. The [rendezvous](crate::rendezvous) reports failed
+//! its wait checks the deadline and the other ranks. The [rendezvous](burn_megatron_rendezvous) reports failed
 //! ranks.
 
 #[cfg(any(test, feature = "cuda"))]
@@ -30,9 +30,8 @@ use crate::device::DeviceCommunicator;
 use crate::error::CommError;
 use crate::pending::Pending;
 use crate::pool::BufferPool;
-#[cfg(any(test, feature = "mpi"))]
-pub(crate) use crate::rendezvous::CallId;
 use crate::report::recorded_call::{RecordedCall, start_span};
+use burn_megatron_rendezvous::GroupId;
 pub(crate) use call_tracker::CallTracker;
 #[cfg(any(test, feature = "cuda"))]
 pub(crate) use key_value_store::KeyValueStore;
@@ -47,7 +46,8 @@ use process_call::ProcessCall;
 pub(crate) use result_slot::ResultSlot;
 #[cfg(any(test, feature = "mpi", feature = "cuda"))]
 pub(crate) use transport::Job;
-pub(crate) use transport::{GroupId, Transport};
+use transport::pair_id;
+pub(crate) use transport::{Transport, part_id};
 pub(crate) use world::{ProcessWorld, peer_failed};
 
 /// One rank's communicator of a group whose members are processes.
@@ -119,7 +119,7 @@ impl ProcessCommunicator {
 
     fn next_sent(&self, to: usize) -> u64 {
         let mut messages = self.messages.lock();
-        let pair = self.id.pair(self.group.index(), to);
+        let pair = pair_id(self.id, self.group.index(), to);
         let count = messages
             .sent
             .entry(to)
@@ -210,7 +210,7 @@ impl Communicator for ProcessCommunicator {
         let (number, part) = found.expect("the parts were checked to contain every rank");
         let part = Arc::new(part);
         let in_flight = self.begin(&Arc::new(Signature::split(name, groups)));
-        let id = self.id.part(in_flight.sequence, number);
+        let id = part_id(self.id, in_flight.sequence, number);
         match self.group.size() {
             1 => in_flight.finish_locally(Buffer::empty(DType::U8))?,
             _ => {

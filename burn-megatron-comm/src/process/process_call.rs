@@ -6,13 +6,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::result_slot::ResultSlot;
-use super::transport::{GroupId, Job};
+use super::transport::{Job, pair_id};
 use super::world::ProcessWorld;
 use crate::buffer::Buffer;
 use crate::call::{Call, Operation};
 use crate::error::CommError;
-use crate::rendezvous::CallId;
 use crate::report::recorded_call::RecordedCall;
+use burn_megatron_rendezvous::{CallId, GroupId};
 
 /// The interval at which a waiting rank checks whether the world has failed.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
@@ -100,7 +100,9 @@ impl ProcessCall {
     /// The call that the member `index` must make: the collective, or the send of the message.
     fn call_by(&self, index: usize) -> CallId {
         let group = match self.signature.operation {
-            Operation::Call(Call::Receive { .. }) => self.group_id.pair(index, self.group.index()),
+            Operation::Call(Call::Receive { .. }) => {
+                pair_id(self.group_id, index, self.group.index())
+            }
             _ => self.group_id,
         };
         CallId {

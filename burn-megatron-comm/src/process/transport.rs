@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
+use burn_megatron_rendezvous::GroupId;
 
 use super::on_device::DeviceTransport;
 use super::result_slot::ResultSlot;
@@ -15,24 +15,14 @@ use crate::communicator::Group;
 use crate::error::CommError;
 use crate::pool::BufferPool;
 
-/// The id of a group: equal on all its members, and different from that of every group that shares two ranks
-/// with it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub(crate) struct GroupId(pub u64);
+/// The id of the group `part` of the split that was call `sequence` on a group.
+pub(crate) fn part_id(group: GroupId, sequence: u64, part: usize) -> GroupId {
+    GroupId(digest(1, [group.0, sequence, part as u64]))
+}
 
-impl GroupId {
-    /// The group of all ranks.
-    pub const WORLD: Self = Self(0);
-
-    /// The group `part` of the split that was call `sequence` on this group.
-    pub fn part(self, sequence: u64, part: usize) -> Self {
-        Self(digest(1, [self.0, sequence, part as u64]))
-    }
-
-    /// The messages from one member of this group to another, by their indices.
-    pub fn pair(self, from: usize, to: usize) -> Self {
-        Self(digest(2, [self.0, from as u64, to as u64]))
-    }
+/// The id of the messages from one member of a group to another, by their indices.
+pub(super) fn pair_id(group: GroupId, from: usize, to: usize) -> GroupId {
+    GroupId(digest(2, [group.0, from as u64, to as u64]))
 }
 
 /// A call of this rank on a host buffer or on a tensor, for the transport.
@@ -114,10 +104,10 @@ mod tests {
     #[test]
     fn ids_of_groups_and_pairs_are_unique() {
         let mut seen = vec![GroupId::WORLD];
-        for parent in [GroupId::WORLD, GroupId::WORLD.part(0, 0)] {
+        for parent in [GroupId::WORLD, part_id(GroupId::WORLD, 0, 0)] {
             for sequence in 0..50 {
-                seen.extend((0..50).map(|part| parent.part(sequence, part)));
-                seen.extend((0..50).map(|to| parent.pair(sequence as usize, to)));
+                seen.extend((0..50).map(|part| part_id(parent, sequence, part)));
+                seen.extend((0..50).map(|to| pair_id(parent, sequence as usize, to)));
             }
         }
         let count = seen.len();

@@ -9,8 +9,7 @@ use super::call_tracker::CallTracker;
 use super::device::DeadlineWatcher;
 use super::transport::Transport;
 use crate::error::CommError;
-use crate::rendezvous::{FailureCause, FailureKind, RendezvousClient};
-use crate::report::call_log::FailureReport;
+use burn_megatron_rendezvous::{FailureCause, FailureKind, FailureReport, RendezvousClient};
 
 /// The rank's connections to the others: the transport and the rendezvous.
 #[derive(Debug)]

@@ -8,8 +8,8 @@ use parking_lot::Mutex;
 
 use crate::call::Signature;
 use crate::communicator::Group;
-use crate::error::list_ranks;
-use crate::report::call_log::{CALLS_KEPT, CallRecord, RankPosition};
+use crate::report::call_log::{CALLS_KEPT, CallRecord};
+use burn_megatron_rendezvous::{RankPosition, list_ranks};
 
 /// The time that a rank waits for the others in a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

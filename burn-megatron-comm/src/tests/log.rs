@@ -12,8 +12,8 @@ use insta::assert_snapshot;
 use serde_json::Value;
 
 use super::*;
-use crate::report::call_log::RankPosition;
 use crate::report::flight_recorder::FlightRecorder;
+use burn_megatron_rendezvous::RankPosition;
 
 /// The flight recorders of a world's ranks.
 type Recorders = [OnceLock<Arc<FlightRecorder>>; 5];

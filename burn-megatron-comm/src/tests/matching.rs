@@ -4,7 +4,6 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use super::*;
-use crate::testing::Intercept;
 
 #[test]
 fn split_groups_hold_the_right_ranks() {
@@ -187,28 +186,4 @@ fn a_handle_may_be_waited_on_in_another_thread() {
             .expect("the wait does not panic")
     });
     assert_eq!(results.unwrap()[0], vec![0u8, 1].into());
-}
-
-#[test]
-fn a_wrapper_sees_every_call() {
-    use std::sync::{Arc, Mutex};
-
-    let results = World::threads(2).unwrap().run(|rank| {
-        let calls = Arc::<Mutex<Vec<&str>>>::default();
-        let seen = Arc::clone(&calls);
-        let world = Intercept::over(rank.communicator(), move |inner, call, input| {
-            let (name, seen) = (call.name(), Arc::clone(&seen));
-            let pending = inner.start(call, input)?;
-            Ok(Pending::new(move || {
-                seen.lock().unwrap().push(name);
-                pending.wait()
-            }))
-        });
-        let pair = world.split("pair", &[vec![1, 0]])?;
-        pair.all_reduce(vec![1f32].into(), ReduceOp::Sum)?;
-        world.barrier()?;
-        let calls = calls.lock().unwrap().clone();
-        Ok::<_, CommError>(calls)
-    });
-    assert_eq!(results.unwrap(), vec![vec!["all_reduce", "barrier"]; 2]);
 }

@@ -12,8 +12,8 @@ mod world;
 
 use half::{bf16, f16};
 
-use crate::testing::{TIMEOUT, wait_until};
 use crate::*;
+use burn_megatron_test_support::{TIMEOUT, wait_until};
 
 /// Small integers as a buffer; all types hold them exactly.
 fn buffer(dtype: DType, values: &[i64]) -> Buffer {

@@ -6,10 +6,8 @@ use std::path::PathBuf;
 
 use super::Engine;
 use crate::error::CommError;
-use crate::launch::{LaunchEnvError, Launcher};
 use crate::nccl_config::NcclConfigError;
-use crate::rendezvous::RendezvousError;
-use crate::report::call_log::FailureReport;
+use burn_megatron_rendezvous::{FailureReport, LaunchEnvError, Launcher, RendezvousError};
 
 /// Why a world failed.
 #[derive(Debug, thiserror::Error)]

@@ -14,10 +14,9 @@ use std::time::Duration;
 
 use tracing::{Dispatch, dispatcher};
 
-use crate::launch::Launch;
 use crate::nccl_config::NcclConfig;
-use crate::rendezvous::MIN_HEARTBEAT_TIMEOUT;
 use crate::report::flight_recorder::Deadlines;
+use burn_megatron_rendezvous::{Launch, MIN_HEARTBEAT_TIMEOUT};
 pub use error::{RankPanic, WorldError};
 pub use rank::Rank;
 #[cfg(any(test, feature = "cuda", feature = "mpi"))]

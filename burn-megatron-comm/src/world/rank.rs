@@ -17,8 +17,9 @@ use tracing::{Dispatch, dispatcher};
 use super::RankPanic;
 use crate::communicator::Communicator;
 use crate::error::CommError;
-use crate::report::call_log::{self, CallRecord, FailureReport};
+use crate::report::call_log::{self, CallRecord};
 use crate::report::flight_recorder::FlightRecorder;
+use burn_megatron_rendezvous::FailureReport;
 
 /// The usual stack of a main thread; memory is reserved, not used.
 const STACK_BYTES: usize = 8 << 20;

@@ -12,7 +12,7 @@ use super::error::print_whole;
 use super::rank::CallLogDir;
 use super::threads::rank_failed;
 use crate::engines::threads::WorldState;
-use crate::report::call_log::{RankPosition, describe_some};
+use burn_megatron_rendezvous::{RankPosition, describe_some};
 
 /// A rank has ended.
 pub(super) struct RankEnded {

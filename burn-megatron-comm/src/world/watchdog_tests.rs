@@ -4,8 +4,8 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use super::*;
-use crate::testing::{TIMEOUT, wait_until};
 use crate::{Buffer, CommError, ReduceOp, World};
+use burn_megatron_test_support::{TIMEOUT, wait_until};
 
 const CHILD: &str = "BURN_MEGATRON_TEST_WATCHDOG";
 

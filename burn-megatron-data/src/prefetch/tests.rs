@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::Prefetcher;
 use crate::{DataError, Sample, Samples};
-use burn_megatron::comm::testing::{TIMEOUT, wait_until};
+use burn_megatron_test_support::{TIMEOUT, wait_until};
 
 /// Blocks a reader.
 #[derive(Default)]

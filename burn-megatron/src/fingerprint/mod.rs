@@ -1,11 +1,10 @@
 //! 64-bit fingerprints (xxHash3) of what one run of a step computes: of the inputs and the outputs of each operation of a
-//! module, of its gradients, and of each collective. Two runs from the same state have the same ones; where they differ,
-//! [`attribute`] tells which operation got the same inputs and returned something else.
+//! module, of its gradients, and of each collective. Two runs from the same state have the same ones.
 //!
 //! A [`Recorder`] sees what runs in [`Recorder::watch`] on this thread: functions by
 //! [`CallObserver`](burn_megatron_kernels::function::CallObserver), tensors that are sent by the tensor collectives, gradients
-//! by their buckets. To take a fingerprint, a tensor is read from its device. It also flips the bits that a
-//! [`FaultPlan`](crate::comm::testing::fault_injection::FaultPlan) names.
+//! by their buckets. To take a fingerprint, a tensor is read from its device. A [`Corruption`] of it changes what operations
+//! return, to simulate faults.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -14,16 +13,11 @@ use burn::backend::DispatchTensor;
 use burn::tensor::{Tensor, TensorData};
 use xxhash_rust::xxh3::{Xxh3Default, xxh3_64};
 
-use crate::comm::testing::fault_injection::BitFlip;
 use crate::comm::{Buffer, CommError, raise};
 
-mod attribute;
-mod compare;
 mod recorder;
 
-pub use attribute::{Origin, attribute};
-pub use compare::{Comparison, Difference, compare};
-pub use recorder::{Event, ObservedCall, Recorder, Site};
+pub use recorder::{CallKey, Corruption, Event, ObservedCall, Recorder, Site};
 
 thread_local! {
     static CURRENT: RefCell<Option<Arc<Recorder>>> = const { RefCell::new(None) };
@@ -94,39 +88,10 @@ pub(crate) fn of_buffer(buffer: &Buffer) -> u64 {
     }
 }
 
-/// A copy of a tensor with a bit flipped; the same tensor if it has no elements.
-pub fn flipped<const D: usize>(x: Tensor<D>, flip: BitFlip) -> Tensor<D> {
-    let (device, dtype) = (x.device(), x.dtype());
-    Tensor::from_data(flipped_data(host_data(x), flip), (&device, dtype))
-}
-
-/// The same of a tensor of any rank.
-fn flip_dispatch(tensor: &mut DispatchTensor, flip: BitFlip) {
-    let x = Tensor::<1>::from_dispatch(tensor.clone());
-    let (device, dtype) = (x.device(), x.dtype());
-    let data = flipped_data(host_data(x), flip);
-    macro_rules! of_rank {
-        ($($rank:literal),*) => {
-            match data.rank() {
-                $($rank => Tensor::<$rank>::from_data(data, (&device, dtype)).into_dispatch(),)*
-                rank => unreachable!("no operation has a tensor of {rank} dimensions"),
-            }
-        };
-    }
-    *tensor = of_rank!(1, 2, 3, 4, 5, 6);
-}
-
-fn flipped_data(data: TensorData, flip: BitFlip) -> TensorData {
-    let (bytes, shape, dtype) = data.into_parts();
-    let mut bytes = bytes.to_vec();
-    flip.apply(&mut bytes, dtype.size());
-    TensorData::from_bytes_vec(bytes, shape, dtype)
-}
-
 /// The elements of a tensor.
 ///
 /// Unwinds with [`raise`] if the device cannot be read.
-fn host_data<const D: usize>(x: Tensor<D>) -> TensorData {
+pub fn host_data<const D: usize>(x: Tensor<D>) -> TensorData {
     x.try_into_data().unwrap_or_else(|error| {
         raise(CommError::Engine {
             engine: "fingerprint".into(),

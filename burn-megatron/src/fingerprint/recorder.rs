@@ -10,8 +10,7 @@ use burn_megatron_kernels::function::{CallObserver, observed};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use super::{CURRENT, flip_dispatch, of_tensor, of_tensors};
-use crate::comm::testing::fault_injection::{FaultPlan, FlipTarget};
+use super::{CURRENT, of_tensor, of_tensors};
 use crate::comm::{Call, Group};
 
 /// The computation that is recorded.
@@ -59,12 +58,15 @@ pub struct Event {
     pub outputs: Vec<u64>,
 }
 
-/// Records one run of a step, and flips the bits of a fault plan.
+/// Changes a tensor that an operation returns, to simulate a fault, and describes the fault; `None` for a tensor without one.
+/// The flag tells a gradient from an activation.
+pub type Corruption = dyn Fn(bool, &mut DispatchTensor) -> Option<String> + Send + Sync;
+
+/// Records one run of a step, and injects faults into it.
 pub struct Recorder {
     /// Whether fingerprints are taken.
     records: bool,
-    rank: usize,
-    faults: Option<Arc<FaultPlan>>,
+    corruption: Option<Box<Corruption>>,
     state: Mutex<RecorderState>,
 }
 
@@ -88,12 +90,11 @@ struct RecorderState {
 }
 
 impl Recorder {
-    /// A recorder of a rank, which takes fingerprints or only injects faults.
-    pub fn new(rank: usize, records: bool, faults: Option<Arc<FaultPlan>>) -> Arc<Self> {
+    /// A recorder, which takes fingerprints or only injects faults.
+    pub fn new(records: bool, corruption: Option<Box<Corruption>>) -> Arc<Self> {
         Arc::new(Self {
             records,
-            rank,
-            faults,
+            corruption,
             state: Mutex::default(),
         })
     }
@@ -197,10 +198,10 @@ impl Recorder {
         self.state.lock().events.push(event);
     }
 
-    /// Flips the bit that the plan has for the next tensor.
-    fn flip(&self, target: FlipTarget, function: &str, tensor: &mut DispatchTensor) {
-        let plan = self.faults.as_ref();
-        let Some(flip) = plan.and_then(|plan| plan.next_tensor(self.rank, target)) else {
+    /// Injects the fault of a tensor, if it has one.
+    fn corrupt(&self, is_gradient: bool, function: &str, tensor: &mut DispatchTensor) {
+        let corruption = self.corruption.as_ref();
+        let Some(fault) = corruption.and_then(|corruption| corruption(is_gradient, tensor)) else {
             return;
         };
         // The layer is known where fingerprints are taken.
@@ -208,8 +209,7 @@ impl Recorder {
             "" => String::new(),
             layer => format!(" in or after layer {layer}"),
         };
-        tracing::warn!("{flip} triggers on rank {}: {function}{layer}", self.rank);
-        flip_dispatch(tensor, flip);
+        tracing::warn!("{fault}: {function}{layer}");
     }
 }
 
@@ -229,7 +229,7 @@ impl CallObserver for Recorder {
 
     fn outputs(&self, function: &str, input: u64, outputs: &mut [DispatchTensor]) -> u64 {
         for output in &mut *outputs {
-            self.flip(FlipTarget::Activation, function, output);
+            self.corrupt(false, function, output);
         }
         if !self.records {
             return 0;
@@ -250,7 +250,7 @@ impl CallObserver for Recorder {
         gradients: &mut [Option<DispatchTensor>],
     ) {
         for gradient in gradients.iter_mut().flatten() {
-            self.flip(FlipTarget::Gradient, function, gradient);
+            self.corrupt(true, function, gradient);
         }
         if !self.records {
             return;
@@ -330,7 +330,7 @@ mod tests {
     /// Where two micro-batches overlap, the backward of one runs between two operations of the forward of the other.
     #[test]
     fn operations_after_a_backward_inside_of_a_forward_are_of_the_forward() {
-        let recorder = Recorder::new(0, true, None);
+        let recorder = Recorder::new(true, None);
         let x = || Tensor::<1>::from_floats([1.0, 2.0], &Device::flex()).into_dispatch();
         let forward = |function: &str| {
             let input = recorder.inputs(None, &[&x()]);

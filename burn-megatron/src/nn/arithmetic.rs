@@ -10,7 +10,7 @@ use burn_megatron_kernels::{flat, gemm};
 
 use super::fp8::QuantizedWeight;
 use super::hook::Pass;
-use super::matmul_clock::{product_span, weight_gradient_span};
+use super::product_span::{product_span, weight_gradient_span};
 use super::weight::HookedWeight;
 use crate::collective::PendingTensor;
 

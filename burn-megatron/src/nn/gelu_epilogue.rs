@@ -14,7 +14,7 @@ use super::arithmetic::{SavedTensors, rows};
 use super::hook::Pass;
 use super::linear::LinearOperands;
 use super::linear_function::{LinearFunction, tensor};
-use super::matmul_clock::product_span;
+use super::product_span::product_span;
 
 /// GELU as a product computed it, the input of the next product.
 #[derive(Clone, Debug)]

@@ -63,7 +63,6 @@ mod local_shards;
 mod lookup;
 pub mod lora;
 mod loss;
-mod matmul_clock;
 mod mlp;
 mod model_builder;
 pub mod moe;
@@ -71,6 +70,7 @@ mod norm;
 mod of_all_stages;
 mod parameter_spec;
 mod placement;
+mod product_span;
 mod qk_norm;
 mod real_tokens;
 mod recompute;
@@ -123,7 +123,6 @@ pub use loss::{
     LinearCrossEntropy, LogitsShape, LossFactor, LossTerm, Losses, SummedLosses,
     VocabParallelCrossEntropy,
 };
-pub use matmul_clock::MatmulClock;
 pub use mlp::{ParallelMlp, ParallelMlpConfig};
 pub(crate) use model_builder::placeholder;
 pub use model_builder::{ModelBuilder, ParallelModule};

@@ -9,6 +9,7 @@ use std::thread;
 
 use burn::tensor::DType;
 use burn_megatron::comm::launch::{Launch, Origins, env_var};
+use burn_megatron::comm::mpi_library_version;
 use burn_megatron::comm::probe::{
     self, CudaDriverInfo, CudaToolkit, MpirunProgram, NcclLibrary, SharedLibrary,
 };
@@ -208,7 +209,7 @@ impl Environment {
                     library: probe::nccl().into(),
                 },
                 mpi: Mpi {
-                    library: probe::mpi_library_version(),
+                    library: mpi_library_version(),
                     mpirun: probe::mpirun().into(),
                 },
             },

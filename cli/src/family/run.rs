@@ -6,7 +6,6 @@ use std::sync::Arc;
 use burn::tensor::Device;
 use burn_megatron::checkpoint::{Checkpoint, LoadTolerance, TensorSource, load_weights};
 use burn_megatron::comm::ParallelContext;
-use burn_megatron::comm::testing::fault_injection::FaultPlan;
 use burn_megatron::data_parallel::{
     DataParallelConfig, DistributedDataParallel, MemoryPlan, Precision, ZeroStage,
 };
@@ -16,6 +15,7 @@ use burn_megatron::model::{LanguageModel, ModelConfig};
 use burn_megatron::nn::fp8::Fp8;
 use burn_megatron::nn::{ActivationUsage, ModelBuilder};
 use burn_megatron::pipeline::engine::ActionEvent;
+use burn_megatron_comm_testing::fault_injection::FaultPlan;
 use burn_megatron_data::Dataset;
 use burn_megatron_data::tokenizer::Tokenizer;
 use burn_megatron_generate::{GenerateConfig, GenerationOutput, Generator, Written};

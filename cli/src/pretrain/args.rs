@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use burn_megatron::comm::testing::fault_injection::Fault;
 use burn_megatron::device::DeviceKind;
+use burn_megatron_comm_testing::fault_injection::Fault;
 use clap::Args;
 
 use crate::byte_size::ByteSize;

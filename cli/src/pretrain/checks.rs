@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use burn::tensor::DType;
 use burn_megatron::comm::Engine;
-use burn_megatron::comm::testing::fault_injection::{Fault, FaultKind};
 use burn_megatron::data_parallel::Moments;
 use burn_megatron::device::DeviceKind;
 use burn_megatron::mesh::Mesh;
+use burn_megatron_comm_testing::fault_injection::{Fault, FaultKind};
 
 use super::args::PretrainArgs;
 use crate::error::Error;

@@ -13,8 +13,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use burn::tensor::DType;
-use burn_megatron::comm::testing::fault_injection::FaultPlan as Faults;
 use burn_megatron::device::{DeviceKind, check_results};
+use burn_megatron_comm_testing::fault_injection::FaultPlan as Faults;
 
 use crate::banner::print_run;
 use crate::data;

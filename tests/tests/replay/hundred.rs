@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use burn_megatron::comm::testing::fault_injection::FlipTarget;
+use burn_megatron_comm_testing::fault_injection::FlipTarget;
 use burn_megatron_tests::Text;
 use burn_megatron_train::Verdict;
 

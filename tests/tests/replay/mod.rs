@@ -5,7 +5,6 @@ mod hundred;
 use std::sync::Arc;
 
 use burn::tensor::{DType, Device, Tensor};
-use burn_megatron::comm::testing::fault_injection::{Fault, FaultPlan, FlipTarget, inject};
 use burn_megatron::comm::{ParallelContext, World, WorldError};
 use burn_megatron::data_parallel::Precision;
 use burn_megatron::model::ModelConfig;
@@ -13,6 +12,7 @@ use burn_megatron::nn::ModelBuilder;
 use burn_megatron::nn::fp8::Fp8Config;
 use burn_megatron::nn::moe::ScoreFunction;
 use burn_megatron::optim::SpikeConfig;
+use burn_megatron_comm_testing::fault_injection::{Fault, FaultPlan, FlipTarget, inject};
 use burn_megatron_models::{MoeConfig, TransformerConfig};
 use burn_megatron_tests::{Text, small_llama};
 use burn_megatron_train::metrics::{HeldOutMetrics, StepMetrics, StepTiming};

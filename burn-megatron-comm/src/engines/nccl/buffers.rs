@@ -9,10 +9,11 @@ use parking_lot::Mutex;
 use super::driver::{DeviceDriver, RecordedEvent, Stream};
 use super::library::Addresses;
 use super::plan::NcclPlan;
-use crate::buffer::{Buffer, DType, with_elements};
+use crate::buffer::{Buffer, DType};
 use crate::error::CommError;
 use crate::pool::BufferPool;
 use crate::process::ResultSlot;
+use crate::with_elements;
 
 /// The memory of a tensor's call, from its start until the device has executed it.
 pub(super) struct DeviceBuffers {

@@ -9,7 +9,8 @@ use parking_lot::Mutex;
 use super::driver::{Priority, Stream};
 use super::library::{Comm, Library, Progress};
 use super::registered::{RegisteredAllocations, RegisteredWindow};
-use crate::process::{GroupId, ResultSlot};
+use crate::process::ResultSlot;
+use burn_megatron_rendezvous::GroupId;
 
 /// Identifies a communicator. Members are indices in the group. All ranks sort the keys alike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

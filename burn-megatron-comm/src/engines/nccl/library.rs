@@ -12,7 +12,7 @@ use super::plan::{NcclOp, NcclPlan};
 use super::types::{NcclType, reduction};
 use super::version::Version;
 use crate::nccl_config::NcclGroupConfig;
-use crate::probe::NCCL_NAMES as NAMES;
+use burn_megatron_probe::NCCL_NAMES as NAMES;
 
 /// The command that installs the library.
 const INSTALL_HINT: &str = "`pip install nvidia-nccl-cu13` and LD_LIBRARY_PATH set to the folder of its \

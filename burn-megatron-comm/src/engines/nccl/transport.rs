@@ -33,9 +33,9 @@ use crate::error::CommError;
 use crate::nccl_config::{NcclConfig, NcclGroup};
 use crate::pool::BufferPool;
 use crate::process::{
-    DeviceJob, DeviceTransport, GroupId, InFlightDeviceCall, Job, KeyValueStore, ResultSlot,
-    Transport,
+    DeviceJob, DeviceTransport, InFlightDeviceCall, Job, KeyValueStore, ResultSlot, Transport,
 };
+use burn_megatron_rendezvous::GroupId;
 
 /// The time that the worker has to abort before another thread aborts.
 const WORKER_ABORT_TIMEOUT: Duration = Duration::from_secs(1);

@@ -11,7 +11,8 @@ use super::rounds::{Round, RoundOutcome};
 use crate::call::Signature;
 use crate::communicator::Group;
 use crate::error::CommError;
-use crate::process::{CallId, ResultSlot};
+use crate::process::ResultSlot;
+use burn_megatron_rendezvous::CallId;
 
 /// The state of one member's message in the current round.
 enum PeerProgress {

@@ -2,7 +2,7 @@
 
 use crate::buffer::DType;
 use crate::error::CommError;
-use crate::process::GroupId;
+use burn_megatron_rendezvous::GroupId;
 
 /// The maximum size of a control message. With the header that MPI adds, it fits the 4 KiB that Open MPI sends
 /// eagerly through shared memory.

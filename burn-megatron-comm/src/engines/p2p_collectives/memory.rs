@@ -9,8 +9,9 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::slice;
 
-use crate::buffer::{Buffer, with_elements};
+use crate::buffer::Buffer;
 use crate::pool::PooledBuffer;
+use crate::with_elements;
 
 /// The elements that are sent to one rank. The buffer returns to its pool with the last slice of it.
 #[derive(Debug)]

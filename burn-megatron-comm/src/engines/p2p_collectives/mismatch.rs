@@ -6,7 +6,7 @@ use super::control::{ControlHeader, ControlMessage, MessageKind, PayloadMode};
 use crate::call::{Call, Operation, ReduceOp, Signature, digest, hash_of_groups};
 use crate::communicator::Group;
 use crate::error::CommError;
-use crate::process::GroupId;
+use burn_megatron_rendezvous::GroupId;
 
 /// The maximum length of a call's description in a control message.
 const MAX_DESCRIPTION_BYTES: usize = 1200;

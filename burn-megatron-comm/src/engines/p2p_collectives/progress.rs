@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 use super::p2p::P2pTransport;
 use super::rank::{Activity, RankState, Reply};
 use crate::error::CommError;
-use crate::process::{CallId, Job};
+use crate::process::Job;
 use crate::world::from_panic;
+use burn_megatron_rendezvous::CallId;
 
 /// The time that the thread polls without a sleep. It yields between two polls: without that it is no faster if a core is
 /// free, and half as fast if no core is free.

@@ -14,7 +14,8 @@ use super::rounds::{RoundOutcome, first_round};
 use crate::call::{Call, Operation};
 use crate::error::CommError;
 use crate::pool::{BufferPool, PooledBuffer};
-use crate::process::{CallId, Job, ResultSlot};
+use crate::process::{Job, ResultSlot};
+use burn_megatron_rendezvous::CallId;
 
 /// Identifies a control message that arrived before the local call, by its call and sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -9,7 +9,7 @@ use super::p2p::{MAX_TAGS, P2pTransport, RequestId, Tag};
 use crate::buffer::{Buffer, DType};
 use crate::error::CommError;
 use crate::pool::{BufferPool, PooledBuffer};
-use crate::process::CallId;
+use burn_megatron_rendezvous::CallId;
 
 /// The purpose of a payload in flight.
 pub enum RequestKind {

@@ -13,9 +13,10 @@ use super::p2p::P2pTransport;
 use super::progress::{ProgressCommand, ProgressWorker, refuse, serve};
 use super::rank::RankState;
 use crate::communicator::Group;
-use crate::error::{CommError, ranks_verb};
+use crate::error::CommError;
 use crate::pool::BufferPool;
-use crate::process::{CallId, GroupId, Job, Transport};
+use crate::process::{Job, Transport};
+use burn_megatron_rendezvous::{CallId, GroupId, ranks_verb};
 
 /// The time that a query to the thread waits for its reply.
 const QUERY_TIMEOUT: Duration = Duration::from_secs(1);

@@ -6,8 +6,9 @@
 
 use std::ops::Range;
 
-use crate::buffer::{Buffer, Element, with_elements};
+use crate::buffer::{Buffer, Element};
 use crate::call::ReduceOp;
+use crate::with_elements;
 use tree::{Accumulator, OtherInputs, ReduceElement, chunk_at};
 
 #[cfg(test)]

@@ -10,8 +10,8 @@ use parking_lot::Mutex;
 use super::group_state::GroupState;
 use crate::error::{CommError, with_causes};
 use crate::pool::BufferPool;
-use crate::report::call_log::{FailureReport, RankPosition, describe_ranks};
 use crate::report::flight_recorder::{Deadlines, FlightRecorder};
+use burn_megatron_rendezvous::{FailureReport, RankPosition, describe_ranks};
 
 /// The first failure of a world.
 #[derive(Debug)]

@@ -225,17 +225,10 @@ proptest! {
         }
     }
 
-    /// Who sends to whom: the next stage's previous stage is here, and the ring is the pipeline.
     #[test]
-    fn neighbouring_stages_agree(mesh in meshes()) {
+    fn tied_embeddings_are_on_the_ends_of_a_pipeline(mesh in meshes()) {
         for rank in 0..mesh.world_size() {
-            prop_assert_eq!(mesh.previous_stage(mesh.next_stage(rank)), rank);
-            prop_assert_eq!(mesh.next_stage(mesh.previous_stage(rank)), rank);
             let stages = mesh.members(Grid::Dense, Pipeline, rank);
-            let here = stages.iter().position(|stage| *stage == rank).unwrap();
-            prop_assert_eq!(mesh.next_stage(rank), stages[(here + 1) % stages.len()]);
-            prop_assert_eq!(mesh.is_first_stage(rank), here == 0);
-            prop_assert_eq!(mesh.is_last_stage(rank), here + 1 == stages.len());
             let mut ends = vec![stages[0], stages[stages.len() - 1]];
             ends.dedup();
             prop_assert_eq!(mesh.embedding_group(rank), ends);

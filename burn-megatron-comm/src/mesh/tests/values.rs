@@ -224,8 +224,6 @@ fn a_mesh_fills_its_configuration_in() {
 fn one_rank_is_every_stage() {
     let mesh = Mesh::single();
     assert_eq!(mesh.world_size(), 1);
-    assert!(mesh.is_first_stage(0) && mesh.is_last_stage(0));
-    assert_eq!((mesh.next_stage(0), mesh.previous_stage(0)), (0, 0));
     assert_eq!(mesh.embedding_group(0), [0]);
     for grid in Grid::ALL {
         assert!(grid.axes().iter().all(|axis| mesh.size(grid, axis) == 1));

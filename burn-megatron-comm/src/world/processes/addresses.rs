@@ -8,11 +8,11 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
-use crate::auth::Token;
-use crate::launch::{Address, Launch};
 use crate::process::Transport;
-use crate::rendezvous::{Coordinator, RendezvousError, RendezvousTimeouts, resolve};
 use crate::world::WorldError;
+use burn_megatron_rendezvous::{
+    Address, Coordinator, Launch, RendezvousError, RendezvousTimeouts, Token, resolve,
+};
 
 /// The variable with the addresses of Open MPI's daemon on this machine: those of the interfaces in use.
 const DAEMON: &str = "OMPI_MCA_orte_local_daemon_uri";

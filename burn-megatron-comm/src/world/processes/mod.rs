@@ -20,17 +20,15 @@ use tracing::Dispatch;
 
 use super::rank::{AnyError, CallLogDir, Rank, start_error};
 use super::{Engine, World, WorldError};
-use crate::auth::Token;
 use crate::error::{CommError, with_causes};
-use crate::launch::{Launch, Launcher};
 use crate::nccl_config::NcclConfig;
 use crate::process::{CallTracker, ProcessCommunicator, ProcessWorld, Transport, peer_failed};
-use crate::rendezvous::{
-    Coordinator, JoinRequest, RendezvousClient, RendezvousError, RendezvousTimeouts,
-};
-use crate::report::call_log::{self, FailureReport};
 use crate::report::flight_recorder::FlightRecorder;
 use addresses::{host_rendezvous, rendezvous_addresses, share_rendezvous};
+use burn_megatron_rendezvous::{
+    Coordinator, FailureReport, JoinRequest, Launch, Launcher, RendezvousClient, RendezvousError,
+    RendezvousTimeouts, Token, describe_rank,
+};
 use monitor::FailureMonitor;
 
 /// The time that the host of the rendezvous waits for the other ranks to disconnect.
@@ -215,7 +213,7 @@ impl ProcessRank {
         let own = FailureReport {
             rank: self.rank,
             message: message.clone(),
-            positions: call_log::describe_rank(self.rank, &position),
+            positions: describe_rank(self.rank, &position),
         };
         let client = &self.world.rendezvous;
         let known = match self.world.cause_of(message) {

@@ -5,11 +5,10 @@ use std::time::Duration;
 
 use crate::engines::nccl::{NcclOptions, NcclTransport};
 use crate::error::CommError;
-use crate::launch::Launch;
 use crate::nccl_config::NcclConfig;
-use crate::probe;
 use crate::process::Transport;
-use crate::rendezvous::RendezvousClient;
+use burn_megatron_probe as probe;
+use burn_megatron_rendezvous::{Launch, RendezvousClient};
 
 /// Opens the engine on this rank's device: local ranks use the devices of the machine in turn.
 pub(super) fn open(

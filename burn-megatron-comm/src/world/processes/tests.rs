@@ -1,7 +1,7 @@
 //! Tests without other processes; the rest is tested with real ones.
 
 use super::*;
-use crate::launch::Address;
+use burn_megatron_rendezvous::Address;
 
 fn launch(launcher: Launcher) -> Launch {
     Launch {

@@ -6,13 +6,13 @@ use std::sync::Arc;
 use burn::tensor::Tensor;
 
 use super::Replay;
+use super::flip::flipped;
 use crate::Trainer;
 use crate::hooks::StepContext;
-use burn_megatron::comm::testing::fault_injection::{BitFlip, FaultPlan, FlipTarget};
 use burn_megatron::data_parallel::BucketShard;
-use burn_megatron::fingerprint::flipped;
 use burn_megatron::model::LanguageModel;
 use burn_megatron::optim::OptimizerState;
+use burn_megatron_comm_testing::fault_injection::{BitFlip, FaultPlan, FlipTarget};
 
 impl<M: LanguageModel> Trainer<M> {
     /// Flips the bits that `faults` name. The plan must be that of the communicators, by which it knows the step.

@@ -13,23 +13,26 @@ use std::time::Instant;
 use super::{RemainingHooks, StepContext, StepDecision, StepHook, StepInput, StepRun, StepUpdate};
 use crate::{TrainConfig, TrainError, TrainOutcome};
 use burn_megatron::checkpoint::state::RunState;
-use burn_megatron::comm::testing::fault_injection::FaultPlan;
 use burn_megatron::comm::{CommError, ParallelContext, ReduceOp, all_gather_bytes};
-use burn_megatron::fingerprint::{
-    Comparison, Difference, Event, Origin, Recorder, Site, attribute, compare,
-};
+use burn_megatron::fingerprint::{Event, Recorder, Site};
 use burn_megatron::model::LanguageModel;
 use burn_megatron::nn::fp8::Fp8Snapshot;
 use burn_megatron::optim::TooManySkips;
+use burn_megatron_comm_testing::fault_injection::FaultPlan;
 
+mod attribute;
 mod bad_loss;
+mod compare;
 mod cost;
 mod faults;
+mod flip;
 mod replicas;
 mod state;
 mod verdict;
 
+use attribute::{Origin, attribute};
 use bad_loss::BadLoss;
+use compare::{Comparison, Difference, compare};
 pub use cost::{MeanTime, ReplayCost};
 use state::StateFingerprints;
 pub use verdict::{ReplayError, Verdict};
@@ -165,11 +168,12 @@ impl Replay {
         next: &mut RemainingHooks<'_, M>,
         records: bool,
     ) -> Result<(StepRun, Vec<Event>), TrainError> {
-        let faults = self.faults.clone();
-        if !records && faults.is_none() {
+        if !records && self.faults.is_none() {
             return Ok((next.run(context, input)?, vec![]));
         }
-        let recorder = Recorder::new(context.groups().rank(), records, faults);
+        let faults = self.faults.clone();
+        let corruption = faults.map(|faults| flip::corruption(faults, context.groups().rank()));
+        let recorder = Recorder::new(records, corruption);
         let run = recorder.watch(|| next.run(context, input))?;
         if records {
             recorder.losses(&run.losses.losses);

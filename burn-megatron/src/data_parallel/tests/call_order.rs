@@ -4,7 +4,7 @@ use std::sync::Mutex;
 
 use super::gradient_checks::{Blocks, blocks, run, stage};
 use super::*;
-use crate::comm::testing::Intercept;
+use burn_megatron_comm_testing::Intercept;
 
 /// Records the collectives that are started, and the marks of the test between them.
 #[derive(Clone, Debug, Default)]

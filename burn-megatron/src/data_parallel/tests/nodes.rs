@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::gradient_checks::{ConstantWeights, blocks, run, stage};
 use super::*;
 use crate::collective::to_f64;
-use crate::comm::testing::{Link, SimulatedNetwork, Transfer};
+use burn_megatron_comm_testing::{Link, SimulatedNetwork, Transfer};
 
 /// The gradients of a step in f64, of which each rank gives `factor(rank)`, and what the rank sends.
 fn step(

@@ -13,11 +13,11 @@ use tracing::{Event, Metadata, Subscriber};
 use super::references::{backward, gradient};
 use super::{leaf, over, part, values, wave};
 use crate::collective::{self, Comm};
-use crate::comm::testing::Intercept;
 use crate::comm::{ParallelContext, Pending, World};
 use crate::mesh::{Axis, Grid, ParallelConfig};
 use crate::nn::moe::{MoeMlpConfig, RouterConfig, SharedExpertsConfig};
 use crate::nn::*;
+use burn_megatron_comm_testing::Intercept;
 
 /// The events, in order.
 pub(super) type Journal = Arc<Mutex<Vec<String>>>;

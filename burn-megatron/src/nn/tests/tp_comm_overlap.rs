@@ -8,10 +8,10 @@ use super::case::{Case, TestTensor};
 use super::overlap::{Journal, Spans, second_subscriber, slow};
 use super::references::backward;
 use super::{autodiff, in_layout, leaf, wave};
-use crate::comm::testing::{Link, SimulatedNetwork, Transfer, hidden_share};
 use crate::comm::{CommError, ParallelContext, World};
 use crate::mesh::{ParallelConfig, TpCommOverlap};
 use crate::nn::*;
+use burn_megatron_comm_testing::{Link, MatmulClock, SimulatedNetwork, Transfer, hidden_share};
 
 const BATCH: usize = 2;
 const SEQ: usize = 16;

@@ -9,11 +9,11 @@ use burn::tensor::{Device, Tensor};
 
 use super::collectives::{start_all_gather, start_all_reduce, start_reduce_scatter_coalesced};
 use super::harness::{TIMEOUT, TestRun, TestSetup};
+use crate::conformance::{self, ConformanceOptions};
 use crate::process::{CallTracker, ProcessCommunicator, ProcessWorld, Transport};
-use crate::rendezvous::{Coordinator, JoinRequest, RendezvousClient};
 use crate::report::flight_recorder::{Deadlines, FlightRecorder};
-use crate::testing::conformance::{self, ConformanceOptions};
 use crate::{Communicator, DType, Token};
+use burn_megatron_rendezvous::{Coordinator, JoinRequest, RendezvousClient};
 
 /// Runs `f` on `size` ranks that met at a rendezvous, each with its part of the engine.
 fn over_all<T: Send>(

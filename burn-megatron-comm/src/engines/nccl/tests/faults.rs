@@ -10,8 +10,8 @@ use burn::tensor::{Device, Tensor};
 use super::fake_nccl::{ABORTED, ALIVE};
 use super::harness::{TIMEOUT, TestRun, TestSetup};
 use crate::process::Transport;
-use crate::testing::wait_until;
 use crate::{Communicator, DType, ReduceOp};
+use burn_megatron_test_support::wait_until;
 
 /// `ncclRemoteError`.
 const REMOTE: i32 = 6;

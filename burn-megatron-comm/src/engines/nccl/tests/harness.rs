@@ -25,10 +25,11 @@ use crate::nccl_config::{NcclConfig, NcclGroup, NcclGroupConfig, RegisteredBuffe
 use crate::pending::Pending;
 use crate::pool::BufferPool;
 use crate::process::{
-    DeviceJob, DeviceTransport, GroupId, Job, KeyValueStore, MemoryStore, ResultSlot, Transport,
-    device_type,
+    DeviceJob, DeviceTransport, Job, KeyValueStore, MemoryStore, ResultSlot, Transport,
+    device_type, part_id,
 };
-use crate::testing::wait_until;
+use burn_megatron_rendezvous::GroupId;
+use burn_megatron_test_support::wait_until;
 
 /// How long a test waits for what must happen.
 pub const TIMEOUT: Duration = Duration::from_secs(30);
@@ -245,7 +246,7 @@ impl Communicator for TestComm {
         let number = groups.iter().position(|g| g.contains(&own)).unwrap();
         let index = groups[number].iter().position(|r| *r == own).unwrap();
         let part = Group::new(name, groups[number].clone(), index);
-        let id = self.id.part(sequence, number);
+        let id = part_id(self.id, sequence, number);
         let job = Job {
             group: self.group.clone(),
             group_id: self.id,

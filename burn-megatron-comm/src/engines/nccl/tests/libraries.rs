@@ -13,7 +13,7 @@ use super::super::version::Version;
 use super::fake_nccl::{api, v2_13, v2_16, v2_27};
 use super::harness::{TestRun, TestSetup};
 use crate::nccl_config::{NcclGroup, NcclGroupConfig};
-use crate::probe::cuda_driver;
+use burn_megatron_probe::cuda_driver;
 
 fn names(message: &str, parts: &[&str]) {
     for part in parts {

@@ -14,8 +14,8 @@ use super::harness::{TIMEOUT, TestRun, TestSetup, over};
 use super::random::Rng;
 use crate::nccl_config::{NcclGroup, NcclGroupConfig};
 use crate::process::Transport;
-use crate::testing::wait_until;
 use crate::{Buffer, Call, Communicator, DType, DevicePending, ReduceOp};
+use burn_megatron_test_support::wait_until;
 
 /// A message that nobody receives yet blocks neither the sender nor its collectives.
 #[test]

@@ -8,8 +8,8 @@ use half::{bf16, f16};
 use super::fake_nccl::{v2_17, v2_20, v2_27};
 use super::harness::{TIMEOUT, TestRun, TestSetup, over};
 use crate::process::Transport;
-use crate::testing::wait_until;
 use crate::{Buffer, Call, CommError, Communicator, DType, ReduceOp, World};
+use burn_megatron_test_support::wait_until;
 
 type Comm = Arc<dyn Communicator>;
 

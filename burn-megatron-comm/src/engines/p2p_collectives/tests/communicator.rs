@@ -6,8 +6,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crate::call::{Call, Signature};
-use crate::process::{GroupId, Job, ResultSlot, Transport};
+use crate::process::{Job, ResultSlot, Transport, part_id};
 use crate::{Buffer, BufferPool, CommError, Communicator, DType, Group, Pending};
+use burn_megatron_rendezvous::GroupId;
 
 /// How long a call waits.
 #[derive(Clone, Copy, Debug)]
@@ -158,7 +159,7 @@ impl Communicator for TestCommunicator {
             .expect("the parts hold this rank");
         let part = Arc::new(Group::new(name, groups[number].clone(), index));
         let sequence = self.collectives.fetch_add(1, Ordering::Relaxed);
-        let id = self.id.part(sequence, number);
+        let id = part_id(self.id, sequence, number);
         if self.size() > 1 {
             let signature = Signature::split(name, groups);
             let (job, wait) = self.job(sequence, signature, Buffer::empty(DType::U8));

@@ -6,9 +6,10 @@ use std::sync::mpsc;
 use insta::assert_snapshot;
 
 use super::*;
-use crate::process::GroupId;
-use crate::testing::wait_until;
+use crate::process::part_id;
 use crate::{CommError, ReduceOp};
+use burn_megatron_rendezvous::GroupId;
+use burn_megatron_test_support::wait_until;
 
 const SHORT: Duration = Duration::from_millis(200);
 
@@ -23,7 +24,7 @@ fn missing_ranks_are_named() {
             wait_until("both have failed", || failed.load(Ordering::SeqCst) == 2);
             return None;
         }
-        let id = GroupId::WORLD.part(0, 0);
+        let id = part_id(GroupId::WORLD, 0, 0);
         let group = Arc::new(part.group().clone());
         let part = TestCommunicator::new(this.engine.clone(), group, id, CallTimeout(SHORT));
         let pending = part.start_all_reduce(zeros(3), ReduceOp::Sum).unwrap();

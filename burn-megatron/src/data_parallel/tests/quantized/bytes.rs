@@ -1,7 +1,7 @@
 //! The bytes that are communicated, and the memory.
 
 use super::*;
-use crate::comm::testing::Intercept;
+use burn_megatron_comm_testing::Intercept;
 
 /// The collectives of the optimizer step on the data axis: their names, and the input bytes of a rank.
 fn calls(recipe: Recipe, config: &DataParallelConfig) -> Vec<(&'static str, usize)> {

@@ -3,9 +3,9 @@
 use std::sync::Mutex;
 
 use super::*;
-use crate::comm::testing::Intercept;
 use crate::comm::{Call, Communicator};
 use crate::mesh::{Axis, Grid};
+use burn_megatron_comm_testing::Intercept;
 
 /// The bytes that a rank sends to others, and the calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

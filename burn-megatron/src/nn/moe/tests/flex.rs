@@ -3,10 +3,10 @@
 use std::sync::{Arc, Mutex};
 
 use super::*;
-use crate::comm::testing::Intercept;
 use crate::comm::{Call, Communicator, Pending, Rank};
 use crate::mesh::AxisSet;
 use crate::nn::tests::leaf;
+use burn_megatron_comm_testing::Intercept;
 
 /// Layouts with nodes of so many ranks.
 const NODES: [(Sizes, usize); 6] = [

@@ -1,0 +1,185 @@
+//! Calls in flight: any order of waits, dropped handles, calls started as one; and barriers.
+
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use super::ConformanceError;
+use super::model::{self, MemberCall};
+use super::operations::exchange;
+use super::suite::{CaseContext, CheckResult, StartedCall, describe};
+use burn_megatron_comm::{Buffer, Call, Communicator, DType, MIN_POOLED_LEN, Pending, ReduceOp};
+
+/// Starts one of each collective, with new numbers.
+fn start_each(
+    suite: &mut CaseContext<'_>,
+    comm: &dyn Communicator,
+) -> Result<Vec<StartedCall>, ConformanceError> {
+    let ranks = comm.group().ranks();
+    let size = ranks.len();
+    let calls = [
+        Call::AllReduce(ReduceOp::Sum),
+        Call::AllGather,
+        Call::ReduceScatter(ReduceOp::Max),
+        Call::Broadcast { root: size - 1 },
+    ];
+    let mut started = Vec::new();
+    for call in calls {
+        let data = suite.data();
+        let input = |index: usize| data.whole(DType::F32, ranks[index], 3 * size);
+        started.push(suite.start(comm, |index| (call.clone(), input(index)))?);
+    }
+    let data = suite.data();
+    let count = |from: usize, to: usize| (from + 2 * to) % 4;
+    started.push(suite.start(comm, |index| {
+        exchange(data, DType::I64, ranks, index, count)
+    })?);
+    let barrier = |_| (Call::Barrier, Buffer::empty(DType::U8));
+    started.push(suite.start(comm, barrier)?);
+    Ok(started)
+}
+
+/// Each rank waits in an order of its own.
+pub(super) fn any_order(suite: &mut CaseContext<'_>) -> CheckResult {
+    let world = suite.world;
+    for round in 0..3 {
+        let mut started = start_each(suite, &**world)?;
+        started.extend(start_each(suite, &**world)?);
+        let len = started.len();
+        started.rotate_left((round + 5 * world.rank()) % len);
+        match (world.rank() + round) % 2 {
+            0 => suite.wait_reversed(started)?,
+            _ => started.into_iter().try_for_each(|one| suite.wait(one))?,
+        }
+    }
+    Ok(())
+}
+
+/// A rank that drops a handle still takes part: the others get their results, and later calls are in order.
+pub(super) fn dropped(suite: &mut CaseContext<'_>) -> CheckResult {
+    let world = suite.world;
+    for round in 0..world.size() {
+        let started = start_each(suite, &**world)?;
+        for (number, call) in started.into_iter().enumerate() {
+            if (number + round) % world.size() == world.rank() {
+                drop(call)
+            } else {
+                suite.wait(call)?
+            }
+        }
+        suite.barrier(&**world)?;
+    }
+    let last = start_each(suite, &**world)?;
+    suite.wait_reversed(last)
+}
+
+/// Several collectives that are started as one, among others that are not.
+pub(super) fn started_as_one(suite: &mut CaseContext<'_>) -> CheckResult {
+    let world = suite.world;
+    let (ranks, size) = (world.group().ranks(), world.size());
+    let empty = suite.start_all(&**world, &[])?;
+    suite.wait_reversed(empty)?;
+    for len in [0, 1, 2000] {
+        let before = start_each(suite, &**world)?;
+        let data = [suite.data(), suite.data(), suite.data(), suite.data()];
+        let scatter = |index: usize| -> MemberCall {
+            let input = data[0].whole(DType::F32, ranks[index], size * len);
+            (Call::ReduceScatter(ReduceOp::Sum), input)
+        };
+        let gather = |index: usize| -> MemberCall {
+            let input = data[1].whole(DType::BF16, ranks[index], len);
+            (Call::AllGather, input)
+        };
+        let reduce = |index: usize| -> MemberCall {
+            let input = data[2].whole(DType::I64, ranks[index], len);
+            (Call::AllReduce(ReduceOp::Max), input)
+        };
+        let swap = |index: usize| exchange(data[3], DType::U8, ranks, index, |_, _| len);
+        let calls: [&dyn Fn(usize) -> MemberCall; 5] = [&scatter, &gather, &reduce, &swap, &gather];
+        let started = suite.start_all(&**world, &calls)?;
+        let after = start_each(suite, &**world)?;
+        suite.wait_reversed(after)?;
+        suite.wait_reversed(started)?;
+        suite.wait_reversed(before)?;
+    }
+    Ok(())
+}
+
+/// How late the last rank calls the barrier.
+const LATE: Duration = Duration::from_millis(20);
+
+/// Each rank is late once: it starts to sleep when it has a message from each of the others, sent right before
+/// their barrier. So none of them can leave the barrier before the sleep is over, by its own clock since that
+/// message, however slow any of them is.
+pub(super) fn barrier(suite: &mut CaseContext<'_>) -> CheckResult {
+    let comm = &**suite.world;
+    let hello = || Buffer::from(vec![1u8]);
+    for late in 0..comm.size() {
+        let began = Instant::now();
+        if comm.rank() == late {
+            for peer in (0..comm.size()).filter(|peer| *peer != late) {
+                let heard = suite.receive(comm, peer, hello())?;
+                suite.wait(heard)?;
+            }
+            sleep(LATE);
+            suite.barrier(comm)?;
+            continue;
+        }
+        let said = suite.send(comm, late, hello())?;
+        suite.wait(said)?;
+        suite.barrier(comm)?;
+        let passed = if began.elapsed() < LATE {
+            "before"
+        } else {
+            "after"
+        };
+        let call = format!("barrier over {}", comm.group());
+        let text = |when| format!("through {when} the index {late} came");
+        suite.text(call, text(passed), text("after"))?;
+    }
+    Ok(())
+}
+
+/// Memory that is returned to the pool is reused, and its old contents do not matter.
+pub(super) fn pool(suite: &mut CaseContext<'_>) -> CheckResult {
+    const ROUNDS: u64 = 20;
+    let comm = &**suite.world;
+    let Some(pool) = comm.pool() else {
+        return Ok(());
+    };
+    let (ranks, size) = (comm.group().ranks(), comm.size());
+    let len = (2 * MIN_POOLED_LEN).next_multiple_of(size);
+    let calls = [
+        Call::AllReduce(ReduceOp::Sum),
+        Call::AllGather,
+        Call::ReduceScatter(ReduceOp::Sum),
+        Call::Broadcast { root: size - 1 },
+    ];
+    let before = pool.allocated();
+    for _ in 0..ROUNDS {
+        for call in &calls {
+            let data = suite.data();
+            let part = |rank: &usize| (call.clone(), data.whole(DType::F32, *rank, len));
+            let parts: Vec<MemberCall> = ranks.iter().map(part).collect();
+            let wanted = model::expected(&parts, comm.rank(), suite.options.fixed_order);
+            let text = format!("{} from the pool", describe(comm, call, &parts[0].1));
+            let mut input = pool.take(DType::F32, len);
+            let written = input.write(0, &parts[comm.rank()].1, 0..len);
+            written.map_err(|error| suite.wrong(text.clone(), error.to_string()))?;
+            let found = comm.start(call.clone(), input).and_then(Pending::wait);
+            let found = found.map_err(|error| suite.failed(text.clone(), error))?;
+            suite.compare(text, &wanted, &found)?;
+            pool.give(found);
+        }
+    }
+    // Without reuse there would be two for each call, the input and the result.
+    let made = pool.allocated() - before;
+    let most = ROUNDS * calls.len() as u64 / 2;
+    let fits = if made <= most {
+        "no more than"
+    } else {
+        "more than"
+    };
+    let text = |fits| format!("{fits} {most} allocations in twice as many calls");
+    let call = format!("the pool of the calls over {}", comm.group());
+    suite.text(call, text(fits), text("no more than"))
+}

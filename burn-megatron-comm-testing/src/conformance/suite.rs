@@ -1,0 +1,298 @@
+//! What all cases use: calls whose results are compared with the reference.
+
+use std::sync::Arc;
+
+use super::model::{self, MemberCall};
+use super::values::{Expected, TestData};
+use super::{ConformanceError, ConformanceOptions};
+use burn_megatron_comm::{Buffer, Call, CommError, Communicator, DType, Pending, ReduceOp};
+
+pub(super) type CheckResult = Result<(), ConformanceError>;
+
+/// One case on one rank.
+pub(super) struct CaseContext<'a> {
+    pub world: &'a Arc<dyn Communicator>,
+    pub options: &'a ConformanceOptions,
+    case: &'static str,
+    /// The results that were compared.
+    checks: u64,
+    /// The calls that inputs were generated for.
+    drawn: u64,
+}
+
+/// A started call with its expected result; a send has none.
+pub(super) struct StartedCall {
+    pending: Pending,
+    call: String,
+    expected: Option<Expected>,
+}
+
+impl<'a> CaseContext<'a> {
+    pub fn new(
+        world: &'a Arc<dyn Communicator>,
+        options: &'a ConformanceOptions,
+        case: &'static str,
+    ) -> Self {
+        Self {
+            world,
+            options,
+            case,
+            checks: 0,
+            drawn: 0,
+        }
+    }
+
+    /// The numbers of the next call, the same on every rank that has called this as often.
+    pub fn data(&mut self) -> TestData {
+        self.drawn += 1;
+        let seed = self.options.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ self.drawn;
+        self.data_of(seed)
+    }
+
+    /// The numbers of a seed: so small that even `bf16` holds their sums, up to 255 ranks.
+    pub fn data_of(&self, seed: u64) -> TestData {
+        let most = (255 / self.world.size() as i64).clamp(1, 60);
+        TestData { seed, most }
+    }
+
+    /// The types of the options that are floats.
+    pub fn floats(&self) -> Vec<DType> {
+        let floats = self.options.dtypes.iter().copied();
+        floats.filter(|dtype| dtype.is_float()).collect()
+    }
+
+    /// Starts a collective; `part` is the call of each member, by its index.
+    pub fn start(
+        &mut self,
+        comm: &dyn Communicator,
+        part: impl Fn(usize) -> MemberCall,
+    ) -> Result<StartedCall, ConformanceError> {
+        let (expected, own) = self.expect(comm, part);
+        self.launch(comm, own, Some(expected))
+    }
+
+    fn launch(
+        &self,
+        comm: &dyn Communicator,
+        (call, input): MemberCall,
+        expected: Option<Expected>,
+    ) -> Result<StartedCall, ConformanceError> {
+        let text = describe(comm, &call, &input);
+        match comm.start(call, input) {
+            Ok(pending) => Ok(StartedCall {
+                pending,
+                call: text,
+                expected,
+            }),
+            Err(error) => Err(self.failed(text, error)),
+        }
+    }
+
+    /// The expected result of this rank, and its call.
+    fn expect(
+        &self,
+        comm: &dyn Communicator,
+        part: impl Fn(usize) -> MemberCall,
+    ) -> (Expected, MemberCall) {
+        let mut parts: Vec<MemberCall> = (0..comm.size()).map(part).collect();
+        let expected = model::expected(&parts, comm.rank(), self.options.fixed_order);
+        (expected, parts.swap_remove(comm.rank()))
+    }
+
+    /// Starts several collectives as one, each given by the calls of the members.
+    pub fn start_all(
+        &mut self,
+        comm: &dyn Communicator,
+        calls: &[&dyn Fn(usize) -> MemberCall],
+    ) -> Result<Vec<StartedCall>, ConformanceError> {
+        let prepared = calls.iter().map(|part| self.expect(comm, part));
+        let (expected, parts): (Vec<Expected>, Vec<MemberCall>) = prepared.unzip();
+        let texts: Vec<String> = parts
+            .iter()
+            .map(|(call, input)| describe(comm, call, input))
+            .collect();
+        let all = format!("start_all of {} calls over {}", calls.len(), comm.group());
+        let handles = comm.start_all(parts);
+        let handles = handles.map_err(|error| self.failed(all.clone(), error))?;
+        let number = format!("{} handles", handles.len());
+        self.text(all, number, format!("{} handles", calls.len()))?;
+        let started = handles.into_iter().zip(texts).zip(expected);
+        let to_started = |((pending, call), expected)| StartedCall {
+            pending,
+            call,
+            expected: Some(expected),
+        };
+        Ok(started.map(to_started).collect())
+    }
+
+    /// Waits for a result and compares it.
+    pub fn wait(&mut self, started: StartedCall) -> CheckResult {
+        let StartedCall {
+            pending,
+            call,
+            expected,
+        } = started;
+        match (pending.wait(), expected) {
+            (Err(error), _) => Err(self.failed(call, error)),
+            (Ok(_), None) => Ok(()),
+            (Ok(found), Some(expected)) => self.compare(call, &expected, &found),
+        }
+    }
+
+    /// Compares a result with the expected one.
+    pub fn compare(&mut self, call: String, expected: &Expected, found: &Buffer) -> CheckResult {
+        if let Some(difference) = expected.difference(found) {
+            return Err(self.wrong(call, difference));
+        }
+        self.checks += 1;
+        Ok(())
+    }
+
+    /// Checks that a call was refused as invalid.
+    pub fn refused<T>(&mut self, call: &str, result: Result<T, CommError>) -> CheckResult {
+        match result {
+            Err(CommError::InvalidCall { .. }) => {
+                self.checks += 1;
+                Ok(())
+            }
+            Err(error) => Err(self.failed(call.to_owned(), error)),
+            Ok(_) => {
+                let difference = "it was started, expected an InvalidCall".to_owned();
+                Err(self.wrong(call.to_owned(), difference))
+            }
+        }
+    }
+
+    /// Waits for results, the last first.
+    pub fn wait_reversed(&mut self, started: Vec<StartedCall>) -> CheckResult {
+        started.into_iter().rev().try_for_each(|one| self.wait(one))
+    }
+
+    /// Makes a call; `input` is that of each member, by its world rank.
+    pub fn collective(
+        &mut self,
+        comm: &dyn Communicator,
+        call: &Call,
+        input: impl Fn(usize) -> Buffer,
+    ) -> CheckResult {
+        let ranks = comm.group().ranks();
+        let started = self.start(comm, |index| (call.clone(), input(ranks[index])))?;
+        self.wait(started)
+    }
+
+    /// The same with new whole numbers.
+    pub fn whole(
+        &mut self,
+        comm: &dyn Communicator,
+        call: &Call,
+        dtype: DType,
+        len: usize,
+    ) -> CheckResult {
+        let data = self.data();
+        self.collective(comm, call, |rank| data.whole(dtype, rank, len))
+    }
+
+    /// Starts a send.
+    pub fn send(
+        &mut self,
+        comm: &dyn Communicator,
+        to: usize,
+        input: Buffer,
+    ) -> Result<StartedCall, ConformanceError> {
+        self.launch(comm, (Call::Send { to }, input), None)
+    }
+
+    /// Starts to receive a message; `expected` is its contents.
+    pub fn receive(
+        &mut self,
+        comm: &dyn Communicator,
+        from: usize,
+        expected: Buffer,
+    ) -> Result<StartedCall, ConformanceError> {
+        let (dtype, len) = (expected.dtype(), expected.len());
+        let call = Call::Receive { from, dtype, len };
+        let expected = Expected::exactly(expected);
+        self.launch(comm, (call, Buffer::empty(dtype)), Some(expected))
+    }
+
+    /// The members that this rank may exchange messages with.
+    pub fn peers(&self, comm: &dyn Communicator) -> Vec<usize> {
+        let may = |peer: &usize| self.options.self_messages || *peer != comm.rank();
+        (0..comm.size()).filter(may).collect()
+    }
+
+    /// Waits for every member.
+    pub fn barrier(&mut self, comm: &dyn Communicator) -> CheckResult {
+        comm.barrier()
+            .map_err(|error| self.failed(format!("barrier over {}", comm.group()), error))
+    }
+
+    /// Splits a communicator and checks the group of the part.
+    pub fn split(
+        &mut self,
+        comm: &dyn Communicator,
+        name: &str,
+        groups: &[Vec<usize>],
+    ) -> Result<Arc<dyn Communicator>, ConformanceError> {
+        let text = format!("split {name} of {} into {groups:?}", comm.group());
+        let part = comm.split(name, groups);
+        let part = part.map_err(|error| self.failed(text.clone(), error))?;
+        let place = comm.group().part(name, groups).map(|(_, group)| {
+            let (ranks, index) = (group.ranks(), group.index());
+            format!("{name} {ranks:?} at index {index} of {}", ranks.len())
+        });
+        let group = part.group();
+        let (ranks, index, size) = (group.ranks(), part.rank(), part.size());
+        let found = format!("{} {ranks:?} at index {index} of {size}", group.name());
+        self.text(text, found, place.unwrap_or_default())?;
+        Ok(part)
+    }
+
+    /// Compares two texts.
+    pub fn text(&mut self, call: String, found: String, expected: String) -> CheckResult {
+        if found != expected {
+            return Err(self.wrong(call, format!("found {found}, expected {expected}")));
+        }
+        self.checks += 1;
+        Ok(())
+    }
+
+    pub fn wrong(&self, call: String, difference: String) -> ConformanceError {
+        ConformanceError::Wrong {
+            case: self.case,
+            rank: self.world.group().world_rank(),
+            call,
+            difference,
+        }
+    }
+
+    pub fn failed(&self, call: String, error: CommError) -> ConformanceError {
+        ConformanceError::Failed {
+            case: self.case,
+            rank: self.world.group().world_rank(),
+            call,
+            source: Box::new(error),
+        }
+    }
+
+    /// The end of the case: the sum of the checks of all ranks.
+    pub fn total_checks(&mut self) -> Result<u64, ConformanceError> {
+        let (own, world) = (self.checks, self.world);
+        let input = Buffer::from(vec![own as i64]);
+        let call = describe(&**world, &Call::AllReduce(ReduceOp::Sum), &input);
+        let sum = world.all_reduce(input, ReduceOp::Sum);
+        match sum.map_err(|error| self.failed(call.clone(), error))? {
+            Buffer::I64(sum) if sum.len() == 1 && sum[0] >= own as i64 => Ok(sum[0] as u64),
+            other => {
+                let text = format!("{own} checks of this rank became {other:?} over all ranks");
+                Err(self.wrong(call, text))
+            }
+        }
+    }
+}
+
+/// Describes a call with its type, length and group.
+pub(super) fn describe(comm: &dyn Communicator, call: &Call, input: &Buffer) -> String {
+    let call = call.describe(comm.group(), input);
+    format!("{call} over {}", comm.group())
+}

@@ -1,0 +1,196 @@
+//! A flipped bit, as a faulty device or memory leaves one.
+
+use std::fmt;
+use std::str::FromStr;
+
+use half::{bf16, f16};
+use strum::VariantArray as _;
+
+use burn_megatron_comm::Buffer;
+
+/// Of which tensors a bit is flipped. The calls of a [`Fault`](super::Fault) count the tensors of its kind.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, strum::EnumString, strum::IntoStaticStr, strum::VariantArray,
+)]
+#[strum(serialize_all = "lowercase")]
+pub enum FlipTarget {
+    /// The outputs of a module's operations in the forward.
+    Activation,
+    /// The gradients that an operation returns in the backward.
+    Gradient,
+    /// The weights of a rank, one tensor per parameter, when a step begins.
+    Weight,
+    /// The state of the optimizer of a rank, one tensor per parameter and kind, when a step begins.
+    Optimizer,
+    /// The result of a call of a communicator on one rank; a message that is sent.
+    Collective,
+}
+
+/// `bit-flip:TARGET` or `bit-flip:TARGET:ELEMENT:BIT`: one bit of one element of a tensor has the other value. By default
+/// bit 0, the lowest, of element 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BitFlip {
+    /// Which tensors.
+    pub target: FlipTarget,
+    /// The element, modulo their number.
+    pub element: u64,
+    /// The bit, from the lowest, modulo those of an element.
+    pub bit: u32,
+}
+
+/// The prefix of the text of a flip.
+pub(super) const PREFIX: &str = "bit-flip:";
+
+impl FlipTarget {
+    /// All targets.
+    pub const ALL: [Self; 5] = *Self::VARIANTS.as_array().unwrap();
+
+    /// The name in the text of a fault.
+    pub fn name(self) -> &'static str {
+        self.into()
+    }
+
+    /// Whether the tensors are the state of a rank, which exists when a step begins.
+    pub fn is_state(self) -> bool {
+        matches!(self, Self::Weight | Self::Optimizer)
+    }
+}
+
+impl BitFlip {
+    /// Flips the bit in the bytes of a tensor, whose elements have `size` bytes each; returns false if there are none.
+    pub fn apply(self, bytes: &mut [u8], size: usize) -> bool {
+        let elements = bytes.len() / size.max(1);
+        if elements == 0 {
+            return false;
+        }
+        let element = (self.element % elements as u64) as usize;
+        let bit = self.bit as usize % (8 * size);
+        // As in memory of a little-endian machine.
+        bytes[element * size + bit / 8] ^= 1 << (bit % 8);
+        true
+    }
+
+    /// The same in a buffer.
+    pub(super) fn apply_to(self, buffer: &mut Buffer) -> bool {
+        fn flip<T: Copy, const N: usize>(
+            of: BitFlip,
+            values: &mut [T],
+            to: impl Fn(T) -> [u8; N],
+            from: impl Fn([u8; N]) -> T,
+        ) -> bool {
+            let Some(number) = of.element.checked_rem(values.len() as u64) else {
+                return false;
+            };
+            let value = &mut values[number as usize];
+            let mut bytes = to(*value);
+            let flipped = BitFlip { element: 0, ..of }.apply(&mut bytes, N);
+            *value = from(bytes);
+            flipped
+        }
+        match buffer {
+            Buffer::F64(x) => flip(self, x, f64::to_le_bytes, f64::from_le_bytes),
+            Buffer::F32(x) => flip(self, x, f32::to_le_bytes, f32::from_le_bytes),
+            Buffer::BF16(x) => flip(self, x, bf16::to_le_bytes, bf16::from_le_bytes),
+            Buffer::F16(x) => flip(self, x, f16::to_le_bytes, f16::from_le_bytes),
+            Buffer::I64(x) => flip(self, x, i64::to_le_bytes, i64::from_le_bytes),
+            Buffer::I32(x) => flip(self, x, i32::to_le_bytes, i32::from_le_bytes),
+            Buffer::U8(x) => flip(self, x, u8::to_le_bytes, u8::from_le_bytes),
+        }
+    }
+}
+
+impl fmt::Display for BitFlip {
+    /// As it is parsed.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{PREFIX}{}", self.target.name())?;
+        match (self.element, self.bit) {
+            (0, 0) => Ok(()),
+            (element, bit) => write!(f, ":{element}:{bit}"),
+        }
+    }
+}
+
+impl FromStr for BitFlip {
+    type Err = String;
+
+    /// The error is the reason.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let rest = text.strip_prefix(PREFIX).unwrap_or(text);
+        let parts: Vec<_> = rest.split(':').collect();
+        let (name, place) = match parts[..] {
+            [name] => (name, None),
+            [name, element, bit] => (name, Some((element, bit))),
+            _ => {
+                return Err(format!(
+                    "{text:?} is not {PREFIX}TARGET or {PREFIX}TARGET:ELEMENT:BIT"
+                ));
+            }
+        };
+        let target = name.parse().map_err(|_| {
+            let names = FlipTarget::ALL.map(FlipTarget::name).join(", ");
+            format!("no bit of {name:?} can be flipped: expected {names}")
+        })?;
+        let (element, bit) = place.unwrap_or(("0", "0"));
+        let number = |what: &str, text: &str| format!("{what} is {text:?}, which is not a number");
+        Ok(Self {
+            target,
+            element: element
+                .parse()
+                .map_err(|_| number("the element", element))?,
+            bit: bit.parse().map_err(|_| number("the bit", bit))?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_bit_of_one_element_changes_and_changes_back() {
+        for mut buffer in [
+            Buffer::from(vec![1f64, 2.0, 3.0]),
+            vec![1f32, 2.0, 3.0].into(),
+            vec![1i64, 2, 3].into(),
+            vec![7i32, 8, 9].into(),
+            vec![1u8, 2, 3].into(),
+        ] {
+            let before = buffer.clone();
+            let flip: BitFlip = "bit-flip:collective:4:66".parse().unwrap();
+            assert!(flip.apply_to(&mut buffer));
+            assert_ne!(buffer, before);
+            assert!(flip.apply_to(&mut buffer));
+            assert_eq!(buffer, before);
+        }
+        let flip: BitFlip = "bit-flip:weight".parse().unwrap();
+        assert!(!flip.apply_to(&mut Buffer::from(Vec::<f32>::new())));
+        let mut value = Buffer::from(vec![1f32, 1.0]);
+        let sign: BitFlip = "bit-flip:weight:1:31".parse().unwrap();
+        assert!(sign.apply_to(&mut value));
+        assert_eq!(value, vec![1f32, -1.0].into());
+    }
+
+    #[test]
+    fn texts_are_read_as_they_are_written() {
+        for text in ["bit-flip:gradient", "bit-flip:optimizer:12:3"] {
+            assert_eq!(text.parse::<BitFlip>().unwrap().to_string(), text);
+        }
+        for (text, error) in [
+            (
+                "bit-flip:weights",
+                "no bit of \"weights\" can be flipped: expected activation, gradient, weight, optimizer, collective",
+            ),
+            (
+                "bit-flip:weight:x:1",
+                "the element is \"x\", which is not a number",
+            ),
+            (
+                "bit-flip:weight:1",
+                "\"bit-flip:weight:1\" is not bit-flip:TARGET or",
+            ),
+        ] {
+            let found = text.parse::<BitFlip>().unwrap_err();
+            assert!(found.starts_with(error), "{found}");
+        }
+    }
+}

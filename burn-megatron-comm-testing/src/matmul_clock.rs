@@ -1,0 +1,57 @@
+//! The time of matrix products on the clock of a simulated link.
+
+use std::fmt::Debug;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Metadata, Subscriber};
+
+use super::Link;
+
+/// A subscriber of `tracing` that advances the clock of a [`Link`] by the time of each product that a linear layer of
+/// this thread computes, so that what a layer hides of its transfers can be counted on ranks that have no core each:
+/// see [`Link::with_virtual_clock`].
+#[derive(Debug)]
+pub struct MatmulClock {
+    /// The link of this rank.
+    pub link: Arc<Link>,
+    /// Floating-point operations per second.
+    pub flops_per_second: f64,
+}
+
+/// The operations of a span, if it is that of a product.
+struct Flops(Option<u64>);
+
+impl Visit for Flops {
+    fn record_u64(&mut self, field: &Field, value: u64) {
+        if field.name() == "flops" {
+            self.0 = Some(value);
+        }
+    }
+
+    fn record_debug(&mut self, _: &Field, _: &dyn Debug) {}
+}
+
+impl Subscriber for MatmulClock {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        matches!(metadata.name(), "product" | "weight_gradient")
+    }
+
+    fn new_span(&self, span: &Attributes<'_>) -> Id {
+        let mut flops = Flops(None);
+        span.record(&mut flops);
+        if let Some(flops) = flops.0 {
+            let seconds = flops as f64 / self.flops_per_second;
+            self.link.advance(Duration::from_secs_f64(seconds));
+        }
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+    fn event(&self, _: &Event<'_>) {}
+    fn enter(&self, _: &Id) {}
+    fn exit(&self, _: &Id) {}
+}

@@ -1,0 +1,157 @@
+//! An engine slowed down to the speed of a network, to measure how much of the communication is hidden.
+
+mod link;
+#[cfg(test)]
+mod tests;
+
+use std::mem;
+use std::sync::Arc;
+use std::time::Duration;
+
+use burn_megatron_comm::{Buffer, BufferPool, Call, CommError, Communicator, Group, Pending};
+pub use link::{Link, LinkError, Transfer, hidden_share};
+
+/// A communicator whose calls take the time of a [`Link`]: `start` returns at once, and the wait lasts until the
+/// simulated transfer is done and the wrapped engine has the result.
+///
+/// The bytes are those of the ring algorithms; with `d` ranks and `n` bytes of the whole buffer,
+/// `n(d-1)/d` for an all_gather or a reduce_scatter and twice that for an all_reduce. Calls that are
+/// [started as one](Communicator::start_all) pay the latency once. A group of one has no link.
+///
+/// A message begins to arrive when both its send and its receive were started, after the messages before it; the link
+/// takes in messages while it sends. On a link with a virtual clock, whose ranks have times of their own, it begins when
+/// its receive was started, and what a rank receives takes turns with what it sends.
+///
+/// Over a link [with nodes](Link::with_nodes) the ring of a group on several nodes is as slow as the link between them, and
+/// an all-to-all uses both links at once.
+#[derive(Debug)]
+pub struct SimulatedNetwork {
+    inner: Arc<dyn Communicator>,
+    link: Arc<Link>,
+}
+
+impl SimulatedNetwork {
+    /// `inner` over `link`. The communicators of one rank share its link.
+    pub fn over(inner: Arc<dyn Communicator>, link: &Arc<Link>) -> Arc<dyn Communicator> {
+        Arc::new(Self {
+            inner,
+            link: Arc::clone(link),
+        })
+    }
+}
+
+impl Communicator for SimulatedNetwork {
+    fn group(&self) -> &Group {
+        self.inner.group()
+    }
+
+    fn start(&self, call: Call, input: Buffer) -> Result<Pending, CommError> {
+        Ok(self.start_all(vec![(call, input)])?.remove(0))
+    }
+
+    fn start_all(&self, calls: Vec<(Call, Buffer)>) -> Result<Vec<Pending>, CommError> {
+        if self.size() == 1 {
+            return self.inner.start_all(calls);
+        }
+        let mut latency = self.link.latency();
+        let mut parts = Vec::with_capacity(calls.len());
+        for (call, input) in &calls {
+            call.check(self.group(), input)?;
+            let part = TransferSize::of(call, self.group(), input, self.link.ranks_per_node());
+            let time = mem::take(&mut latency) + self.link.transfer_time(&part)?;
+            parts.push((part, time));
+        }
+        let started = self.inner.start_all(calls)?.into_iter();
+        let started = started.zip(parts);
+        started
+            .map(|(pending, (part, time))| self.over_link(pending, part, time))
+            .collect()
+    }
+
+    fn split(&self, name: &str, groups: &[Vec<usize>]) -> Result<Arc<dyn Communicator>, CommError> {
+        Ok(Self::over(self.inner.split(name, groups)?, &self.link))
+    }
+
+    fn pool(&self) -> Option<&Arc<BufferPool>> {
+        self.inner.pool()
+    }
+
+    fn begin_step(&self, step: u64) {
+        self.inner.begin_step(step);
+    }
+}
+
+impl SimulatedNetwork {
+    /// A call that was started, and takes this time on the link.
+    fn over_link(
+        &self,
+        pending: Pending,
+        part: TransferSize,
+        time: Duration,
+    ) -> Result<Pending, CommError> {
+        if part.arrives && !self.link.has_virtual_clock() {
+            return self.link.arrival(self.group(), part, time, pending);
+        }
+        Ok(self
+            .link
+            .schedule(self.group(), &part, time)
+            .pending(pending))
+    }
+}
+
+/// The bytes that a call sends.
+struct TransferSize {
+    op: &'static str,
+    bytes: u64,
+    /// Whether they are received instead.
+    arrives: bool,
+    /// Those of them that go to another node.
+    between: u64,
+    /// Whether all of them wait for the link between nodes, as in a ring.
+    in_step: bool,
+}
+
+impl TransferSize {
+    /// The bytes that a rank sends with ring algorithms, each to its neighbour (Patarasuk and Yuan 2009,
+    /// doi:10.1016/j.jpdc.2008.09.002); of a receive, those that arrive.
+    fn of(call: &Call, group: &Group, input: &Buffer, ranks_per_node: usize) -> Self {
+        let width = input.dtype().size_of() as u64;
+        let (own, ranks) = (input.len() as u64 * width, group.size() as u64);
+        let node = |index: usize| group.ranks()[index] / ranks_per_node;
+        let is_near = |index: usize| node(index) == node(group.index());
+        let neighbour = (group.index() + 1) % group.size();
+        let bytes = match call {
+            Call::AllReduce(_) => 2 * own * (ranks - 1) / ranks,
+            Call::ReduceScatter(_) => own * (ranks - 1) / ranks,
+            Call::AllGather => own * (ranks - 1),
+            Call::AllToAll { send, .. } => own - send[group.index()] as u64 * width,
+            Call::Broadcast { .. } | Call::Send { .. } => own,
+            Call::Receive { dtype, len, .. } => {
+                (*len as u64).saturating_mul(dtype.size_of() as u64)
+            }
+            Call::Barrier => 0,
+        };
+        let whole_if = |far: bool| if far { bytes } else { 0 };
+        let between = match call {
+            Call::AllToAll { send, .. } => {
+                let far = send
+                    .iter()
+                    .enumerate()
+                    .filter(|(index, _)| !is_near(*index));
+                far.map(|(_, elements)| *elements as u64 * width).sum()
+            }
+            Call::Send { to: peer } | Call::Receive { from: peer, .. } => whole_if(!is_near(*peer)),
+            _ => whole_if(!is_near(neighbour)),
+        };
+        Self {
+            op: call.name(),
+            bytes,
+            arrives: matches!(call, Call::Receive { .. }),
+            between,
+            in_step: !matches!(
+                call,
+                Call::AllToAll { .. } | Call::Send { .. } | Call::Receive { .. }
+            ) && !(0..group.size()).all(is_near),
+        }
+    }
+}

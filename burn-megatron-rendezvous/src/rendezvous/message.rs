@@ -1,0 +1,285 @@
+//! The messages between ranks and coordinator: one JSON value per line.
+
+use std::io::{self, BufRead, Read};
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::auth::{printable_name, printable_text};
+use crate::failure_report::{FailureReport, RankPosition};
+use crate::rank_runs::RankRuns;
+
+/// The longest line that is accepted.
+const MAX_LINE_BYTES: u64 = 16 << 20;
+
+/// A message of a rank, after its [`Hello`]. Serialized names are those of the protocol.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) enum RankMessage {
+    /// It is alive, at this position.
+    #[serde(rename = "Alive")]
+    Heartbeat(RankPosition),
+    /// Store this value for all ranks.
+    Post { key: String, value: Vec<u8> },
+    /// Send this value once a rank has posted it.
+    Read { key: String },
+    /// Which of these ranks, the members of its group, have not joined this call?
+    #[serde(rename = "Where")]
+    FindMissing { call: CallId, ranks: RankRuns },
+    /// Which of these ranks have returned without joining this call?
+    FindReturned { call: CallId, ranks: RankRuns },
+    /// The answer to [`CoordinatorMessage::QueryStatus`].
+    #[serde(rename = "Stands")]
+    Status {
+        question: u64,
+        #[serde(rename = "stand")]
+        status: RankStatus,
+    },
+    /// It has failed at this position.
+    Failed {
+        cause: FailureCause,
+        #[serde(rename = "stood")]
+        position: RankPosition,
+    },
+    /// Its closure has returned; with the number of collectives it made, by group.
+    Returned(Vec<(u64, u64)>),
+}
+
+/// The identity of a rank.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Hello {
+    /// The version of this library.
+    pub version: String,
+    pub rank: usize,
+    pub size: usize,
+    /// The id of the world; 0 if it has none.
+    pub world: u64,
+    /// Its host name, for messages.
+    pub host: String,
+    pub process: u32,
+    /// The remaining time to wait for all ranks to join, in seconds.
+    #[serde(rename = "gather")]
+    pub join_timeout: f64,
+    /// After how many seconds without a heartbeat another process counts as lost.
+    #[serde(rename = "silence")]
+    pub heartbeat_timeout: f64,
+}
+
+/// The id of a group: equal on all its members, and different from that of every group that shares two ranks
+/// with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct GroupId(pub u64);
+
+impl GroupId {
+    /// The group of all ranks.
+    pub const WORLD: Self = Self(0);
+}
+
+/// A collective, by the id of its group and its number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct CallId {
+    /// The group.
+    pub group: GroupId,
+    /// The number of the call in the group, from 0.
+    pub sequence: u64,
+}
+
+/// The position of a rank, and whether it has joined a call.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RankStatus {
+    /// Its position.
+    pub position: RankPosition,
+    /// Whether it has joined the call of the query.
+    #[serde(rename = "came")]
+    pub joined: bool,
+    /// The call that it made under that number.
+    pub call: Option<String>,
+}
+
+/// Why a rank failed, as it reports itself.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FailureCause {
+    /// The kind.
+    pub kind: FailureKind,
+    /// Its error.
+    pub message: String,
+}
+
+/// The kind of a failure, in order of precedence: later kinds may be consequences of earlier ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum FailureKind {
+    /// Its process has exited without reporting an error.
+    #[serde(rename = "Gone")]
+    ProcessExited,
+    /// An error or a panic of its own.
+    #[serde(rename = "Own")]
+    OwnError,
+    /// Its process sends no heartbeats.
+    #[serde(rename = "Silent")]
+    NoHeartbeat,
+    /// The calls of two ranks do not match.
+    #[serde(rename = "Disagreement")]
+    Mismatch,
+    /// Other ranks did not join a call.
+    #[serde(rename = "Waited")]
+    Timeout,
+    /// An error of the transport.
+    Transport,
+}
+
+/// A message of the coordinator.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) enum CoordinatorMessage {
+    /// All ranks have joined.
+    #[serde(rename = "Complete")]
+    AllJoined,
+    /// This rank is refused.
+    Refused(String),
+    /// The coordinator is alive.
+    #[serde(rename = "Alive")]
+    Heartbeat,
+    /// The value requested by [`RankMessage::Read`].
+    Posted { key: String, value: Vec<u8> },
+    /// Asks for a [`RankMessage::Status`].
+    #[serde(rename = "Ask")]
+    QueryStatus { question: u64, call: Option<CallId> },
+    /// The answer to [`RankMessage::FindMissing`].
+    #[serde(rename = "Whereabouts")]
+    MissingRanks { call: CallId, found: MissingRanks },
+    /// The answer to [`RankMessage::FindReturned`].
+    ReturnedBefore { call: CallId, ranks: RankRuns },
+    /// A rank has failed, which ends the world.
+    Failure(FailureReport),
+    /// These ranks have returned since the last such message.
+    Returned(RankRuns),
+    /// All ranks have returned.
+    AllReturned,
+    /// Stop after the current step.
+    Stop,
+}
+
+/// The ranks that have not joined a call, and the calls of those that have.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MissingRanks {
+    /// Members of the group that have not joined, or do not answer.
+    pub absent: RankRuns,
+    /// The calls of those that have joined, with their ranks.
+    pub calls: Vec<(String, RankRuns)>,
+}
+
+impl Hello {
+    /// Parses the hello of a rank; its names are made [printable](printable_name).
+    pub fn read(text: &str) -> Result<Self, serde_json::Error> {
+        parse(text.as_bytes(), printable_name)
+    }
+}
+
+/// The line of a message.
+///
+/// # Panics
+/// Never: the messages have no maps whose keys are not text.
+pub(super) fn line(message: &impl Serialize) -> Vec<u8> {
+    let mut line = serde_json::to_vec(message).expect("a message can be written as JSON");
+    line.push(b'\n');
+    line
+}
+
+/// Reads one line; `None` if the connection is closed. The texts of the message are made [printable](printable_text).
+pub(super) fn read<T: DeserializeOwned>(from: &mut impl BufRead) -> io::Result<Option<T>> {
+    let mut line = Vec::new();
+    from.by_ref()
+        .take(MAX_LINE_BYTES)
+        .read_until(b'\n', &mut line)?;
+    match line.last() {
+        None => Ok(None),
+        Some(b'\n') => Ok(Some(parse(&line, printable_text)?)),
+        // Truncated, or longer than the limit.
+        Some(_) => Err(io::ErrorKind::UnexpectedEof.into()),
+    }
+}
+
+/// Parses JSON, in which all texts are escaped.
+fn parse<T: DeserializeOwned>(json: &[u8], escape: fn(&str) -> String) -> serde_json::Result<T> {
+    let mut value = serde_json::from_slice(json)?;
+    escape_texts(&mut value, escape);
+    serde_json::from_value(value)
+}
+
+fn escape_texts(value: &mut Value, escape: fn(&str) -> String) {
+    match value {
+        Value::String(text) => *text = escape(text),
+        Value::Array(values) => values.iter_mut().for_each(|v| escape_texts(v, escape)),
+        Value::Object(fields) => fields.values_mut().for_each(|v| escape_texts(v, escape)),
+        Value::Null | Value::Bool(_) | Value::Number(_) => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_read_as_they_were_written() {
+        let messages = [
+            RankMessage::Heartbeat(RankPosition::Waiting(
+                "call 3 barrier over world [0]".into(),
+            )),
+            RankMessage::Post {
+                key: "id".into(),
+                value: vec![0, 10, 255],
+            },
+            RankMessage::Returned(vec![(0, 7), (u64::MAX, 1)]),
+        ];
+        let lines: Vec<u8> = messages.iter().flat_map(line).collect();
+        let mut from = lines.as_slice();
+        for message in &messages {
+            assert_eq!(
+                read::<RankMessage>(&mut from).unwrap().as_ref(),
+                Some(message)
+            );
+        }
+        assert_eq!(read::<RankMessage>(&mut from).unwrap(), None);
+    }
+
+    #[test]
+    fn other_text_is_an_error() {
+        for text in ["GET / HTTP/1.1\r\n", "{\"Alive\":\"Nowhere\"", "{}\n"] {
+            assert!(read::<RankMessage>(&mut text.as_bytes()).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn names_in_the_protocol_are_stable() {
+        let json = |message: &RankMessage| serde_json::to_string(message).unwrap();
+        let position = RankPosition::Failed(Box::new(RankPosition::NoCalls));
+        let status = RankStatus {
+            position: RankPosition::NoHeartbeat(3, Box::new(RankPosition::NeverJoined)),
+            joined: true,
+            call: None,
+        };
+        let cause = FailureCause {
+            kind: FailureKind::ProcessExited,
+            message: "x".into(),
+        };
+        assert_eq!(
+            json(&RankMessage::Heartbeat(RankPosition::Waiting("x".into()))),
+            r#"{"Alive":{"At":"x"}}"#
+        );
+        assert_eq!(
+            json(&RankMessage::Status {
+                question: 1,
+                status
+            }),
+            r#"{"Stands":{"question":1,"stand":{"position":{"Silent":[3,"Absent"]},"came":true,"call":null}}}"#
+        );
+        assert_eq!(
+            json(&RankMessage::Failed { cause, position }),
+            r#"{"Failed":{"cause":{"kind":"Gone","message":"x"},"stood":{"Failed":"Nowhere"}}}"#
+        );
+        let report = CoordinatorMessage::Failure(FailureReport::default());
+        assert_eq!(
+            serde_json::to_string(&report).unwrap(),
+            r#"{"Failure":{"rank":0,"message":"","verdict":""}}"#
+        );
+    }
+}

@@ -1,0 +1,68 @@
+//! A rank that has joined the rendezvous, and the checks of a rank that joins.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::message::{CallId, Hello};
+use crate::failure_report::RankPosition;
+
+/// A rank that has joined.
+#[derive(Debug)]
+pub(super) struct RegisteredRank {
+    pub hello: Hello,
+    /// The time of its last message.
+    pub last_message: Duration,
+    pub position: RankPosition,
+    /// Once it has returned, the number of collectives that it made, by group.
+    pub returned: Option<BTreeMap<u64, u64>>,
+    pub disconnected: bool,
+}
+
+impl RegisteredRank {
+    /// Whether it has returned, and before that call.
+    pub fn returned_before(&self, call: CallId) -> Option<bool> {
+        let calls = self.returned.as_ref()?;
+        let made = calls.get(&call.group.0);
+        Some(made.is_none_or(|made| *made <= call.sequence))
+    }
+}
+
+/// Whether a position is final: the rank sends no further one.
+pub(super) fn is_final(position: &RankPosition) -> bool {
+    matches!(
+        position,
+        RankPosition::Failed(_)
+            | RankPosition::Exited(_)
+            | RankPosition::Returned
+            | RankPosition::NoHeartbeat(..)
+    )
+}
+
+/// Why a rank that has the token cannot join a world with these slots.
+pub(super) fn incompatibility(hello: &Hello, slots: &[Option<RegisteredRank>]) -> Option<String> {
+    let Hello { rank, size, .. } = *hello;
+    let (version, world) = (env!("CARGO_PKG_VERSION"), slots.len());
+    if hello.version != version {
+        return Some(format!(
+            "rank {rank} runs version {} of burn-megatron, the rendezvous {version}",
+            hello.version
+        ));
+    }
+    if size != world {
+        return Some(format!(
+            "rank {rank} expects {size} ranks, the rendezvous {world}: set the same WORLD_SIZE on all \
+             ranks"
+        ));
+    }
+    if rank >= world {
+        let last = world - 1;
+        return Some(format!(
+            "invalid rank {rank} of {size}: expected 0 to {last}"
+        ));
+    }
+    let other = &slots[rank].as_ref()?.hello;
+    Some(format!(
+        "two processes are started as rank {rank}: process {} on {} and process {} on {}",
+        other.process, other.host, hello.process, hello.host
+    ))
+}
