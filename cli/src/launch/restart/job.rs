@@ -16,7 +16,6 @@ use crate::error::Error;
 use crate::family::Families;
 use crate::launch::args::LaunchArgs;
 use crate::launch::error::LaunchError;
-use crate::model_folder::base_of;
 use crate::pretrain::args::PretrainArgs;
 use crate::pretrain::resolve::replica;
 use crate::recipe::Recipe;
