@@ -253,7 +253,7 @@ fn adapters_are_loaded_again_where_there_is_no_checkpoint() {
     let trained = stage.0.join("trained");
     let flags = ["--dp", "2", "--load", trained.to_str().unwrap()];
     let whole = stage.losses("whole", &flags);
-    let fails = ["--inject", "error@rank=0,step=2"];
+    let fails = ["--inject", "error@rank=0,step=2,call=1"];
     let ended = stage.run("same", "ended", &[&flags[..], &fails].concat());
     assert!(!ended.status.success(), "{}", text(&ended));
     assert_eq!(stage.losses("ended", &["--resume", "auto"]), whole);

@@ -68,6 +68,25 @@ impl fmt::Display for Purpose {
     }
 }
 
+/// The folders that every contributor has to know, and those within that only some do: the engines of NCCL and MPI, and
+/// the hooks of the trainer.
+const CORE: [&str; 3] = [
+    "burn-megatron-comm/",
+    "burn-megatron/",
+    "burn-megatron-train/",
+];
+const APART: [&str; 4] = [
+    "burn-megatron-comm/src/engines/nccl",
+    "burn-megatron-comm/src/engines/mpi",
+    "burn-megatron-comm/src/engines/p2p_collectives",
+    "burn-megatron-train/src/hooks",
+];
+
+fn is_core(path: &str) -> bool {
+    let is_in = |folders: &[&str]| folders.iter().any(|folder| path.starts_with(folder));
+    is_in(&CORE) && !is_in(&APART)
+}
+
 /// Counts every tracked Rust file, and prints the totals and the longest product files.
 pub fn run(root: &Path, report: &mut Report) {
     report.step("lines", || {
@@ -120,12 +139,13 @@ fn purposes(files: &[CountedFile]) -> Vec<Purpose> {
 
 fn table(files: &[CountedFile]) -> String {
     let mut lines = [0; Purpose::ALL.len()];
-    let mut product = vec![];
+    let (mut product, mut core) = (vec![], 0);
     for (file, purpose) in files.iter().zip(purposes(files)) {
         lines[purpose as usize] += file.code;
         lines[Purpose::Tests as usize] += file.tests;
         if purpose == Purpose::Product {
             product.push(file.all);
+            core += file.code * usize::from(is_core(&file.path));
         }
     }
     product.sort_unstable();
@@ -135,7 +155,9 @@ fn table(files: &[CountedFile]) -> String {
         .collect();
     let (median, longest) = (product.get(product.len() / 2), product.last());
     format!(
-        "{rows}{:<10} {:>8}\nproduct files: {}; median {} and at most {} lines with comments and tests\n",
+        "{rows}{:<10} {:>8}\n\
+         communication, core and trainer without hooks and the engines of NCCL and MPI: {core} of the product\n\
+         product files: {}; median {} and at most {} lines with comments and tests\n",
         "all",
         lines.iter().sum::<usize>(),
         product.len(),
