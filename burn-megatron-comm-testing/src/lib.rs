@@ -1,5 +1,7 @@
-//! Tools that test and slow down communication: the conformance suite that every engine passes, fault injection,
-//! simulated networks, and calls that pass a closure.
+//! The conformance suite that every engine passes, fault injection, and simulated networks.
+//!
+//! [`Intercept`] passes each call of a communicator to a closure, [`join_as_threads`] runs the ranks of processes as
+//! threads, and [`MatmulClock`] lets matrix products take the time of a simulated device.
 
 pub mod conformance;
 pub mod fault_injection;

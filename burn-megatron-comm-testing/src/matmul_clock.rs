@@ -35,6 +35,7 @@ impl Visit for Flops {
 }
 
 impl Subscriber for MatmulClock {
+    /// The spans are those of `burn-megatron/src/nn/product_span.rs`.
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
         matches!(metadata.name(), "product" | "weight_gradient")
     }

@@ -122,6 +122,7 @@ pub trait Element: sealed::Sealed + Copy + Send + Sync + fmt::Debug + 'static {
 }
 
 /// Runs `$body` with `$values` bound to the typed contents of a [`Buffer`].
+#[doc(hidden)]
 #[macro_export]
 macro_rules! with_elements {
     ($buffer:expr, $values:ident => $body:expr) => {

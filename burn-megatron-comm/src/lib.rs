@@ -41,8 +41,6 @@ mod world;
 
 pub use buffer::{Buffer, BufferError, DType, Element};
 pub use burn_megatron_probe as probe;
-#[doc(hidden)]
-pub use burn_megatron_rendezvous::read_session;
 pub use burn_megatron_rendezvous::{
     Address, AddressError, Coordinator, FailureKind, Launch, LaunchEnvError, Launcher,
     RendezvousError, Token, TokenError, launch,
@@ -69,7 +67,8 @@ pub use world::{
     WorldError,
 };
 
-// The crate of the conformance suite depends on this one without its tests, which compile the suite once more.
+// The crate of the conformance suite links this one without its tests. So the tests compile the source of the suite, to run
+// it over engines that only tests have.
 #[cfg(test)]
 extern crate self as burn_megatron_comm;
 #[cfg(test)]

@@ -11,7 +11,7 @@ use serde::Serialize;
 use super::{first_library, number};
 
 /// The file names of NVRTC, in the order in which CubeCL opens them.
-pub const NVRTC_NAMES: [&str; 4] = match cfg!(windows) {
+const NVRTC_NAMES: [&str; 4] = match cfg!(windows) {
     true => [
         "nvrtc.dll",
         "nvrtc64_130_0.dll",
@@ -178,7 +178,7 @@ fn shown_ptx(cuda: (u32, u32)) -> String {
 }
 
 /// The folder of the CUDA headers where CubeCL looks for them, if a CUDA folder is known.
-pub fn cuda_include_folder() -> Option<PathBuf> {
+fn cuda_include_folder() -> Option<PathBuf> {
     let known = || {
         let folders = ["/usr/local/cuda", "/opt/cuda"].map(PathBuf::from);
         let found = folders.into_iter().find(|folder| folder.exists());

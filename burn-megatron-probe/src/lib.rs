@@ -1,4 +1,4 @@
-//! Finds NCCL, MPI, NVIDIA's driver and the compiler of kernels on this machine.
+//! Finds NCCL, MPI, NVIDIA's driver and NVRTC on this machine.
 //!
 //! Needs no feature. Libraries are opened at run time, queried and closed again.
 
@@ -18,10 +18,7 @@ use serde::Serialize;
 
 mod cuda;
 
-pub use cuda::{
-    CudaDriverInfo, CudaProblem, CudaToolkit, NVRTC_NAMES, SharedLibrary, cuda_driver,
-    cuda_include_folder,
-};
+pub use cuda::{CudaDriverInfo, CudaProblem, CudaToolkit, SharedLibrary, cuda_driver};
 
 /// The file names of NCCL's library.
 pub const NCCL_NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];

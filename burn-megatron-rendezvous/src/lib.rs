@@ -1,4 +1,4 @@
-//! How the processes of a world find each other, prove that they belong together, and learn that one has failed.
+//! The rendezvous of the processes of a world: the variables of launchers, authentication, heartbeats, failure reports.
 //!
 //! [`launch`] reads the rank of a process from the environment of its launcher. Rank 0, or the launcher, hosts a
 //! [`Coordinator`], which each rank joins by a [`RendezvousClient`]; a [`Token`] authenticates both. No tensor passes the

@@ -3,7 +3,7 @@
 use burn::tensor::Device;
 
 use super::config::{ConfigError, TrainConfig};
-use super::hooks::cuda_graphs::CudaGraphs;
+use super::hooks::cuda_graphs::{CudaGraphs, check_device};
 use super::hooks::{BatchWarmupError, Hooks};
 use super::micro_batches::{ContextPart, MicroBatchRunner};
 use super::position::RunPosition;
@@ -59,11 +59,12 @@ impl<M: LanguageModel> Trainer<M> {
     ) -> Result<Self, TrainError> {
         check_micro_batches(&pipeline.schedule, config, groups)?;
         if let Some(part) = config.smaller_batches().first() {
-            return Err(TrainError::from(ConfigError::from(BatchWarmupError {
+            return Err(ConfigError::from(BatchWarmupError {
                 part: *part,
                 expected: "none with a schedule of your own, which has one number of micro-batches"
                     .into(),
-            })));
+            })
+            .into());
         }
         Self::wrap(model, groups, device, config, Some(pipeline))
     }
@@ -102,6 +103,9 @@ impl<M: LanguageModel> Trainer<M> {
     ) -> Result<Self, TrainError> {
         let config = &config.in_layout(groups.config())?;
         check(config, groups, &model.module)?;
+        if config.cuda_graph {
+            check_device(groups, device, &model.position)?;
+        }
         let pipelines = match pipeline {
             Some(own) => Pipelines {
                 schedules: vec![own.schedule],

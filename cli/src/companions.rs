@@ -4,11 +4,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use burn_megatron::checkpoint::{Checkpoint, TensorSource};
-use burn_megatron::nn::lora::LoraConfig;
 use burn_megatron_data::tokenizer::{BYTES, Tokenizer};
 use burn_megatron_models::hf::peft::{adapted_model, is_peft_folder};
 use burn_megatron_models::hf::{SpecialTokenIds, companion_files, is_hf_folder, stored_hf_files};
-use serde::Deserialize;
 use serde_json::Value;
 
 use crate::error::Error;
@@ -162,9 +160,9 @@ fn find<'a>(files: &'a [(String, Vec<u8>)], name: &str) -> Option<&'a Vec<u8>> {
 
 /// The model that a recipe loads.
 fn loaded(recipe: &Value) -> Option<PathBuf> {
-    let lora = LoraConfig::deserialize(&recipe["lora"]).ok();
-    let base = lora.and_then(|lora| lora.base().map(PathBuf::from));
-    base.or_else(|| Some(recipe["checkpoint"]["load"].as_str()?.into()))
+    let base = recipe["lora"]["base_model"].as_str();
+    let path = base.or(recipe["checkpoint"]["load"].as_str());
+    path.map(PathBuf::from)
 }
 
 /// Returns the Hugging Face folder of a model, or the checkpoint that has its files. Follows a run to the model that it was

@@ -44,8 +44,8 @@ pub fn check(recipe: &Recipe) -> Result<(), Error> {
     Ok(())
 }
 
-/// Returns the weights from which a run starts, or, if it goes on from a checkpoint, those that it loads before: of the
-/// model of its adapters, because their checkpoints have no frozen weights.
+/// Returns the weights to load. A run without a checkpoint starts from `load`. A run with a checkpoint loads only the base
+/// model of its adapters, because checkpoints of adapters have no frozen weights.
 pub fn initial_weights(recipe: &Recipe, has_checkpoint: bool) -> Option<&Path> {
     let load = recipe.checkpoint.load.as_deref();
     let lora = recipe.lora.as_ref();

@@ -31,8 +31,10 @@ pub struct InitialWeights<'a> {
     recipe: &'a Recipe,
     saving: &'a SavingArgs,
     families: &'a Families,
-    /// Of a run that starts, and of one that goes on from a checkpoint.
-    opened: [OnceLock<Box<dyn TensorSource>>; 2],
+    /// Of a run without a checkpoint.
+    first: OnceLock<Box<dyn TensorSource>>,
+    /// Of a run with a checkpoint.
+    base: OnceLock<Box<dyn TensorSource>>,
 }
 
 impl<'a> InitialWeights<'a> {
@@ -41,7 +43,8 @@ impl<'a> InitialWeights<'a> {
             recipe,
             saving,
             families,
-            opened: [const { OnceLock::new() }; 2],
+            first: OnceLock::new(),
+            base: OnceLock::new(),
         }
     }
 
@@ -55,7 +58,10 @@ impl<'a> InitialWeights<'a> {
         let Some(path) = lora::initial_weights(self.recipe, has_checkpoint) else {
             return Ok(None);
         };
-        let opened = &self.opened[usize::from(has_checkpoint)];
+        let opened = match has_checkpoint {
+            true => &self.base,
+            false => &self.first,
+        };
         if opened.get().is_none() {
             let model = (&self.recipe.model, self.recipe.lora.as_ref());
             // Another rank may have opened them meanwhile.

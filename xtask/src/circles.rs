@@ -14,7 +14,7 @@ use syn::{Attribute, Item, ItemUse, UseTree, VisRestricted, Visibility, parse_qu
 
 use crate::lines::product_files;
 
-/// The most files of a circle.
+/// The maximum number of files in a circle.
 const LARGEST: usize = 6;
 
 /// The path of a module in its crate.
@@ -38,7 +38,7 @@ pub fn run(root: &Path) -> Result<(), String> {
         println!("{folder}: {} files, {LARGEST} allowed", circle.len());
         if circle.len() > LARGEST {
             faults.push(format!(
-                "{folder}: {} files import each other, and {LARGEST} may: {}",
+                "{folder}: {} files import each other; the limit is {LARGEST}: {}",
                 circle.len(),
                 circle.join(", ")
             ));

@@ -10,8 +10,7 @@ use super::message::{
 use super::rank_slot::{RegisteredRank, incompatibility, is_final};
 use super::status_query::{QueryPurpose, StatusQuery};
 use crate::failure_report::{FailureReport, RankPosition};
-use crate::rank_runs::RankRuns;
-use crate::rank_runs::ranks_verb;
+use crate::rank_runs::{RankRuns, ranks_verb};
 
 /// The delay of a failure report, as a cause of higher precedence may follow: a rank whose peer has died can report its
 /// own error before the death of the peer is detected.

@@ -127,7 +127,7 @@ impl BatchPlan {
         }
     }
 
-    /// The rows of whole samples, or of such rows, on this rank. `next` is a step before which there were some samples.
+    /// Returns the rows of the samples `numbers` on this rank. `before` is the number of samples before the step.
     pub(super) fn rows_of(
         &self,
         (step, before): (usize, u64),

@@ -3,8 +3,8 @@
 //!
 //! A [`Recorder`] sees what runs in [`Recorder::watch`] on this thread: functions by
 //! [`CallObserver`](burn_megatron_kernels::function::CallObserver), tensors that are sent by the tensor collectives, gradients
-//! by their buckets. To take a fingerprint, a tensor is read from its device. A [`Corruption`] of it changes what operations
-//! return, to simulate faults.
+//! by their buckets. To take a fingerprint, a tensor is read from its device. A [`Corruption`] changes the tensors that
+//! operations return, to simulate faults.
 
 use std::cell::RefCell;
 use std::sync::Arc;

@@ -132,7 +132,7 @@ fn run_until(
     let tokenizer = data::sample_tokenizer(&recipe)?;
     let sample = data::sample(&recipe, &*data, tokenizer.as_ref())?;
     let weights = InitialWeights::new(&recipe, &args.saving, families);
-    // `--resume auto` starts a run if there is none, and the run folder of one that is resumed may have no checkpoint.
+    // Fails early if the weights cannot be read. Whether a resumed run has a checkpoint is not known yet.
     weights.open(ResumeMode::of(args)? != ResumeMode::Fresh)?;
     let has_first = own_rank.is_none_or(|rank| rank == 0);
     if has_first {

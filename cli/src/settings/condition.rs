@@ -26,9 +26,19 @@ enum Test {
 }
 
 impl Condition {
-    /// Reads a condition of `needs` or `follows`, such as `pipeline > 1`, `zero_stage = 0` or `sequence_parallel`. `or`
-    /// separates alternatives. A name alone in `follows` is a setting that must not change.
-    pub fn new(text: &str, table: &str, is_needed: bool) -> Self {
+    /// Reads a condition of `needs`.
+    pub fn needed(text: &str, table: &str) -> Self {
+        Self::new(text, table, true)
+    }
+
+    /// Reads a condition of `follows`.
+    pub fn followed(text: &str, table: &str) -> Self {
+        Self::new(text, table, false)
+    }
+
+    /// Reads a condition such as `pipeline > 1`, `zero_stage = 0` or `sequence_parallel`. `or` separates alternatives. A name
+    /// alone in `follows` is a setting that must not change.
+    fn new(text: &str, table: &str, is_needed: bool) -> Self {
         let any = text.split(" or ").map(|text| {
             let words: Vec<_> = text.split_whitespace().collect();
             let (name, test) = match words[..] {

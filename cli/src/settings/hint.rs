@@ -90,7 +90,7 @@ impl Settings {
         };
         add("resume", resume.into());
         if setting.is_experimental {
-            add("state", "experimental: no GPU has run it".into());
+            add("state", "experimental: not tested on a GPU".into());
         }
         text
     }

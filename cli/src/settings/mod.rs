@@ -10,7 +10,7 @@
 //! | `resume` | whether a resumed run may change the setting: `"may_differ"`, `"order_of_sums"` (only if the run is not deterministic); by default it may if the user allows it, `"never"`: it may not |
 //! | `needs` | the condition under which the setting has a meaning, such as `"pipeline > 1"` or `"data > 1 or context > 1"` |
 //! | `follows` | a setting whose change on the command line drops this one, or the condition that keeps it |
-//! | `experimental` | `true` for a setting that no GPU has run: `--help` does not list its flag |
+//! | `experimental` | `true` for a setting that was not tested on a GPU: `--help` does not list its flag |
 //! | `value` | the name of the value in the help; the value of `"BYTES"` is a size, such as `2GiB` |
 //!
 //! A flag that breaks the condition of `needs` or `follows` drops the setting that the recipe has.

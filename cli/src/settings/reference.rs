@@ -73,7 +73,7 @@ impl Settings {
             let _ = write!(entry, " Requires `{condition}`.");
         }
         if setting.is_experimental {
-            entry.push_str(" *Experimental: no GPU has run it.*");
+            entry.push_str(" *Experimental: not tested on a GPU.*");
         }
         entry.push_str(match self.resume_rule(&setting.path) {
             ResumeRule::Fixed => "",

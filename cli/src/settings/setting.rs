@@ -40,7 +40,7 @@ pub struct Setting {
     pub resume: Option<ResumeRule>,
     /// The conditions that keep the setting.
     pub conditions: Vec<Condition>,
-    /// Whether no GPU has run it yet: the flag works, and `--help` does not list it.
+    /// Whether it was not tested on a GPU yet: the flag works, and `--help` does not list it.
     pub is_experimental: bool,
     /// The name of the value in the help.
     pub value_name: Option<String>,
@@ -215,8 +215,8 @@ impl Setting {
         self.is_experimental |= schema.get("experimental") == Some(&Json::Bool(true));
         let table = self.table().to_string();
         let conditions = [
-            text("needs").map(|text| Condition::new(text, &table, true)),
-            text("follows").map(|text| Condition::new(text, &table, false)),
+            text("needs").map(|text| Condition::needed(text, &table)),
+            text("follows").map(|text| Condition::followed(text, &table)),
         ];
         self.conditions.extend(conditions.into_iter().flatten());
     }

@@ -86,7 +86,7 @@ trait Family {
 type Conditions = Vec<(&'static str, bool)>;
 
 impl ModelFamily {
-    /// Returns the `model_type`, the class of `transformers` and the functions.
+    /// Returns the `model_type`, the class of `transformers` and the implementation.
     fn entry(self) -> (&'static str, &'static str, &'static dyn Family) {
         use plain::{LLAMA, MISTRAL, MIXTRAL, OLMOE, QWEN2, QWEN3, QWEN3_MOE};
         match self {

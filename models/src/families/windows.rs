@@ -109,7 +109,7 @@ pub(super) fn layer_types(
     }
 }
 
-/// Returns the windows by `layer_types`. Without this key every layer has the window, except one of `step` layers.
+/// Returns the windows by `layer_types`. Without this key every layer has the window, except every `step`-th.
 pub(super) fn by_step(
     keys: &mut ConfigKeys,
     layers: usize,

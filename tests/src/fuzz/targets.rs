@@ -4,7 +4,6 @@ use burn_megatron::checkpoint::{
     CheckpointMetadata, Checksum, ElementType, FileEntry, Manifest, ObjectEntry, ShardEntry,
     TensorEntry, TensorSlice, parse_header,
 };
-use burn_megatron::comm::read_session;
 use burn_megatron::pipeline::schedule::{
     Schedule, ScheduleConfig, ScheduleKind, generate, validate,
 };
@@ -12,6 +11,7 @@ use burn_megatron_cli::check_recipe;
 use burn_megatron_data::indexed::IndexHeader;
 use burn_megatron_data::tokenizer::{TokenFileInfo, Tokenizer};
 use burn_megatron_models::hf::{HfConfig, ModelFamily, ShardIndex};
+use burn_megatron_rendezvous::read_session;
 use burn_megatron_verify::Layout;
 use serde_json::json;
 

@@ -256,7 +256,7 @@ def tests(run):
     if not binaries:
         raise NotRun("this kit has no test binaries")
     # All of them run before the first failure ends the step.
-    failures, env = [], {**run.kit.libraries.environment(), "BURN_MEGATRON_TEST_CUDA": "1"}
+    failures, env = [], {**run.kit.libraries.environment(), "BURN_MEGATRON_TEST_CUDA": "1", "INSTA_UPDATE": "no"}
     for binary in binaries:
         try:
             run.command([binary, "--test-threads", "1"], env)

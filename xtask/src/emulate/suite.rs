@@ -170,7 +170,9 @@ impl SuiteRunner<'_> {
         let found = self.built.iter().find(|tests| tests.name == name);
         let found = found.ok_or_else(|| format!("cargo built no test binary of {name}"))?;
         let mut command = self.tools.command(found.file());
-        command.current_dir(found.folder());
+        command
+            .current_dir(found.folder())
+            .env("INSTA_UPDATE", "no");
         Ok(command)
     }
 }

@@ -91,7 +91,7 @@ pub(super) fn check_model<M: LanguageModel>(
 }
 
 /// Checks the device and the ranks, and what the device would repeat.
-pub(super) fn check_device(
+pub(crate) fn check_device(
     groups: &ParallelContext,
     device: &Device,
     position: &DropoutPosition,

@@ -34,7 +34,7 @@ pub(super) const NAME: &str = "cuda_graphs";
 mod check;
 mod stats;
 
-pub(crate) use check::check;
+pub(crate) use check::{check, check_device};
 pub use stats::CudaGraphStats;
 
 /// The micro-batches of a shape that run without a graph, the last one of which is captured.
@@ -79,7 +79,7 @@ impl<M: LanguageModel> StepHook<M> for CudaGraphs {
         check::check(context.config, ddp.groups().config())?;
         check::check_model(ddp)?;
         if !self.on_host {
-            check::check_device(ddp.groups(), context.device, ddp.position())?;
+            check_device(ddp.groups(), context.device, ddp.position())?;
         }
         Ok(())
     }
