@@ -27,7 +27,7 @@ const WGPU_FEATURES: &str = "burn-megatron-tests/wgpu,burn-megatron-tests/tracin
 pub const PARQUET_FEATURES: &str = "burn-megatron-cli/parquet";
 
 /// Ignored by `--all` too: processes that tests start, a measurement, and what takes too long.
-const SKIPPED: [&str; 7] = [
+const SKIPPED: [&str; 8] = [
     "as_a_child",
     "machine::tests::speed",
     "full_product",
@@ -35,6 +35,7 @@ const SKIPPED: [&str; 7] = [
     "the_peak_of_every_step",
     "the_published_layout_of_405b",
     "fifty_kills",
+    "a_hundred_flips",
 ];
 
 /// Which tests run.
