@@ -11,21 +11,40 @@ use crate::error::CommError;
 /// Sent in place of a length while the bytes are not ready.
 const NOT_READY: i64 = -1;
 
+/// The largest number of bytes of a rank. A larger length was corrupted on its way, and is not allocated.
+const MAX_BYTES: i64 = 1 << 32;
+
+/// Checks a length that `rank`, by its index in the group, has sent.
+fn check_length(comm: &dyn Communicator, rank: usize, length: i64) -> Result<usize, CommError> {
+    match usize::try_from(length) {
+        Ok(bytes) if length <= MAX_BYTES => Ok(bytes),
+        _ => {
+            let group = comm.group();
+            let rank = group.ranks()[rank];
+            let reason = format!(
+                "the length of the bytes of rank {rank} was corrupted: expected 0 to {MAX_BYTES}, got {length}"
+            );
+            Err(CommError::invalid_call(group, "exchange of bytes", reason))
+        }
+    }
+}
+
 /// Gathers the bytes of every rank, in group order; lengths may differ.
 ///
 /// Collective: call on all ranks of the group.
 ///
 /// # Errors
-/// Those of two [`all_gather`](Communicator::all_gather)s.
+/// Those of two [`all_gather`](Communicator::all_gather)s; [`CommError::InvalidCall`] for more than 4 GiB of a rank.
 pub fn all_gather_bytes(comm: &dyn Communicator, own: &[u8]) -> Result<Vec<Vec<u8>>, CommError> {
     let lengths: Vec<i64> = comm.all_gather(vec![own.len() as i64].into())?.into_vec();
-    let longest = lengths.iter().copied().max().unwrap_or(0) as usize;
+    let lengths = lengths.into_iter().enumerate();
+    let lengths = lengths.map(|(rank, length)| check_length(comm, rank, length));
+    let lengths: Vec<usize> = lengths.collect::<Result<_, _>>()?;
+    let longest = lengths.iter().copied().max().unwrap_or(0);
     let mut padded = own.to_vec();
     padded.resize(longest, 0);
     let all: Vec<u8> = comm.all_gather(padded.into())?.into_vec();
-    let part = |(rank, length): (usize, i64)| {
-        all[rank * longest..rank * longest + length as usize].to_vec()
-    };
+    let part = |(rank, length): (usize, usize)| all[rank * longest..][..length].to_vec();
     Ok(lengths.into_iter().enumerate().map(part).collect())
 }
 
@@ -34,7 +53,7 @@ pub fn all_gather_bytes(comm: &dyn Communicator, own: &[u8]) -> Result<Vec<Vec<u
 /// Collective: call on all ranks of the group.
 ///
 /// # Errors
-/// Those of two [`broadcast`](Communicator::broadcast)s.
+/// Those of two [`broadcast`](Communicator::broadcast)s; [`CommError::InvalidCall`] for more than 4 GiB.
 pub fn broadcast_bytes(
     comm: &dyn Communicator,
     own: &[u8],
@@ -96,7 +115,7 @@ fn broadcast_of(
     root: usize,
 ) -> Result<Vec<u8>, CommError> {
     let mut bytes = own.to_vec();
-    bytes.resize(length as usize, 0);
+    bytes.resize(check_length(comm, root, length)?, 0);
     Ok(comm.broadcast(bytes.into(), root)?.into_vec())
 }
 
@@ -105,7 +124,7 @@ mod tests {
     use std::sync::Mutex;
 
     use super::*;
-    use crate::{Rank, World};
+    use crate::{Rank, SingleRank, World};
 
     #[test]
     fn bytes_of_any_length_reach_every_rank() {
@@ -118,6 +137,20 @@ mod tests {
         for (all, last) in results.unwrap() {
             assert_eq!(all, texts.map(str::as_bytes));
             assert_eq!(last, texts[2].as_bytes());
+        }
+    }
+
+    #[test]
+    fn a_corrupted_length_is_an_error() {
+        let one = SingleRank::new("world");
+        for length in [-2, i64::MAX] {
+            let error = broadcast_of(&one, b"own", length, 0)
+                .unwrap_err()
+                .to_string();
+            assert!(
+                error.contains(&format!("expected 0 to 4294967296, got {length}")),
+                "{error}"
+            );
         }
     }
 

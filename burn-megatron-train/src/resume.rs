@@ -20,9 +20,12 @@ impl<M: LanguageModel> Trainer<M> {
     ///
     /// # Errors
     ///
-    /// [`TrainError::State`] on every rank if any rank failed to write this checkpoint or the previous one.
+    /// [`TrainError::State`] on every rank if any rank failed to write this checkpoint or the previous one; errors of
+    /// [hooks](crate::hooks::StepHook::before_save).
     pub fn save(&mut self) -> Result<Vec<SavedCheckpoint>, TrainError> {
         let _span = tracing::info_span!("save", step = self.position.count.made()).entered();
+        let (hooks, mut context) = self.split(self.steps());
+        hooks.before_save(&mut context)?;
         let Some(mut saver) = self.saver.take() else {
             return Err(StateError::NoSaver.into());
         };

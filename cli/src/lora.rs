@@ -61,15 +61,32 @@ pub fn initial_weights(recipe: &Recipe, has_checkpoint: bool) -> Option<&Path> {
 /// can be resumed and its adapters merged.
 ///
 /// # Errors
-/// A path that cannot be read.
-pub fn set_base(recipe: &mut Recipe, flag: Option<&Path>) -> Result<(), Error> {
+/// A path that cannot be read, and another model that `--lora.base_model` names, if `has_base_flag`.
+pub fn set_base(
+    recipe: &mut Recipe,
+    flag: Option<&Path>,
+    has_base_flag: bool,
+) -> Result<(), Error> {
     let of_recipe = recipe.checkpoint.load.as_deref();
     if let Some(lora) = &mut recipe.lora
         && let Some(path) = flag.or(of_recipe.filter(|_| lora.base_model.is_none()))
     {
         let base = base_of(path)?;
         // The run may be resumed from another folder.
-        lora.base_model = Some(base.canonicalize().unwrap_or(base));
+        let base = base.canonicalize().unwrap_or(base);
+        let given = lora.base_model.as_ref().filter(|_| has_base_flag);
+        if let Some(given) = given
+            && given.canonicalize().ok().as_ref() != Some(&base)
+        {
+            return Err(format!(
+                "--lora.base_model {} conflicts with --load {}, whose base model is {}: remove one of them",
+                given.display(),
+                path.display(),
+                base.display()
+            )
+            .into());
+        }
+        lora.base_model = Some(base);
     }
     Ok(())
 }

@@ -66,6 +66,12 @@ fn the_verdict_on_a_step_is_the_exit_code() {
             6,
             "error: rank",
         ),
+        // Before the checkpoint of the step, which no other step checks.
+        (
+            "--lr 1e-3 --save-every 1 --train.check_replay_every 4 --inject bit-flip:collective:1000:28@rank=1,step=3,call=0",
+            6,
+            "step 3: weights or the state of the optimizer changed",
+        ),
     ] {
         let (found, said) = pretrain(flags);
         assert_eq!(found, Some(code), "{flags}: {said}");

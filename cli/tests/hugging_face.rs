@@ -259,6 +259,8 @@ fn adapters_are_loaded_again_where_there_is_no_checkpoint() {
     let resumed = stage.losses("ended", &["--resume", "auto"]);
     // The step of the first attempt stays in the metrics.
     assert_eq!(resumed[..], [&whole[..1], &whole[..]].concat());
+    let other = ["--load", FIXTURE, "--lora.base_model", flags[3]];
+    stage.fails("same", &other, "conflicts with --load");
     let base = stage.losses("base", &["--dp", "2", "--load", FIXTURE]);
     assert!((base[0] - whole[0]).abs() > 1e-3, "{base:?} {whole:?}");
 }

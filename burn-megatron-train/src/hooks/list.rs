@@ -182,6 +182,11 @@ impl<M: LanguageModel> Hooks<M> {
         hooks.for_each(|hook| hook.after_evaluation(context));
     }
 
+    pub fn before_save(&mut self, context: &mut StepContext<'_, M>) -> Result<(), TrainError> {
+        let mut hooks = self.0.iter_mut();
+        hooks.try_for_each(|hook| hook.before_save(context))
+    }
+
     pub fn save_state(&self, state: &mut RunState) {
         self.0.iter().for_each(|hook| hook.save_state(state));
     }

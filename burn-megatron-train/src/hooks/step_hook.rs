@@ -145,6 +145,16 @@ pub trait StepHook<M: LanguageModel>: Any {
         let _ = context;
     }
 
+    /// Called before a checkpoint is saved.
+    ///
+    /// # Errors
+    ///
+    /// [`TrainError`] ends the run, and nothing is saved.
+    fn before_save(&mut self, context: &mut StepContext<'_, M>) -> Result<(), TrainError> {
+        let _ = context;
+        Ok(())
+    }
+
     /// Adds the state of the hook to a checkpoint. A hook of the user adds it to [`RunState::hooks`] under its name.
     fn save_state(&self, state: &mut RunState) {
         let _ = state;

@@ -65,7 +65,8 @@ impl Recipe {
             fill_in(&mut layered)?;
         }
         let load = args.settings.text("checkpoint.load").map(Path::new);
-        lora::set_base(&mut layered.recipe, load)?;
+        let has_base_flag = args.settings.has("lora.base_model");
+        lora::set_base(&mut layered.recipe, load, has_base_flag)?;
         Ok(layered)
     }
 }

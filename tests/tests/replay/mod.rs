@@ -214,6 +214,10 @@ fn a_run_has_the_same_bits_with_and_without_the_check() {
         window: 2,
     });
     let steps = &assert_same_bits(delayed, &text)[0].steps;
+    let mut current = Run::new("tp2-sp-mb2");
+    current.fp8.recipe = Some("current".parse().unwrap());
+    current.config.evaluate_every = Some(1);
+    assert_same_bits(current, &text);
     let skipped = steps[..5].iter().any(|step| step.contains("Spike"));
     assert!(skipped, "{steps:?}");
 }

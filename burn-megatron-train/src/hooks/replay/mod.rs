@@ -111,6 +111,11 @@ impl<M: LanguageModel> StepHook<M> for Replay {
         Ok(())
     }
 
+    /// Compares the state between ranks, so that no checkpoint has a state that differs.
+    fn before_save(&mut self, context: &mut StepContext<'_, M>) -> Result<(), TrainError> {
+        self.check_state(context, context.step)
+    }
+
     /// Forgets the fingerprints, as the state is replaced.
     fn load_state(
         &mut self,
@@ -214,6 +219,8 @@ impl Replay {
             context.ddp.fp8().restore(&before);
         }
         context.ddp.reshard();
+        // An evaluation may have quantised weights. Both runs quantise them, so that they make the same calls.
+        context.ddp.fp8().invalidate_weights();
         let (first, a) = self.observed_run(context, input, next, true)?;
         // The second run needs the memory.
         drop(first);
