@@ -103,7 +103,7 @@ impl<M: LanguageModel> Trainer<M> {
     ) -> Result<Self, TrainError> {
         let config = &config.in_layout(groups.config())?;
         check(config, groups, &model.module)?;
-        if config.cuda_graph {
+        if CudaGraphs::new(config).is_some() {
             check_device(groups, device, &model.position)?;
         }
         let pipelines = match pipeline {

@@ -4,9 +4,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use burn_megatron::checkpoint::{Checkpoint, TensorSource};
+use burn_megatron::nn::lora::LoraConfig;
 use burn_megatron_data::tokenizer::{BYTES, Tokenizer};
 use burn_megatron_models::hf::peft::{adapted_model, is_peft_folder};
 use burn_megatron_models::hf::{SpecialTokenIds, companion_files, is_hf_folder, stored_hf_files};
+use serde::Deserialize;
 use serde_json::Value;
 
 use crate::error::Error;
@@ -86,7 +88,7 @@ impl Companions {
     /// # Errors
     /// Files that the recipe names and that cannot be read.
     pub fn of_recipe(recipe: &Value, tokenizer: Option<&str>) -> Result<Self, Error> {
-        let origin = match loaded(recipe) {
+        let origin = match loaded(recipe)? {
             Some(path) => origin_of(&path, MAX_RUNS).map_err(|error| {
                 let path = path.display();
                 format!("the run was loaded from {path}, which has its config.json and tokenizer: {error}")
@@ -158,11 +160,12 @@ fn find<'a>(files: &'a [(String, Vec<u8>)], name: &str) -> Option<&'a Vec<u8>> {
     Some(&found.1)
 }
 
-/// The model that a recipe loads.
-fn loaded(recipe: &Value) -> Option<PathBuf> {
-    let base = recipe["lora"]["base_model"].as_str();
-    let path = base.or(recipe["checkpoint"]["load"].as_str());
-    path.map(PathBuf::from)
+/// Returns the model that a recipe loads.
+fn loaded(recipe: &Value) -> Result<Option<PathBuf>, Error> {
+    let lora = Option::<LoraConfig>::deserialize(&recipe["lora"]);
+    let lora = lora.map_err(|error| format!("invalid lora in its recipe: {error}"))?;
+    let base = lora.and_then(|lora| lora.base().map(PathBuf::from));
+    Ok(base.or_else(|| Some(recipe["checkpoint"]["load"].as_str()?.into())))
 }
 
 /// Returns the Hugging Face folder of a model, or the checkpoint that has its files. Follows a run to the model that it was
@@ -178,7 +181,7 @@ fn origin_of(path: &Path, runs: usize) -> Result<Option<PathBuf>, Error> {
         if !stored_hf_files(&checkpoint)?.is_empty() {
             return Ok(Some(checkpoint.path().into()));
         }
-        loaded(&checkpoint.metadata().config)
+        loaded(&checkpoint.metadata().config)?
     };
     match (next, runs) {
         (Some(next), 1..) => origin_of(&next, runs - 1),

@@ -7,6 +7,7 @@ use burn_megatron::nn::lora::LoraConfig;
 use crate::error::Error;
 use crate::model_folder::base_of;
 use crate::recipe::Recipe;
+use crate::settings::SettingFlags;
 
 /// The key of the model that was adapted.
 pub const BASE: &str = "base_model";
@@ -57,16 +58,13 @@ pub fn initial_weights(recipe: &Recipe, has_checkpoint: bool) -> Option<&Path> {
     }
 }
 
-/// Records in a recipe with adapters which model `--load`, if given, or else the recipe's own `load` names, so that the run
-/// can be resumed and its adapters merged.
+/// Records in a recipe with adapters which model `--load` of the flags, or else the recipe's own `load` names, so that the
+/// run can be resumed and its adapters merged.
 ///
 /// # Errors
-/// A path that cannot be read, and another model that `--lora.base_model` names, if `has_base_flag`.
-pub fn set_base(
-    recipe: &mut Recipe,
-    flag: Option<&Path>,
-    has_base_flag: bool,
-) -> Result<(), Error> {
+/// A path that cannot be read, and another model that `--lora.base_model` names.
+pub fn set_base(recipe: &mut Recipe, flags: &SettingFlags) -> Result<(), Error> {
+    let flag = flags.text("checkpoint.load").map(Path::new);
     let of_recipe = recipe.checkpoint.load.as_deref();
     if let Some(lora) = &mut recipe.lora
         && let Some(path) = flag.or(of_recipe.filter(|_| lora.base_model.is_none()))
@@ -74,7 +72,7 @@ pub fn set_base(
         let base = base_of(path)?;
         // The run may be resumed from another folder.
         let base = base.canonicalize().unwrap_or(base);
-        let given = lora.base_model.as_ref().filter(|_| has_base_flag);
+        let given = flags.text("lora.base_model").map(Path::new);
         if let Some(given) = given
             && given.canonicalize().ok().as_ref() != Some(&base)
         {

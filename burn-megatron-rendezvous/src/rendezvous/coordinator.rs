@@ -232,6 +232,10 @@ impl CoordinatorState {
             let outgoing = self.registry.lock().handle(rank, message, self.now());
             self.send(outgoing);
         }
+        if self.is_closing() {
+            // The coordinator has closed the connection, not the rank.
+            return;
+        }
         let outgoing = self.registry.lock().disconnected(rank, self.now());
         self.links.remove(rank);
         self.send(outgoing);

@@ -64,9 +64,7 @@ impl Recipe {
         if first.is_none() {
             fill_in(&mut layered)?;
         }
-        let load = args.settings.text("checkpoint.load").map(Path::new);
-        let has_base_flag = args.settings.has("lora.base_model");
-        lora::set_base(&mut layered.recipe, load, has_base_flag)?;
+        lora::set_base(&mut layered.recipe, &args.settings)?;
         Ok(layered)
     }
 }
