@@ -35,7 +35,7 @@ impl Visit for Flops {
 }
 
 impl Subscriber for MatmulClock {
-    /// The spans are those of `burn-megatron/src/nn/product_span.rs`.
+    /// Takes the spans that `burn-megatron/src/nn/product_span.rs` makes.
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
         matches!(metadata.name(), "product" | "weight_gradient")
     }

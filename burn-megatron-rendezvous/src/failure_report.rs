@@ -26,7 +26,7 @@ pub enum RankPosition {
     Returned,
     /// Its closure has failed at this position.
     Failed(Box<RankPosition>),
-    /// Its process has sent no heartbeat for so many seconds; with its last known position.
+    /// The process has sent no heartbeat for this number of seconds; has the last known position.
     #[serde(rename = "Silent")]
     NoHeartbeat(u64, Box<RankPosition>),
     /// Its process has exited; with its last known position.

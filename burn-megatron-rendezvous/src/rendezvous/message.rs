@@ -65,7 +65,7 @@ pub(super) struct Hello {
     pub heartbeat_timeout: f64,
 }
 
-/// The id of a group: equal on all its members, and different from that of every group that shares two ranks
+/// The id of a group: equal on all its members, and different from the ids of all groups that share two ranks
 /// with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct GroupId(pub u64);

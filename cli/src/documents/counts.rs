@@ -10,7 +10,7 @@ use crate::numbers::count;
 /// The kinds of files that are named among those left out.
 const KINDS: usize = 5;
 
-/// The number of files that are read, and of those of the folders that are left out, by kind.
+/// The number of files that are read, and the number of files that are left out, by kind.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct FileCounts {
     pub read: usize,

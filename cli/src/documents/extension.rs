@@ -10,7 +10,7 @@ pub fn compression(path: &Path) -> Option<&'static str> {
         .find(|packing| extension.eq_ignore_ascii_case(packing))
 }
 
-/// The extension without that of the compression, in lower case.
+/// The extension in lower case, without the extension of a compression.
 pub fn extension(path: &Path) -> Option<String> {
     let name = match compression(path) {
         Some(_) => Path::new(path.file_stem()?),

@@ -15,7 +15,7 @@ pub fn dotted(path: &str, key: &str) -> String {
     }
 }
 
-/// Whether a path is that of a table or a key in it.
+/// Whether a path names a table or a key in the table.
 pub fn is_within(path: &str, table: &str) -> bool {
     let rest = path.strip_prefix(table);
     rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))

@@ -28,7 +28,7 @@ pub struct Setting {
     pub path: String,
     /// The text of the doc comment.
     pub help: String,
-    /// The values that it has, if it is no mere table.
+    /// The values of the setting, unless it is only a table.
     pub forms: Forms,
     /// The value that a recipe has by default.
     pub default: Option<Json>,
@@ -51,7 +51,7 @@ pub struct Setting {
 }
 
 impl Setting {
-    /// Reads the settings of a schema, which is that of the table `path`.
+    /// Reads the settings of the table `path` from its schema.
     pub fn of_schema(path: &str, schema: &Json) -> Self {
         let mut setting = Self {
             path: path.into(),
@@ -85,7 +85,7 @@ impl Setting {
         self.path.rsplit_once('.').map_or("", |(table, _)| table)
     }
 
-    /// Whether the key has a value of its own, next to or instead of the keys of its table.
+    /// Whether the key can have a value, beside or instead of the keys of its table.
     pub fn is_value(&self) -> bool {
         self.keys.is_empty() || !self.forms.is_table_only()
     }

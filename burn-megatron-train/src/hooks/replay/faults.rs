@@ -15,7 +15,7 @@ use burn_megatron::optim::OptimizerState;
 use burn_megatron_comm_testing::fault_injection::{BitFlip, FaultPlan, FlipTarget};
 
 impl<M: LanguageModel> Trainer<M> {
-    /// Flips the bits that `faults` name. The plan must be that of the communicators, by which it knows the step.
+    /// Flips the bits that `faults` name. The communicators must have the same plan: they tell it the step.
     pub fn inject(&mut self, faults: Arc<FaultPlan>) {
         if self.hooks.get::<Replay>().is_none() {
             self.hooks.add(Some(Replay::default()));
