@@ -11,8 +11,9 @@ use super::schedule::{LrSchedule, LrScheduleError, LrStyle};
 use burn_megatron::data_parallel::{DataParallelConfig, DataParallelConfigError, Precision};
 use burn_megatron::mesh::{ContextSplitError, LayoutError, MeshError};
 use burn_megatron::nn::tp_comm_overlap::NumSplitsError;
+use burn_megatron::nn::{AttentionLayer, ParameterTable};
 use burn_megatron::optim::{
-    EmaConfig, LossScale, LossScaleError, OptimizerConfig, OptimizerError, QkClipConfig,
+    EmaConfig, LossScale, LossScaleError, OptimizerConfig, OptimizerError, QkClip, QkClipConfig,
     SpikeConfig, StepCount,
 };
 use burn_megatron_data::hybrid_context::HybridContextError;
@@ -371,8 +372,27 @@ impl TrainConfig {
         self.qk_clip.is_some()
     }
 
-    /// The setting that measures the logits of attention, if there is one.
-    pub(super) fn measures_logits(&self) -> Option<&'static str> {
+    /// Checks that the attention layers of a full model, with its parameter table, allow the settings that use attention
+    /// logits.
+    ///
+    /// # Errors
+    ///
+    /// [`OptimizerError::NoAttention`], and the errors of [`QkClip::check_layers`].
+    pub fn check_attention(
+        &self,
+        layers: &[AttentionLayer],
+        table: &ParameterTable,
+    ) -> Result<(), OptimizerError> {
+        match self.measures_logits() {
+            None => Ok(()),
+            Some(setting) if layers.is_empty() => Err(OptimizerError::NoAttention { setting }),
+            Some(_) if self.qk_clip.is_some() => QkClip::check_layers(layers, table),
+            Some(_) => Ok(()),
+        }
+    }
+
+    /// Returns the setting that uses attention logits, if one does.
+    pub fn measures_logits(&self) -> Option<&'static str> {
         match self.qk_clip {
             Some(_) => Some("qk_clip"),
             None => self

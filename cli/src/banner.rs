@@ -15,34 +15,39 @@ use burn_megatron_train::run_folder::RunFolder;
 use indicatif::HumanBytes;
 
 use crate::error::Error;
+use crate::header::Header;
 use crate::lora;
 use crate::nccl;
 use crate::numbers::{count, grouped};
 use crate::parallel_plan::ParallelPlan;
 use crate::recipe::Recipe;
 use crate::resume::ResumePoint;
-use crate::terminal::{self, labelled};
+use crate::terminal::labelled;
 
-/// Prints a line of the header.
+/// Prints a line of the results of a run.
 pub fn print(label: &str, text: impl AsRef<str>) {
     println!("{}", labelled(label, text.as_ref()));
 }
 
-/// Prints the ranks and the data; the engine has its compute threads per rank, if they are known.
+/// Adds the ranks and the data to the header. `threads` is the number of compute threads per rank, if it is known.
 pub fn print_run(
+    header: &mut Header,
     recipe: &Recipe,
     plan: &ParallelPlan,
     data: &dyn Dataset,
     device: DeviceKind,
     (engine, threads): (&str, Option<usize>),
 ) {
-    println!("{}\n", terminal::wrapped(&plan.mesh.to_string()));
+    let mesh = plan.mesh.to_string();
+    let (sizes, tables) = mesh.split_once('\n').unwrap_or((&mesh, ""));
+    header.line("mesh", sizes.strip_prefix("mesh of ").unwrap_or(sizes));
+    header.table(tables);
     let threads = threads.map_or(String::new(), |threads| {
         format!(", {} per rank", count(threads, "compute thread"))
     });
-    print("engine", format!("{engine}; {device}{threads}"));
+    header.line("engine", format!("{engine}; {device}{threads}"));
     if let Some(unused) = nccl::unused(&recipe.nccl, engine) {
-        print("", unused);
+        header.line("", unused);
     }
     if let Some(schedule) = &plan.schedule {
         let stages = plan
@@ -53,7 +58,7 @@ pub fn print_run(
             1 => "1 micro-batch".into(),
             number => format!("{number} micro-batches"),
         };
-        print(
+        header.line(
             "pipeline",
             format!(
                 "{}: {} of {} layers, {}{}",
@@ -71,26 +76,26 @@ pub fn print_run(
     }
     let (train, length) = (&recipe.train, recipe.sequence_length());
     if let Some(context) = context(recipe, length) {
-        print("context", context);
+        header.line("context", context);
     }
-    print("data", data.describe());
+    header.line("data", data.describe());
     if train.held_out_samples == 0 {
-        print("", "no evaluation, as train.held_out_samples is 0");
+        header.line("", "no evaluation, as train.held_out_samples is 0");
     } else if data
         .held_out(length, 1)
         .is_ok_and(|samples| samples.is_empty())
     {
-        print("", "no evaluation, as nothing is held out");
+        header.line("", "no evaluation, as nothing is held out");
     }
     for SequenceWarmup { until_step, length } in train.shorter_rows() {
-        print(
+        header.detail(
             "",
             format!("rows of {length} tokens until step {until_step}"),
         );
     }
     for part in train.smaller_batches() {
         let (size, until) = (part.global_batch_size, part.until_step);
-        print(
+        header.detail(
             "",
             format!("{} per step until step {until}", count(size, "sample")),
         );
@@ -102,7 +107,7 @@ pub fn print_run(
         let size = train.micro_batch_size;
         format!("{share} per rank in micro-batches of {size}")
     };
-    print(
+    header.line(
         "batch",
         format!(
             "{} of {}: {share}; {} per step, {}",
@@ -138,8 +143,14 @@ fn context(recipe: &Recipe, length: usize) -> Option<String> {
     ))
 }
 
-/// Prints the size of the model: its parameters, and those of rank 0.
-pub fn print_model(recipe: &Recipe, parameters: usize, own: usize, flops_per_token: f64) {
+/// Adds the size of the model to the header. `own` is the number of parameters of rank 0.
+pub fn print_model(
+    header: &mut Header,
+    recipe: &Recipe,
+    parameters: usize,
+    own: usize,
+    flops_per_token: f64,
+) {
     let text = format!(
         "{}: {} parameters, {} on rank 0; {:.1} MFLOP per token",
         recipe.model.describe(),
@@ -147,17 +158,17 @@ pub fn print_model(recipe: &Recipe, parameters: usize, own: usize, flops_per_tok
         grouped(own),
         flops_per_token / 1e6,
     );
-    print("model", text);
+    header.line("model", text);
 }
 
-/// Prints the adapters of a model that has some, and how many of its parameters are trained.
-pub fn print_lora(recipe: &Recipe, trained: usize, all: usize) {
+/// Adds the adapters of a model that has some to the header, with the number of trained parameters.
+pub fn print_lora(header: &mut Header, recipe: &Recipe, trained: usize, all: usize) {
     let Some(lora) = &recipe.lora else {
         return;
     };
-    print("lora", describe_lora(lora, trained, all));
+    header.line("lora", describe_lora(lora, trained, all));
     if let Some(note) = lora::note_of_base(lora) {
-        print("", note);
+        header.line("", note);
     }
 }
 
@@ -241,18 +252,23 @@ pub fn layout(recipe: &Recipe) -> String {
     )
 }
 
-/// Prints what is sharded over the data axis of `ranks` ranks, and the buckets of rank 0.
-pub fn print_sharing(config: &DataParallelConfig, ranks: usize, layout: &BufferLayout) {
+/// Adds to the header what is sharded over the `ranks` ranks of the data axis, and the buckets of rank 0.
+pub fn print_sharing(
+    header: &mut Header,
+    config: &DataParallelConfig,
+    ranks: usize,
+    layout: &BufferLayout,
+) {
     let types = types(config);
-    print("sharding", format!("{}; {types}", sharding(config, ranks)));
+    header.line("sharding", format!("{}; {types}", sharding(config, ranks)));
     let timing = timing(config, ranks);
-    print("buckets", format!("{}; {timing}", buckets(layout)));
+    header.detail("buckets", format!("{}; {timing}", buckets(layout)));
 }
 
-/// Prints which optimizer state of rank 0 is on the host, if any is.
-pub fn print_offload(offload: &OffloadPlan, layout: &BufferLayout) {
+/// Adds the optimizer state of rank 0 that is on the host to the header, if there is any.
+pub fn print_offload(header: &mut Header, offload: &OffloadPlan, layout: &BufferLayout) {
     if let Some(offload) = offloaded(offload, layout) {
-        print("offload", offload);
+        header.line("offload", offload);
     }
 }
 

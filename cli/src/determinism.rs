@@ -6,8 +6,8 @@ use burn_megatron::comm::Engine;
 use burn_megatron::kernel_selection::EpilogueFusion;
 use burn_megatron::kernels::gemm::CpuGemm;
 
-use crate::banner::print;
 use crate::error::Error;
+use crate::header::Header;
 use crate::numbers::count;
 use crate::recipe::Recipe;
 
@@ -82,14 +82,14 @@ fn cost_of_rings(ranks: usize) -> String {
     )
 }
 
-/// Prints what a run has fixed and checks, with what it costs.
-pub fn print_header(recipe: &Recipe, pinned: Option<&Pinned>) {
+/// Adds to the header what a run has fixed and checks, with what it costs.
+pub fn print_header(header: &mut Header, recipe: &Recipe, pinned: Option<&Pinned>) {
     if let Some(Pinned { fixed, cost }) = pinned {
-        print("fixed", fixed);
-        print("cost", cost);
+        header.detail("fixed", fixed);
+        header.detail("cost", cost);
     }
     if let Some(check) = describe_check(recipe) {
-        print("check", check);
+        header.line("check", check);
     }
 }
 

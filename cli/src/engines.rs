@@ -5,19 +5,24 @@ use burn_megatron::device::{DeviceKind, UNCHECKED, is_unchecked};
 use burn_megatron::kernel_selection::KernelSelection;
 use burn_megatron::kernels::gemm::{engine_of, slow_reason};
 
-use crate::banner::print;
 use crate::error::Error;
+use crate::header::Header;
 
-/// Prints the engine of products and a warning for each slow engine; nothing on a CPU.
-pub fn print_engines(kind: DeviceKind, device: &Device, kernels: &KernelSelection) {
+/// Adds the engine of products and a warning for each slow engine to the header; nothing on a CPU.
+pub fn print_engines(
+    header: &mut Header,
+    kind: DeviceKind,
+    device: &Device,
+    kernels: &KernelSelection,
+) {
     if kind != DeviceKind::Cpu {
-        print("products", engine_of(device));
+        header.line("products", engine_of(device));
     }
     for slow in slow_engines(kind, device, kernels) {
-        print("WARNING", slow);
+        header.line("WARNING", slow);
     }
     if is_unchecked() {
-        print(
+        header.line(
             "WARNING",
             format!("unchecked: {UNCHECKED} is set, so results may be wrong"),
         );

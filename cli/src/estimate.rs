@@ -51,18 +51,18 @@ pub fn builder(
     Ok(builder.with_lora(recipe.lora.as_ref())?)
 }
 
-/// Checks that the model has the parameters and layers that patterns of the recipe name, and what its sample needs: builds
-/// it in outline.
+/// Checks that the model has the parameters and layers that patterns of the recipe name, and the layers that its sample and
+/// QK-Clip require. Builds the model without allocating its parameters.
 ///
 /// # Errors
-/// A pattern that matches nothing, with the nearest names.
+/// A pattern that matches nothing, with the nearest names, and the setting that the model does not allow.
 pub fn check_names(recipe: &Recipe, device: &Device) -> Result<(), Error> {
     let (train, sample) = (&recipe.train, &recipe.sample);
     let drafts = sample.speculative && sample.tokens > 0;
     let has_patterns = !train.freeze.is_empty()
         || !train.optimizer.groups().is_empty()
         || !recipe.fp8.layers.is_empty();
-    if !drafts && !has_patterns {
+    if !drafts && !has_patterns && train.measures_logits().is_none() {
         return Ok(());
     }
     let builder = builder(recipe, &ParallelContext::single(), device)?;

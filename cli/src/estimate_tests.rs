@@ -110,3 +110,33 @@ fn a_model_beyond_all_memory_is_outlined_and_refused() {
     );
     assert_eq!(error.lines().count(), 1);
 }
+
+#[test]
+fn settings_of_attention_logits_are_refused_before_a_model_is_built() {
+    let checked = |text: &str| {
+        let recipe = crate::recipe::parsed(text).unwrap();
+        check_names(&recipe, &Device::flex()).map_err(|error| error.to_string())
+    };
+    assert_eq!(checked("[train.qk_clip]"), Ok(()));
+    for (text, says) in [
+        (
+            "[model]\nfamily = 'qwen3'\n[train.qk_clip]",
+            "queries and keys are normalized",
+        ),
+        (
+            "[train.qk_clip]\n[lora]\ntarget_modules = ['down_proj']",
+            "qk_clip has no weights to scale",
+        ),
+        (
+            "[train]\nfreeze = ['**.attention.**']\n[train.qk_clip]",
+            "qk_clip has no weights to scale",
+        ),
+    ] {
+        let error = checked(text).unwrap_err();
+        assert!(error.contains(says), "{text}: {error}");
+    }
+    assert_eq!(
+        checked("[train]\nlog_max_attention_logit = true\n[model]\nfamily = 'qwen3'"),
+        Ok(())
+    );
+}

@@ -34,6 +34,7 @@ mod fp8;
 mod gemm_algorithms;
 mod gemm_tuning;
 mod generate;
+mod header;
 mod help;
 #[doc(hidden)]
 pub mod internal;

@@ -18,11 +18,11 @@ use burn_megatron_comm_testing::fault_injection::{Fault, FaultPlan as Faults, in
 use burn_megatron_data::Dataset;
 use burn_megatron_data::tokenizer::Tokenizer;
 use burn_megatron_generate::GenerateConfig;
-use burn_megatron_train::run_folder::{CHECKPOINTS, RunFolder};
+use burn_megatron_train::run_folder::CHECKPOINTS;
 use burn_megatron_train::{SaveConfig, Saver, TrainOutcome};
 
 use crate::banner::{
-    layout, print, print_aside, print_lora, print_model, print_offload, print_run, print_sharing,
+    layout, print_aside, print_lora, print_model, print_offload, print_run, print_sharing,
     print_start,
 };
 use crate::determinism::{self, Pinned};
@@ -33,6 +33,7 @@ use crate::estimate::{self, RankEstimates};
 use crate::family::{AnyTrainer, RankMemory};
 use crate::fp8;
 use crate::fp8::report::{self, OperandLine};
+use crate::header::Header;
 use crate::interrupt::Interrupt;
 use crate::memory_limit::PlannedMemory;
 use crate::metrics_writer::Recorder;
@@ -42,6 +43,7 @@ use crate::recipe::Recipe;
 use crate::resume::{ResumePoint, StartDecision, StartResolver, TrainStart};
 use crate::save_hf::HfSaver;
 use crate::saving::SavingArgs;
+use crate::slow_progress::phase;
 use crate::weights::InitialWeights;
 use crate::{consistency, data, gemm_algorithms, lora, resume_check, trace};
 
@@ -74,6 +76,8 @@ pub struct RankRun<'a> {
     pub deterministic: Option<&'a Pinned>,
     /// Whether the 8-bit layers are measured in the last step.
     pub fp8_report: bool,
+    /// Whether the details of the header are printed.
+    pub verbose: bool,
     /// Where a process is on its machine.
     pub place: Option<LocalRank>,
 }
@@ -132,7 +136,9 @@ impl RankRun<'_> {
         let engine = rank.engine();
         if let Some(start) = start {
             let threads = Some(rank.compute_threads());
+            let mut header = Header::new(self.verbose);
             print_run(
+                &mut header,
                 recipe,
                 self.plan,
                 self.data,
@@ -140,27 +146,33 @@ impl RankRun<'_> {
                 (&engine[..], threads),
             );
             if let Some(nodes) = nodes::describe(groups.mesh(), &recipe.data_parallel) {
-                print("nodes", nodes);
+                header.detail("nodes", nodes);
             }
-            determinism::print_header(recipe, self.deterministic);
+            determinism::print_header(&mut header, recipe, self.deterministic);
             if let Some(algorithms) = &algorithms {
-                print("cublaslt", algorithms);
+                header.detail("cublaslt", algorithms);
             }
             let memory = (self.estimates, self.planned_memory);
             if let Some(epilogues) = &epilogues {
-                print("gelu", format!("epilogues {}", epilogues.line));
+                header.detail("gelu", format!("epilogues {}", epilogues.line));
             }
             let device = (self.device, device);
-            print_training(recipe, memory, Some(&start.folder), device);
+            print_training(&mut header, recipe, memory, device);
+            header.line("folder", start.folder.path().display().to_string());
+            header.write(&start.folder)?;
+            println!();
         }
         let builder = estimate::builder(recipe, &groups, device)?;
         let builder = builder.with_recompute(&recipe.memory.recompute())?;
-        let mut trainer = recipe.model.trainer(builder, &recipe.train_config())?;
+        let config = recipe.train_config();
+        let build = || recipe.model.trainer(builder, &config);
+        let mut trainer = self.phase("creating the parameters", build)?;
         if !self.faults.is_empty() {
             trainer.inject(Arc::clone(&faults));
         }
         self.connect_if_tight(&groups)?;
-        self.load(&mut *trainer, from.as_ref())?;
+        let load = || self.load(&mut *trainer, from.as_ref());
+        self.phase("loading the weights", load)?;
         if start.is_some() {
             let load = lora::initial_weights(recipe, from.is_some());
             print_start(from.as_ref(), load);
@@ -217,6 +229,14 @@ impl RankRun<'_> {
         // No other rank waits for this one any more.
         hf.map_or(Ok(()), |mut hf| hf.wait())?;
         Ok(Some(result))
+    }
+
+    /// Runs a phase that may take long. Rank 0 shows it.
+    fn phase<T>(&self, name: &'static str, work: impl FnOnce() -> T) -> T {
+        match self.resolver {
+            Some(_) => phase(name, work),
+            None => work(),
+        }
     }
 
     /// Connects the process groups if a rank plans to use most of its GPU: NCCL may find no memory for them after the
@@ -335,42 +355,41 @@ impl RankRun<'_> {
     }
 }
 
-/// Prints the model and its memory, and the folder of the run, if it has one.
+/// Adds the model, its kernels and its memory to the header.
 pub fn print_training(
+    header: &mut Header,
     recipe: &Recipe,
     (estimates, planned_memory): (&RankEstimates, &PlannedMemory),
-    folder: Option<&RunFolder>,
     (kind, device): (DeviceKind, &Device),
 ) {
     let own = estimates.first();
     print_model(
+        header,
         recipe,
         estimates.parameters,
         own.parameters,
         own.flops_per_token,
     );
-    print_lora(recipe, estimates.trained, estimates.parameters);
+    print_lora(header, recipe, estimates.trained, estimates.parameters);
     let (config, data) = (&recipe.data_parallel, recipe.parallel.data_parallel_size());
-    print_sharing(config, data, &own.sharing.layout);
-    print_offload(&own.sharing.offload, &own.sharing.layout);
+    print_sharing(header, config, data, &own.sharing.layout);
+    print_offload(header, &own.sharing.offload, &own.sharing.layout);
     let (mut kernels, optimizer) = (own.kernels.clone(), &recipe.train.optimizer);
     kernels.set_epilogue_fusion(recipe.kernels.epilogue_fusion);
     if recipe.kernels.epilogue_fusion == EpilogueFusion::Measured {
-        print("gelu", "epilogues are measured when the run starts");
+        header.detail("gelu", "epilogues are measured when the run starts");
     }
     if !optimizer.is_adamw() {
         let reason = format!("{optimizer} steps by Burn's operations");
         kernels.prefer_unfused(Operation::Optimizer, reason);
     }
-    print("kernels", kernels.to_string());
-    print_engines(kind, device, &own.kernels);
+    header.line("kernels", kernels.summary());
+    header.detail("", kernels.to_string());
+    print_engines(header, kind, device, &own.kernels);
     if fp8::is_on(&recipe.fp8) {
         let engine = burn_megatron::kernels::fp8::engine_of_fp8(device);
         let fp8 = fp8::describe(&recipe.fp8, recipe.model.layers(), &engine);
-        print("fp8", fp8);
-    }
-    if let Some(folder) = folder {
-        print("folder", folder.path().display().to_string());
+        header.line("fp8", fp8);
     }
     let recompute = recipe.memory.recompute();
     let recomputed = if recompute.is_on() {
@@ -385,15 +404,14 @@ pub fn print_training(
             format_bytes(offload.bytes),
             offload.prefetch,
         );
-        print("offload", text);
+        header.detail("offload", text);
     }
-    print(
-        "memory",
-        format!("of rank 0, without activations{recomputed}"),
+    header.detail(
+        "",
+        format!("memory of rank 0, without activations{recomputed}:"),
     );
-    println!("\n{}\n", own.sharing.memory);
-    print("planned", planned_memory.to_string());
-    println!();
+    header.table(&own.sharing.memory.to_string());
+    header.line("memory", planned_memory.to_string());
 }
 
 /// Broadcasts the checkpoint to resume from.

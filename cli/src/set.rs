@@ -102,6 +102,9 @@ impl SetArgs {
 fn value(settings: &Settings, key: &str, text: &str) -> Result<Given, String> {
     let setting = settings.find(key);
     if let Some(value) = from_toml(text) {
+        // The text 5 is a prompt, too.
+        let is_text = setting.is_some_and(|setting| setting.forms.is_text_only());
+        let value = if is_text && !value.is_str() { text.into() } else { value };
         return Ok(Given::Value(value));
     }
     match setting.map(|setting| setting.parser().parse(text)) {

@@ -1,7 +1,9 @@
-//! Progress on standard error of what may take long.
+//! Progress on standard error of work that may take long.
 
 use std::io::{self, IsTerminal};
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Mutex, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use indicatif::ProgressBar;
@@ -49,4 +51,35 @@ impl Drop for SlowProgress {
             bar.finish_and_clear();
         }
     }
+}
+
+/// The duration after which a phase is shown.
+const PHASE_DELAY: Duration = Duration::from_secs(3);
+
+/// Runs a phase that reports no progress. After 3 s a terminal shows a spinner with the name and the elapsed time; a file or
+/// pipe gets one line.
+pub fn phase<T>(name: &'static str, work: impl FnOnce() -> T) -> T {
+    let (running, ended) = mpsc::channel::<()>();
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            if ended.recv_timeout(PHASE_DELAY) != Err(RecvTimeoutError::Timeout) {
+                return;
+            }
+            if !io::stderr().is_terminal() {
+                eprintln!("{name} ...");
+                return;
+            }
+            let spinner = ProgressBar::new_spinner()
+                .with_style(bar_style("{spinner} {msg} ({elapsed})"))
+                .with_message(name)
+                .with_elapsed(PHASE_DELAY);
+            spinner.enable_steady_tick(Duration::from_millis(200));
+            // The sender is dropped at the end of the phase, also by a panic.
+            let _ = ended.recv();
+            spinner.finish_and_clear();
+        });
+        let result = work();
+        drop(running);
+        result
+    })
 }

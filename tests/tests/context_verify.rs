@@ -167,6 +167,7 @@ fn rows() -> Vec<Row<13>> {
 }
 
 #[test]
+#[ignore = "slow: run by the nightly workflow, next to fuzz-layouts"]
 fn every_pair_of_settings() {
     let all = rows();
     let chosen = pairwise(&SETTINGS, &all);

@@ -26,8 +26,9 @@ const WGPU_FEATURES: &str = "burn-megatron-tests/wgpu,burn-megatron-tests/tracin
 /// The feature of the command that reads Parquet and Arrow.
 pub const PARQUET_FEATURES: &str = "burn-megatron-cli/parquet";
 
-/// Ignored by `--all` too: processes that tests start, a measurement, and what takes too long.
-const SKIPPED: [&str; 8] = [
+/// Ignored by `--all` too: processes that tests start, a measurement, and tests that take too long. The nightly workflow
+/// runs the last three.
+const SKIPPED: [&str; 10] = [
     "as_a_child",
     "machine::tests::speed",
     "full_product",
@@ -36,6 +37,8 @@ const SKIPPED: [&str; 8] = [
     "the_published_layout_of_405b",
     "fifty_kills",
     "a_hundred_flips",
+    "every_pair_of_settings",
+    "attention::tests::every_width",
 ];
 
 /// Which tests run.

@@ -194,6 +194,27 @@ fn decide(
     Ok(KernelDecision { fused, reason })
 }
 
+impl KernelSelection {
+    /// Returns one line without the reasons, such as `fused except softmax; attention by mma`.
+    pub fn summary(&self) -> String {
+        let unfused = Operation::ALL.iter().zip(&self.decisions);
+        let unfused = unfused.filter(|(_, decision)| !decision.fused);
+        let unfused: Vec<_> = unfused.map(|(operation, _)| operation.name()).collect();
+        let mut text = match unfused.len() {
+            0 => "fused".to_string(),
+            number if number == Operation::ALL.len() => "unfused".to_string(),
+            _ => format!("fused except {}", unfused.join(", ")),
+        };
+        if !self.engines.is_empty() {
+            text += &format!("; attention by {}", engines(&self.engines, " and "));
+        }
+        if let Some(blas) = self.blas {
+            text += &format!("; linear by {blas}");
+        }
+        text
+    }
+}
+
 /// `fused: norm, loss (the device has the kernel); fused: attention by mma (..); unfused: softmax (..)`
 impl Display for KernelSelection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

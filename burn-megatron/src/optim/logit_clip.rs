@@ -23,7 +23,7 @@ use crate::comm::ReduceOp;
 use crate::data_parallel::layout::ParameterSlice;
 use crate::data_parallel::{AfterStep, BucketShard, DistributedDataParallel, SteppedBucket};
 use crate::mesh::{Axis, MeshRank};
-use crate::nn::{AttentionLayer, HeadPart, ParameterEntry};
+use crate::nn::{AttentionLayer, HeadPart, ParameterEntry, ParameterTable};
 
 /// Settings of QK-Clip; the defaults are Megatron-Core's.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -127,10 +127,7 @@ impl QkClip {
         layers: &[AttentionLayer],
         ddp: &DistributedDataParallel<M>,
     ) -> Result<Self, OptimizerError> {
-        // Their logits do not follow the scale of their weights.
-        if let Some(AttentionLayer { path, .. }) = layers.iter().find(|layer| layer.has_norm) {
-            return Err(QkClipError::Normalized { path: path.clone() }.into());
-        }
+        check_norms(layers)?;
         let own = ddp.attention_logits().layers();
         let columns = factors_of_columns(&own, ddp);
         let is_any = i64::from(!columns.is_empty());
@@ -170,6 +167,28 @@ impl QkClip {
             layers: own.iter().map(place).collect(),
             segments: ddp.shards().iter().map(of_shard).collect(),
         })
+    }
+
+    /// Checks the attention layers of a full model before it is built, with its parameter table.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`new`](Self::new).
+    pub fn check_layers(
+        layers: &[AttentionLayer],
+        table: &ParameterTable,
+    ) -> Result<(), OptimizerError> {
+        check_norms(layers)?;
+        let is_trained = |linear: &str| {
+            let paths = ["weight", "bias"].map(|name| format!("{linear}.{name}"));
+            let mut entries = table.entries().iter();
+            entries.any(|entry| !entry.frozen && paths.contains(&entry.path))
+        };
+        let mut columns = layers.iter().flat_map(|layer| &layer.columns);
+        match columns.any(|columns| is_trained(&columns.linear)) {
+            true => Ok(()),
+            false => Err(QkClipError::NothingToClip.into()),
+        }
     }
 
     /// The change of the masters after a step with these largest logits, those of the heads of all stages. With
@@ -228,6 +247,14 @@ impl QkClip {
             }
         }
         Tensor::cat(all, 0)
+    }
+}
+
+/// Checks that no layer normalizes its queries and keys: their logits do not follow the scale of the weights.
+fn check_norms(layers: &[AttentionLayer]) -> Result<(), QkClipError> {
+    match layers.iter().find(|layer| layer.has_norm) {
+        Some(AttentionLayer { path, .. }) => Err(QkClipError::Normalized { path: path.clone() }),
+        None => Ok(()),
     }
 }
 

@@ -15,7 +15,7 @@ use burn_megatron::model::{
     ConfigDifference, GenerationCache, LanguageModel, ModelConfig, check_context,
 };
 use burn_megatron::nn::lora::{LoraConfig, LoraLayers};
-use burn_megatron::nn::{BuildError, ModelBuilder, ParallelModule, ParameterTable};
+use burn_megatron::nn::{AttentionLayer, BuildError, ModelBuilder, ParallelModule, ParameterTable};
 use burn_megatron::optim::groups::{unmatched, unmatched_error};
 use burn_megatron::pipeline::split::StageLayout;
 use burn_megatron_generate::GenerateError;
@@ -293,6 +293,8 @@ impl<C: ModelConfig> AnyModel for FamilyModel<C> {
         let mut model = self.whole(builder)?;
         model.fp8.check_layers(&groups)?;
         freeze_in_all_stages(&mut model.table, &train.freeze, &groups)?;
+        let attention = AttentionLayer::of_all_stages(&model.attention_logits, &groups)?;
+        train.check_attention(&attention, &model.table)?;
         let optimizer = train.optimizer.groups();
         let paths = || model.table.entries().iter().map(|entry| &entry.path[..]);
         if let Some(first) = unmatched(optimizer, paths())?.first() {

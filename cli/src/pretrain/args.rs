@@ -104,6 +104,10 @@ pub struct PretrainArgs {
     /// its memory and its cgroup (--device cpu), or that of the ranks of a device with its memory (--device cuda).
     #[arg(long, value_name = "BYTES", help_heading = "Memory")]
     pub memory_limit: Option<ByteSize>,
+    /// Print the details of the header: the mesh with its process groups, the gradient buckets, the reason for each kernel,
+    /// and the memory by kind. Without this flag they are in header.txt in the run folder.
+    #[arg(long, short, help_heading = "Run")]
+    pub verbose: bool,
     /// Print the recipe with where each value is from, and exit.
     #[arg(long, help_heading = None::<&str>)]
     pub print_recipe: bool,

@@ -23,6 +23,7 @@ use crate::error::Error;
 use crate::estimate::{self, RankEstimates};
 use crate::family::Families;
 use crate::fp8;
+use crate::header::Header;
 use crate::interrupt::{self, Interrupt};
 use crate::nodes::LocalRank;
 use crate::rank_run::{RankRun, print_training};
@@ -31,6 +32,7 @@ use crate::recipe::Recipe;
 use crate::recipe::merge::LayeredRecipe;
 use crate::resume::{StartDecision, StartResolver};
 use crate::resume_mode::ResumeMode;
+use crate::slow_progress::phase;
 use crate::weights::InitialWeights;
 use crate::{cpus, determinism, gemm_algorithms, lora, memory, save_hf};
 use args::PretrainArgs;
@@ -121,14 +123,16 @@ fn run_until(
     recipe.kernels.check_epilogues(device, computing)?;
     memory::check_model(&recipe, device)?;
     estimate::check_names(&recipe, device)?;
-    let estimates = RankEstimates::new(&recipe, &plan, device)?;
+    let estimates = phase("planning the memory", || {
+        RankEstimates::new(&recipe, &plan, device)
+    })?;
     if args.require_fast_kernels {
         require_fast(args.device, device, &estimates.first().kernels)?;
     }
     let checked = check_memory(args, &recipe, (&plan.mesh, &ranks), &estimates);
     let (planned_memory, unfit) = checked?;
     let memory = (&estimates, &planned_memory);
-    let data = data::open(&recipe)?;
+    let data = phase("reading the data", || data::open(&recipe))?;
     let tokenizer = data::sample_tokenizer(&recipe)?;
     let sample = data::sample(&recipe, &*data, tokenizer.as_ref())?;
     let weights = InitialWeights::new(&recipe, &args.saving, families);
@@ -143,10 +147,11 @@ fn run_until(
         if has_first {
             let engine = ranks.engine.to_string();
             let engine = (&engine[..], args.compute_threads);
-            print_run(&recipe, &plan, &*data, args.device, engine);
-            determinism::print_header(&recipe, deterministic.as_ref());
-            print_training(&recipe, memory, None, (args.device, device));
-            println!("{}", planned_memory.table());
+            let mut header = Header::new(args.verbose);
+            print_run(&mut header, &recipe, &plan, &*data, args.device, engine);
+            determinism::print_header(&mut header, &recipe, deterministic.as_ref());
+            print_training(&mut header, &recipe, memory, (args.device, device));
+            println!("\n{}", planned_memory.table());
             unfit.map_or(Ok(()), Err)?;
             StartResolver::new(args, &recipe, &*data)?.check()?;
             println!("dry run: the run can start; nothing was allocated or written");
@@ -199,6 +204,7 @@ fn run_until(
             device: args.device,
             deterministic: deterministic.as_ref(),
             fp8_report: args.fp8_report,
+            verbose: args.verbose,
             place: own_rank.map(|_| LocalRank {
                 rank: local_rank,
                 world_size: on_this_machine,

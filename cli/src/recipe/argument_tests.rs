@@ -4,6 +4,7 @@ use super::tests::{Folder, error, recipe, resolve};
 fn arguments_of_which_one_would_be_ignored_are_refused() {
     let folder = Folder::new();
     let file = folder.write("text.txt", "some text");
+    let chat = folder.write("chat.jsonl", "{\"messages\": []}");
     for (flags, says) in [
         (
             "--no-save --checkpoint.save true",
@@ -57,6 +58,10 @@ fn arguments_of_which_one_would_be_ignored_are_refused() {
             &format!("--data {file} --set data.path=other"),
             "data.path is set by --set and by a flag",
         ),
+        (
+            &format!("--data {chat} --set data.chat.files=[\"other.jsonl\"]"),
+            "data.chat.files is set by --set and by a flag",
+        ),
     ] {
         let error = error(flags);
         assert!(
@@ -70,8 +75,17 @@ fn arguments_of_which_one_would_be_ignored_are_refused() {
         "--train.ema --train.ema.decay 0.9",
         "--kernels unfused,norm=fused",
         "--set train.ema=none --set parallel.virtual_stages=none",
+        &format!("--data {chat} --set data.chat.loss=all --set data.chat.held_out=0"),
     ] {
         recipe(flags);
+    }
+}
+
+#[test]
+fn a_text_may_look_like_a_number() {
+    for text in ["5", "true", "[1]"] {
+        let recipe = recipe(&format!("--set sample.prompt={text}"));
+        assert_eq!(recipe.sample.prompt, text);
     }
 }
 

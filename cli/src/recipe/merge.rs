@@ -271,8 +271,15 @@ impl Layers<'_> {
     fn edit(&mut self, edit: &Edit<'_>, set: &SettingFlags) -> Result<(), Error> {
         let before = serde_json::to_value(&self.table)?;
         edit(&mut self.table)?;
-        for key in resume_check::differing(&before, &serde_json::to_value(&self.table)?) {
-            if set.has(&key) {
+        let after = serde_json::to_value(&self.table)?;
+        // A table that the edit adds has defaults too, which `--set` may replace.
+        let is_default = |key: &str| {
+            let setting = self.settings.find(key);
+            let default = setting.and_then(|setting| setting.default.as_ref());
+            json_at(&before, key).is_none() && default.is_some() && default == json_at(&after, key)
+        };
+        for key in resume_check::differing(&before, &after) {
+            if set.has(&key) && !is_default(&key) {
                 return Err(twice(&key));
             }
             self.origins.derive(&key, Origin::Flag);

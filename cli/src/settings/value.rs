@@ -72,6 +72,16 @@ impl Forms {
         *self == table
     }
 
+    /// Whether the value is text and nothing else.
+    pub fn is_text_only(&self) -> bool {
+        let text = Self {
+            text: true,
+            can_be_unset: self.can_be_unset,
+            ..Self::default()
+        };
+        *self == text
+    }
+
     /// Adds the kinds of a schema, without those of its branches.
     pub fn read(&mut self, schema: &Schema) {
         let names = |key: &str| {

@@ -200,6 +200,7 @@ impl Seen {
 }
 
 #[test]
+#[ignore = "slow: run by the nightly workflow, next to fuzz-layouts"]
 fn every_pair_of_settings_is_bit_equal_to_keeping_everything() {
     let all = product(&SETTINGS, |row| Case(*row).is_valid());
     let chosen = pairwise(&SETTINGS, &all);

@@ -31,7 +31,7 @@ fn some_widths_are_those_of_the_composition() {
 }
 
 #[test]
-#[ignore = "slow: every width has kernels of its own, which take long to compile"]
+#[ignore = "slow: each width compiles its own kernels; run by the nightly workflow"]
 fn every_width_is_that_of_the_composition() {
     compare_widths(&[1, 48, 96, 128, 192, 256]);
 }
