@@ -13,6 +13,7 @@ use crate::report::{Outcome, Report};
 use crate::settings;
 use crate::test::PARQUET_FEATURES;
 use crate::words;
+use crate::workflows;
 
 /// A check of the tree.
 #[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
@@ -41,14 +42,18 @@ pub enum Check {
     /// The crates that will be published can be made into packages, with the licences in them. The packages, in
     /// target/package, are not built.
     Package,
-    /// All of these but small.
+    /// actionlint reports nothing in the workflows of GitHub Actions. A missing actionlint is installed with pip, which
+    /// downloads it from its release.
+    Workflows,
+    /// All of these except small and workflows.
     All,
 }
 
 /// Runs one check or all of them.
 pub fn run(check: Check, root: &Path, report: &mut Report) {
-    // The small build has other features, so that everything is built anew: it is not one of all.
-    let wanted = |this| check == this || (check == Check::All && this != Check::Small);
+    // The small build has other features, so that everything is built again. The check of workflows may need a network.
+    let is_extra = |this| matches!(this, Check::Small | Check::Workflows);
+    let wanted = |this| check == this || (check == Check::All && !is_extra(this));
     if wanted(Check::Format) {
         report.step("format", || {
             run_command(&mut cargo(root, &["fmt", "--all", "--check"]))
@@ -96,6 +101,9 @@ pub fn run(check: Check, root: &Path, report: &mut Report) {
     }
     if wanted(Check::Package) {
         report.step("package", || package(root));
+    }
+    if wanted(Check::Workflows) {
+        report.step("workflows", || workflows::run(root));
     }
 }
 

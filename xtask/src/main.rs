@@ -40,6 +40,7 @@ mod totals;
 mod vulkan;
 mod wheels;
 mod words;
+mod workflows;
 
 use std::env;
 use std::path::{Path, PathBuf};
