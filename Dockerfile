@@ -6,7 +6,8 @@
 #   docker build --target cuda -t burn-megatron:cuda .
 #   docker run --rm -it --gpus all -u "$(id -u):$(id -g)" -v "$PWD:/workspace" burn-megatron:cuda env
 
-FROM rust:1.95-slim-bookworm AS source
+# The version of rust-toolchain.toml: rustup would install another one.
+FROM rust:1.95.0-slim-bookworm AS source
 WORKDIR /src
 COPY . .
 

@@ -61,7 +61,8 @@ fn find_or_install_lychee(root: &Path) -> Result<PathBuf, String> {
     Ok(lychee)
 }
 
-fn is_installed(program: &str) -> bool {
+/// Returns whether a program starts.
+pub fn is_installed(program: &str) -> bool {
     let mut command = Command::new(program);
     command.arg("--version").stdout(Stdio::null());
     command.status().is_ok()

@@ -9,17 +9,19 @@ use crate::circles;
 use crate::mpi;
 use crate::order::{self, CRATES};
 use crate::process::{cargo, run as run_command};
-use crate::report::Report;
+use crate::report::{Outcome, Report};
 use crate::settings;
 use crate::test::PARQUET_FEATURES;
 use crate::words;
+use crate::workflows;
 
 /// A check of the tree.
 #[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
 pub enum Check {
     /// rustfmt leaves every file as it is.
     Format,
-    /// No name or phrase of xtask/retired-words.tsv is in a tracked file.
+    /// No name or phrase of xtask/retired-words.tsv is in a tracked file, and no more sentences than before are hard to
+    /// read: see xtask/word-budgets.tsv. `--list` prints these sentences.
     Words,
     /// Crates, and the modules of the core crate, import only what is below them.
     Order,
@@ -40,14 +42,18 @@ pub enum Check {
     /// The crates that will be published can be made into packages, with the licences in them. The packages, in
     /// target/package, are not built.
     Package,
-    /// All of these but small.
+    /// actionlint reports nothing in the workflows of GitHub Actions. A missing actionlint is installed with pip, which
+    /// downloads it from its release.
+    Workflows,
+    /// All of these except small and workflows.
     All,
 }
 
 /// Runs one check or all of them.
 pub fn run(check: Check, root: &Path, report: &mut Report) {
-    // The small build has other features, so that everything is built anew: it is not one of all.
-    let wanted = |this| check == this || (check == Check::All && this != Check::Small);
+    // The small build has other features, so that everything is built again. The check of workflows may need a network.
+    let is_extra = |this| matches!(this, Check::Small | Check::Workflows);
+    let wanted = |this| check == this || (check == Check::All && !is_extra(this));
     if wanted(Check::Format) {
         report.step("format", || {
             run_command(&mut cargo(root, &["fmt", "--all", "--check"]))
@@ -96,6 +102,17 @@ pub fn run(check: Check, root: &Path, report: &mut Report) {
     if wanted(Check::Package) {
         report.step("package", || package(root));
     }
+    if wanted(Check::Workflows) {
+        report.step("workflows", || workflows::run(root));
+    }
+}
+
+/// Prints what a check counts, without a verdict.
+pub fn list(check: Check, root: &Path, report: &mut Report) {
+    report.step("list", || match check {
+        Check::Words => words::list(root),
+        _ => Outcome::Failed("--list requires `check words`".into()),
+    });
 }
 
 fn lint(root: &Path, features: &str) -> Result<(), String> {

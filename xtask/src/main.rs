@@ -40,6 +40,7 @@ mod totals;
 mod vulkan;
 mod wheels;
 mod words;
+mod workflows;
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -96,6 +97,9 @@ enum Command {
         /// The check to run.
         #[arg(value_enum, default_value = "all")]
         check: Check,
+        /// With `words`: print every sentence that has a marker of hard reading, with its file and line.
+        #[arg(long)]
+        list: bool,
     },
     /// Compile every CUDA kernel to machine code, without a GPU, and check it.
     ///
@@ -223,7 +227,8 @@ fn main() -> ExitCode {
             let extent = if all { Extent::All } else { Extent::Quick };
             test::run(extent, &root, &mut report);
         }
-        Command::Check { check } => check::run(check, &root, &mut report),
+        Command::Check { check, list: false } => check::run(check, &root, &mut report),
+        Command::Check { check, list: true } => check::list(check, &root, &mut report),
         Command::CheckCuda(options) => {
             check_cuda::run(&options, Compilers::Needed, &root, &mut report);
         }
@@ -301,8 +306,20 @@ mod tests {
     #[test]
     fn check_runs_everything_unless_told() {
         let cli = Cli::try_parse_from(["xtask", "check"]).unwrap();
-        assert!(matches!(cli.command, Command::Check { check: Check::All }));
+        assert!(matches!(
+            cli.command,
+            Command::Check {
+                check: Check::All,
+                list: false
+            }
+        ));
         let cli = Cli::try_parse_from(["xtask", "check", "lint"]).unwrap();
-        assert!(matches!(cli.command, Command::Check { check: Check::Lint }));
+        assert!(matches!(
+            cli.command,
+            Command::Check {
+                check: Check::Lint,
+                ..
+            }
+        ));
     }
 }

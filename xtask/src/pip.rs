@@ -16,16 +16,20 @@ const ADVICE: &str = "python3 with pip is missing
 
 /// Installs packages, such as `name==1.2.3`, into a folder. All at once: pip replaces what they share as a whole.
 pub fn install(packages: &[String], folder: &Path) -> Result<(), String> {
+    install_with(&["--only-binary", ":all:"], packages, folder)
+}
+
+/// Installs a package that has no wheel. Its build may download a program.
+pub fn install_from_source(package: String, folder: &Path) -> Result<(), String> {
+    install_with(&[], &[package], folder)
+}
+
+fn install_with(options: &[&str], packages: &[String], folder: &Path) -> Result<(), String> {
     let mut command = Command::new(find_or_install_pip()?);
     command
         .args(["-m", "pip", "install", "--no-deps", "--upgrade"])
-        .args([
-            "--only-binary",
-            ":all:",
-            "--no-input",
-            "--progress-bar",
-            "off",
-        ])
+        .args(["--no-input", "--progress-bar", "off"])
+        .args(options)
         .arg("--target")
         .arg(folder)
         .args(packages)

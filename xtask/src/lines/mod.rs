@@ -1,7 +1,7 @@
 //! `cargo xtask lines`: counts the lines of code by what they are for.
 
 mod count;
-mod tokens;
+pub mod tokens;
 
 use std::collections::BTreeSet;
 use std::fmt;

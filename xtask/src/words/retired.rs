@@ -1,34 +1,24 @@
-//! `cargo xtask check words`: no retired name or phrase is in the tree.
+//! Finds retired names and phrases in the tree.
 //!
-//! `xtask/retired-words.tsv` lists them, one per line: the old text, a tab, and what to use instead. A name (letters,
-//! digits and `_`) matches as a whole word, any other text wherever it stands within a line.
+//! `xtask/retired-words.tsv` lists them, one per line: the old text, a tab, and the text to use instead. A name (letters,
+//! digits and `_`) matches as a whole word. Any other text matches anywhere within a line.
 
 use std::fs;
 use std::path::Path;
-use std::process::Command;
 
-use crate::report::Outcome;
+use super::has_word;
 
 /// The list, which is not searched itself.
-const LIST: &str = "xtask/retired-words.tsv";
+pub const LIST: &str = "xtask/retired-words.tsv";
 
 /// Endings of the files that are searched.
 const EXTENSIONS: [&str; 5] = ["rs", "md", "toml", "sh", "py"];
 
-/// A folder of this name holds files that other programs or earlier versions wrote.
-const FIXTURES: &str = "fixtures";
-
-/// Searches every tracked file; skipped where git does not list them, as in an archive of the sources.
-pub fn run(root: &Path) -> Outcome {
-    match tracked_files(root) {
-        Ok(files) => check(root, &files).into(),
-        Err(reason) => Outcome::Skipped(reason),
-    }
-}
-
+/// Searches the files for retired words.
+///
 /// # Errors
-/// `path:line: "old": use "new"` for each match, and what is wrong with the list.
-fn check(root: &Path, files: &[String]) -> Result<(), String> {
+/// Returns `path:line: "old": use "new"` for each match, or the mistake in the list.
+pub fn check(root: &Path, files: &[String]) -> Result<(), String> {
     let list = root.join(LIST);
     let text = fs::read_to_string(&list).map_err(|e| format!("{}: {e}", list.display()))?;
     let retired = parse(&text)?;
@@ -62,26 +52,12 @@ struct RetiredWord {
 
 impl RetiredWord {
     fn is_in(&self, line: &str) -> bool {
-        if self.old.chars().all(is_of_word) {
+        if self.old.chars().all(super::is_of_word) {
             has_word(line, &self.old)
         } else {
             line.contains(&self.old)
         }
     }
-}
-
-/// Whether a name may have this character.
-fn is_of_word(c: char) -> bool {
-    c.is_alphanumeric() || c == '_'
-}
-
-/// Whether a text has this name as a whole word.
-pub fn has_word(text: &str, name: &str) -> bool {
-    text.match_indices(name).any(|(start, name)| {
-        let before = text[..start].chars().next_back();
-        let after = text[start + name.len()..].chars().next();
-        !before.is_some_and(is_of_word) && !after.is_some_and(is_of_word)
-    })
 }
 
 /// Reads the list. Empty lines and lines that begin with `#` are skipped.
@@ -132,32 +108,15 @@ fn find(retired: &[RetiredWord], path: &str, text: &str) -> Vec<String> {
     matches
 }
 
+/// Returns whether a file is searched, by its path.
 fn is_searched(path: &str) -> bool {
     let extension = Path::new(path).extension().and_then(|name| name.to_str());
-    extension.is_some_and(|name| EXTENSIONS.contains(&name))
-        && !path.split('/').any(|folder| folder == FIXTURES)
-}
-
-/// The paths of all files that git tracks, from `root`.
-pub fn tracked_files(root: &Path) -> Result<Vec<String>, String> {
-    let output = Command::new("git")
-        .args(["ls-files", "-z"])
-        .current_dir(root)
-        .output()
-        .map_err(|e| format!("git could not start: {e}"))?;
-    if !output.status.success() {
-        let reason = String::from_utf8_lossy(&output.stderr);
-        return Err(format!("git ls-files: {}", reason.trim()));
-    }
-    let paths = String::from_utf8_lossy(&output.stdout);
-    let paths = paths.split('\0').filter(|path| !path.is_empty());
-    Ok(paths.map(str::to_owned).collect())
+    extension.is_some_and(|name| EXTENSIONS.contains(&name)) && !super::is_fixture(path)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::temp::TempDir;
 
     fn word(old: &str, successor: &str) -> RetiredWord {
         RetiredWord {
@@ -235,24 +194,5 @@ mod tests {
         ] {
             assert!(!is_searched(path), "{path}");
         }
-    }
-
-    #[test]
-    fn tracked_files_are_searched_and_others_are_not() {
-        let root = TempDir::new("words").unwrap();
-        let git = |args: &[&str]| {
-            let mut command = Command::new("git");
-            let status = command.args(args).current_dir(root.path()).status();
-            assert!(status.unwrap().success(), "{args:?}");
-        };
-        git(&["init", "-q"]);
-        root.write(LIST, "old_name\tnew_name\n");
-        root.write("src/a.rs", "fn new_name() {}\n");
-        root.write("src/untracked.rs", "fn old_name() {}\n");
-        git(&["add", "src/a.rs", LIST]);
-        assert_eq!(run(root.path()), Outcome::Passed);
-        root.write("src/a.rs", "fn f() {}\nfn old_name() {}\n");
-        let wanted = "retired words: 1\nsrc/a.rs:2: \"old_name\": use \"new_name\"";
-        assert_eq!(run(root.path()), Outcome::Failed(wanted.into()));
     }
 }
