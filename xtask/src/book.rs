@@ -11,7 +11,7 @@ use crate::report::{Outcome, Report};
 /// The version of lychee that is installed where there is none.
 const LYCHEE: &str = "0.24.2";
 
-/// Checks the pages and the links of the book and of the README, and builds the book if mdbook is installed.
+/// Checks the pages of the book and the links of all guides, and builds the book if mdbook is installed.
 pub fn run(root: &Path, report: &mut Report) {
     report.step("book pages", || check_pages(&root.join("docs/src")));
     report.step("book links", || match find_or_install_lychee(root) {
@@ -44,7 +44,7 @@ fn check_links(lychee: &Path, root: &Path) -> Result<(), String> {
     run_command(
         Command::new(lychee)
             .args(["--offline", "--include-fragments", "--no-progress"])
-            .args(["README.md", "docs/src/**/*.md"])
+            .args(["*.md", "docs/**/*.md", "examples/*.md"])
             .current_dir(root),
     )
 }
