@@ -34,7 +34,7 @@ impl Header {
 
     /// Adds a table to the details.
     pub fn table(&mut self, table: &str) {
-        self.add(format!("\n{}\n", wrapped(table)), self.verbose);
+        self.add(format!("\n{}\n", wrapped(table.trim())), self.verbose);
     }
 
     fn add(&mut self, text: String, print: bool) {

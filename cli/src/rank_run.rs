@@ -406,11 +406,10 @@ pub fn print_training(
         );
         header.detail("offload", text);
     }
-    header.detail(
-        "",
-        format!("memory of rank 0, without activations{recomputed}:"),
-    );
-    header.table(&own.sharing.memory.to_string());
+    header.table(&format!(
+        "memory of rank 0, without activations{recomputed}\n\n{}",
+        own.sharing.memory
+    ));
     header.line("memory", planned_memory.to_string());
 }
 

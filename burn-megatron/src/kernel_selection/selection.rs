@@ -205,7 +205,7 @@ impl KernelSelection {
             number if number == Operation::ALL.len() => "unfused".to_string(),
             _ => format!("fused except {}", unfused.join(", ")),
         };
-        if !self.engines.is_empty() {
+        if self.is_fused(Operation::Attention) && !self.engines.is_empty() {
             text += &format!("; attention by {}", engines(&self.engines, " and "));
         }
         if let Some(blas) = self.blas {

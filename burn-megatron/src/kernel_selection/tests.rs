@@ -118,9 +118,14 @@ fn the_attention_engine_is_shown_with_its_reason() {
     selection.add_attention_engine(EngineKind::Mma, "wide heads");
     let shown = "; fused: attention by portable and mma (of a test; wide heads); ";
     assert!(selection.to_string().contains(shown), "{selection}");
+    assert_eq!(
+        selection.summary(),
+        "fused except norm; attention by portable and mma"
+    );
     selection
         .keep_unfused(Operation::Attention, "dropout")
         .unwrap();
+    assert_eq!(selection.summary(), "fused except norm, attention");
     assert!(
         selection
             .to_string()
@@ -175,4 +180,10 @@ fn layers_have_no_epilogues_until_they_are_measured() {
         text.contains("activation as epilogues of cuBLASLt"),
         "{text}"
     );
+}
+
+#[test]
+fn a_summary_has_no_reasons() {
+    assert_eq!(selection("fused").unwrap().summary(), "fused");
+    assert_eq!(selection("unfused").unwrap().summary(), "unfused");
 }
