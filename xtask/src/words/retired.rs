@@ -3,8 +3,11 @@
 //! `xtask/retired-words.tsv` lists them, one per line: the old text, a tab, and the text to use instead. A name (letters,
 //! digits and `_`) matches as a whole word. Any other text matches anywhere within a line.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
+
+use aho_corasick::AhoCorasick;
 
 use super::has_word;
 
@@ -21,7 +24,7 @@ const EXTENSIONS: [&str; 5] = ["rs", "md", "toml", "sh", "py"];
 pub fn check(root: &Path, files: &[String]) -> Result<(), String> {
     let list = root.join(LIST);
     let text = fs::read_to_string(&list).map_err(|e| format!("{}: {e}", list.display()))?;
-    let retired = parse(&text)?;
+    let retired = RetiredWords::new(parse(&text)?)?;
     let searched = files.iter().filter(|path| is_searched(path));
     let (mut count, mut matches) = (0, Vec::new());
     for path in searched {
@@ -30,10 +33,10 @@ pub fn check(root: &Path, files: &[String]) -> Result<(), String> {
             continue;
         };
         count += 1;
-        matches.extend(find(&retired, path, &text));
+        matches.extend(retired.find(path, &text));
     }
     if matches.is_empty() {
-        println!("{count} files, {} retired words", retired.len());
+        println!("{count} files, {} retired words", retired.words.len());
         return Ok(());
     }
     Err(format!(
@@ -87,25 +90,39 @@ fn parse(text: &str) -> Result<Vec<RetiredWord>, String> {
     Ok(retired)
 }
 
-/// The matches in one file, in order.
-fn find(retired: &[RetiredWord], path: &str, text: &str) -> Vec<String> {
-    // Few files have any, and searching a whole file is fast.
-    let present = retired.iter().filter(|word| text.contains(&word.old));
-    let present: Vec<_> = present.collect();
-    let mut matches = Vec::new();
-    if present.is_empty() {
-        return matches;
+/// The list, with an automaton that finds all words in one pass over a text.
+struct RetiredWords {
+    words: Vec<RetiredWord>,
+    search: AhoCorasick,
+}
+
+impl RetiredWords {
+    fn new(words: Vec<RetiredWord>) -> Result<Self, String> {
+        let search = AhoCorasick::new(words.iter().map(|word| &word.old));
+        let search = search.map_err(|error| format!("{LIST}: {error}"))?;
+        Ok(Self { words, search })
     }
-    for (number, line) in (1..).zip(text.lines()) {
-        let found = present.iter().filter(|word| word.is_in(line));
-        matches.extend(found.map(|word| {
-            format!(
-                "{path}:{number}: \"{}\": use \"{}\"",
-                word.old, word.successor
-            )
-        }));
+
+    /// Returns the matches in one file, in order.
+    fn find(&self, path: &str, text: &str) -> Vec<String> {
+        // Few files have any.
+        let found = self.search.find_overlapping_iter(text);
+        let present: BTreeSet<_> = found.map(|found| found.pattern().as_usize()).collect();
+        if present.is_empty() {
+            return vec![];
+        }
+        let mut matches = vec![];
+        for (number, line) in (1..).zip(text.lines()) {
+            let words = present.iter().map(|index| &self.words[*index]);
+            matches.extend(words.filter(|word| word.is_in(line)).map(|word| {
+                format!(
+                    "{path}:{number}: \"{}\": use \"{}\"",
+                    word.old, word.successor
+                )
+            }));
+        }
+        matches
     }
-    matches
 }
 
 /// Returns whether a file is searched, by its path.
@@ -173,9 +190,9 @@ mod tests {
 
     #[test]
     fn matches_name_the_place_and_the_successor() {
-        let retired = [word("old_name", "new_name")];
+        let retired = RetiredWords::new(vec![word("old_name", "new_name")]).unwrap();
         assert_eq!(
-            find(&retired, "src/a.rs", "one\nfn old_name() {}\nold_names\n"),
+            retired.find("src/a.rs", "one\nfn old_name() {}\nold_names\n"),
             ["src/a.rs:2: \"old_name\": use \"new_name\""]
         );
     }
