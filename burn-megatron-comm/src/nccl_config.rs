@@ -13,8 +13,8 @@ pub const MAX_CTAS: u32 = 64;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct NcclConfig {
-    /// Create the communicator of a group with the group, by a split of its parent, in which all ranks of the parent
-    /// take part. By default the members of a group create it at its first call.
+    /// Whether the communicator of a group is created with the group, by a split of its parent. All ranks of the parent
+    /// take part. By default the members of a group create the communicator at the first call.
     pub eager_init: bool,
     /// The memory that is registered with NCCL for collectives on large tensors; by default none.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -84,14 +84,14 @@ pub enum NcclGroup {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct NcclGroupConfig {
-    /// The fewest CTAs of a collective, 1 to [64](MAX_CTAS); by default NCCL's choice.
+    /// The minimum number of CTAs of a collective, 1 to [64](MAX_CTAS). By default NCCL decides.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub min_ctas: Option<u32>,
-    /// The most CTAs of a collective, 1 to [64](MAX_CTAS); by default NCCL's choice.
+    /// The maximum number of CTAs of a collective, 1 to [64](MAX_CTAS). By default NCCL decides.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_ctas: Option<u32>,
-    /// Whether collectives run on the stream of high priority, beside those of the other stream. By default those of
-    /// tensor and expert groups do where that cannot deadlock; if it is set and could, the engine does not start.
+    /// Whether collectives run on the high-priority stream. By default tensor and expert groups use the high-priority
+    /// stream if it cannot deadlock. If the setting could deadlock, the engine does not start.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub high_priority_stream: Option<bool>,
 }

@@ -16,27 +16,26 @@ pub struct GenerateConfig {
     pub prompt: String,
     /// The maximum number of new tokens; 0 generates none.
     pub tokens: usize,
-    /// Logits are divided by it. 0 takes the most likely token (greedy).
+    /// The temperature: logits are divided by it. 0 takes the most likely token (greedy).
     pub temperature: f64,
-    /// Samples from this many most likely tokens; from all if `None`.
+    /// Samples from this number of most likely tokens. If `None`, samples from all tokens.
     pub top_k: Option<usize>,
-    /// Nucleus sampling: samples from the most likely tokens whose probabilities reach this sum, among those of
-    /// `top_k`; from all if `None`.
+    /// Nucleus sampling: samples from the most likely tokens whose probabilities reach this sum, after `top_k`. If
+    /// `None`, samples from all tokens.
     pub top_p: Option<f64>,
     /// The text ends before the first of these strings, also across token boundaries.
     pub stop: Vec<String>,
-    /// The seed; if `None` that of the run, or 0. Every prompt of a batch has the same.
+    /// The seed. If `None`, the seed of the run, or 0. All prompts of a batch have the same seed.
     pub seed: Option<u64>,
     /// The number of texts after each prompt (`num_return_sequences` of `transformers`). Sample `i` draws from stream `i` of
     /// the seed, so it does not depend on the number of samples. This is not a setting of a recipe.
     #[serde(skip)]
     pub samples: usize,
-    /// Whether the log-probabilities of the new tokens are returned. They take another product with the weights of the
-    /// output layer.
+    /// Whether the log-probabilities of the new tokens are returned. They require an additional product with the output
+    /// layer.
     pub logprobs: bool,
-    /// Whether a model with multi-token prediction drafts the token after the next one, which it then reads with the next: where
-    /// it draws that token itself, a forward gives two. It changes no token as far as its logits do not depend on what is
-    /// read with them, as on the CPU.
+    /// Whether a model with multi-token prediction drafts the token after the next token (speculative decoding). A
+    /// correct draft gives two tokens per forward. The text does not change on the CPU.
     pub speculative: bool,
     /// Whether the tokenizer adds its special tokens to the prompt, as it did to the texts that the model was trained on.
     /// This is not a setting of a recipe.

@@ -68,13 +68,13 @@ pub struct TrainConfig {
     /// Consecutive skipped steps after which the run fails.
     #[schemars(extend("resume" = "may_differ"))]
     pub skip_limit: NonZeroU64,
-    /// When a step is skipped as a spike of the loss or the gradient norm; by default never.
+    /// Skips a step whose loss or gradient norm is a spike. By default no step is skipped.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub skip_spikes: Option<SpikeConfig>,
-    /// The exponential moving average of the weights; by default there is none.
+    /// The exponential moving average (EMA) of the weights. By default there is no average.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ema: Option<EmaConfig>,
-    /// Limits the logits of attention after each step; by default they have no limit.
+    /// Limits attention logits after each step (QK-Clip). By default logits have no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub qk_clip: Option<QkClipConfig>,
     /// Whether the largest logit of attention is measured in each step; with [`qk_clip`](Self::qk_clip) it always is.
@@ -83,17 +83,17 @@ pub struct TrainConfig {
     /// Steps between two checks that replicas have bit-equal weights.
     #[schemars(extend("resume" = "may_differ"))]
     pub check_replicas_every: Option<usize>,
-    /// Steps between two that are [computed twice](super::ReplayError) and compared; with it, the state is compared between
-    /// all steps, and a bad loss is computed again.
+    /// Steps between two steps that are [computed twice](super::ReplayError) and compared. The state is then also
+    /// compared between all steps, and a step with a bad loss is computed again.
     #[schemars(extend("resume" = "may_differ"))]
     pub check_replay_every: Option<usize>,
-    /// Whether a run must give the same bits on machines of one kind: what could change them is refused, or set to a fixed
-    /// value by the command that starts it.
+    /// Whether a run must give the same bits on machines of one kind. Settings that could change the bits are refused
+    /// or fixed by the command.
     #[schemars(extend("resume" = "may_differ"))]
     pub deterministic: bool,
-    /// Whether micro-batches run as CUDA graphs: the launches of a forward and a backward are captured once for each shape of
-    /// rows, in its third micro-batch, and replayed by one call from then on. Results are bit-equal. On CUDA devices, on one
-    /// rank or over NCCL; for data parallelism with ZeRO-0 to 2, and dense models without dropout and FP8.
+    /// Whether micro-batches run as CUDA graphs. The launches of a forward and a backward are captured once for each
+    /// shape of rows, in its third micro-batch, and then replayed by one call. Results are bit-equal. On CUDA devices,
+    /// on one rank or over NCCL; for data parallelism with ZeRO-0 to 2, and dense models without dropout and FP8.
     #[schemars(extend("resume" = "may_differ", "experimental" = true))]
     pub cuda_graph: bool,
     /// Whether the elements of the gradient that are zero are counted in each step.

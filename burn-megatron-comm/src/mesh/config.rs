@@ -81,8 +81,7 @@ pub struct ParallelConfig {
     #[serde(skip_serializing_if = "is_default")]
     #[schemars(extend("needs" = "context > 1"))]
     pub context_split: ContextSplit,
-    /// The method by which the context ranks compute attention to the keys and values of each other; `None` lets the
-    /// sizes of the model decide.
+    /// The exchange of keys and values between context ranks; `None` lets the sizes of the model decide.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("needs" = "context > 1"))]
     pub context_exchange: Option<ContextExchange>,
@@ -94,8 +93,8 @@ pub struct ParallelConfig {
     #[serde(skip_serializing_if = "is_default")]
     #[schemars(extend("needs" = "context > 1"))]
     pub context_narrow_gradients: bool,
-    /// Whether the ranks of context x data share each document of a step by its length: short ones are on one rank, longer
-    /// ones on groups of 2, 4, ... of them.
+    /// Whether each document is split over a number of ranks that depends on its length. Short documents are on one
+    /// rank, longer documents on groups of 2, 4, ... ranks of context x data.
     #[serde(skip_serializing_if = "is_default")]
     pub hybrid_context_parallel: bool,
     /// The maximum number of tokens of a rank in a micro-batch of hybrid context parallelism.
@@ -110,16 +109,16 @@ pub struct ParallelConfig {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("flag" = "etp"))]
     pub expert_tensor: Option<usize>,
-    /// Whether the forward of a micro-batch runs beside the backward of another one, each computing while rows of the other
-    /// travel between the ranks of the experts.
+    /// Whether the forward of a micro-batch overlaps with the backward of another micro-batch: one computes while the
+    /// other exchanges tokens between expert ranks.
     #[serde(skip_serializing_if = "is_default")]
     #[schemars(extend("needs" = "expert > 1"))]
     pub overlap_moe_expert_parallel_comm: bool,
     /// The order in which the axes number ranks.
     #[serde(skip_serializing_if = "AxisOrder::is_default")]
     pub order: AxisOrder,
-    /// The ranks of a node, which have consecutive numbers: `None` for one node. Exchanges that know nodes send less
-    /// between them.
+    /// The number of ranks per node. Ranks of a node have consecutive numbers: `None` for one node. Hierarchical
+    /// collectives use this setting to send less between nodes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ranks_per_node: Option<usize>,
     /// The state that is sharded over the data axis. Not serialized: a recipe has it in `[data_parallel]`.

@@ -42,7 +42,7 @@ const HELD_OUT_SEED: u32 = 1234;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum TrainedTokens {
-    /// The text of the assistant, with the end of each turn.
+    /// All answers of the assistant, including the end of each turn.
     #[default]
     Answers,
     /// The last answer of each conversation.
@@ -80,7 +80,7 @@ pub struct ChatDataConfig {
     pub files: Vec<PathBuf>,
     /// The held-out examples.
     pub held_out: HeldOutExamples,
-    /// Which tokens have a loss.
+    /// The tokens that contribute to the loss.
     pub loss: TrainedTokens,
     /// The treatment of long examples.
     pub long: LongExamples,

@@ -25,7 +25,7 @@ pub enum Scaling {
     /// divided by `factor`, those shorter than `original / high` stay, and between them
     /// `s = (original / w - low) / (high - low)` mixes the two: `(1 - s) / factor + s`.
     Llama3 {
-        /// The factor by which the context is extended, at least 1.
+        /// The factor of the context extension, at least 1.
         factor: f64,
         /// Turns within the original context below which a frequency is divided.
         low: f64,
@@ -42,7 +42,7 @@ pub enum Scaling {
     /// are not rounded without `truncate`. Cosines and sines are multiplied by `attention_factor`. By default, it is
     /// `m(mscale) / m(mscale_all_dim)` with `m(s) = 0.1 s ln factor + 1`.
     Yarn {
-        /// The factor by which the context is extended, at least 1.
+        /// The factor of the context extension, at least 1.
         factor: f64,
         /// Positions of the original context.
         original: usize,
@@ -63,7 +63,7 @@ pub enum Scaling {
     },
     /// All frequencies are divided by the factor (Chen et al. 2023, arXiv:2306.15595), as in Gemma 3.
     Linear {
-        /// The factor by which the context is extended, at least 1.
+        /// The factor of the context extension, at least 1.
         factor: f64,
     },
     /// LongRoPE (Ding et al. 2024, arXiv:2402.13753), as in Phi-3: each frequency is divided by a factor of its pair.

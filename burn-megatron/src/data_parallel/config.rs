@@ -19,9 +19,9 @@ pub struct DataParallelConfig {
     /// of each other. `None`: one group of all ranks.
     #[schemars(extend("flag" = "hsdp", "resume" = "order_of_sums", "needs" = "zero_stage > 0"))]
     pub hsdp: Option<usize>,
-    /// Whether replicated gradients are summed by way of nodes: reduce-scattered inside of each, all-reduced between them, and
-    /// gathered inside. Needs nodes ([`ranks_per_node`](ParallelConfig::ranks_per_node)) with equally many ranks of the data
-    /// axis; otherwise they are summed over all ranks at once.
+    /// Whether gradients are summed hierarchically: reduce-scatter within each node, all-reduce between nodes, and
+    /// all-gather within each node. Needs nodes ([`ranks_per_node`](ParallelConfig::ranks_per_node)) with equally many
+    /// ranks of the data axis; otherwise they are summed over all ranks at once.
     #[schemars(extend("resume" = "order_of_sums", "needs" = "zero_stage = 0"))]
     pub hierarchical_reduce: bool,
     /// The dtype in which the model computes.

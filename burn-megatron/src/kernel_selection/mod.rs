@@ -107,11 +107,12 @@ pub struct KernelChoices {
     /// The library for fused products of matrices on the CPU, except the products of experts.
     #[schemars(with = "String", extend("enum" = CpuGemm::ALL.map(CpuGemm::name)))]
     pub gemm: CpuGemm,
-    /// Whether GELU (tanh) of an MLP, its derivative and the gradient of its bias are [epilogues](crate::kernels::gemm::gelu) of the
-    /// products around it. For CUDA; with [`true`](EpilogueFusion::On) an error where it cannot be.
+    /// Whether the GELU (tanh) of an MLP, its derivative and its bias gradient are
+    /// [epilogues](crate::kernels::gemm::gelu) of the neighbouring matrix products. For CUDA.
+    /// [`true`](EpilogueFusion::On) is an error if a layer does not allow epilogues.
     pub epilogue_fusion: EpilogueFusion,
-    /// The file of algorithms of cuBLASLt that `burn-megatron-bench gemm --tune` has written, which rank 0 reads for all ranks; by
-    /// default those of its heuristic are used. For CUDA.
+    /// The file with cuBLASLt algorithms that `burn-megatron-bench gemm --tune` wrote. Rank 0 reads the file for all
+    /// ranks. By default cuBLASLt selects algorithms by its heuristic. For CUDA.
     #[schemars(extend("value" = "PATH", "experimental" = true))]
     pub gemm_algorithms: Option<PathBuf>,
     /// The form of AdamW and of the gradient norm.

@@ -29,9 +29,9 @@ use crate::nn::{AttentionLayer, HeadPart, ParameterEntry, ParameterTable};
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct QkClipConfig {
-    /// The largest logit that is left as it is.
+    /// The largest logit that is not scaled.
     pub threshold: f64,
-    /// The share of queries in what is taken from a logit, above 0 and below 1.
+    /// The share of the scaling that is applied to queries, above 0 and below 1.
     pub alpha: f64,
 }
 

@@ -27,20 +27,20 @@ pub struct ChatConfig {
     /// Files of JSON lines, or folders, whose .jsonl files are read.
     #[schemars(extend("value" = "PATH,.."))]
     pub files: Vec<PathBuf>,
-    /// The share that is held out; 0.1 by default.
+    /// The fraction of conversations that is held out. The default is 0.1.
     pub held_out: Option<f64>,
-    /// Files of held-out conversations, in the place of a share.
+    /// Files of held-out conversations. Replaces `held_out`.
     pub held_out_files: Vec<PathBuf>,
-    /// The chat template; by default that of the tokenizer.
+    /// The chat template. The default is the template of the tokenizer.
     #[schemars(extend("value" = "PATH"))]
     pub template: Option<PathBuf>,
-    /// The date that a template writes, as 2025-01-31; by default none.
+    /// The date that the template inserts, such as 2025-01-31. The default is no date.
     pub date: Option<String>,
-    /// Which tokens have a loss.
+    /// The tokens that contribute to the loss.
     pub loss: TrainedTokens,
-    /// The treatment of conversations that are longer than a row.
+    /// The treatment of conversations that exceed the sequence length.
     pub long: LongExamples,
-    /// Whether a row has several conversations, which do not attend to each other.
+    /// Whether several conversations are packed into a row. They do not attend to each other.
     pub packing: bool,
 }
 

@@ -38,12 +38,12 @@ pub struct DataConfig {
     /// holds nothing out.
     #[schemars(extend("value" = "SHARES"))]
     pub split: Option<String>,
-    /// Folder that caches the sample order of token files; by default each process computes it.
+    /// The folder that caches the sample order of token files. By default each process computes the order.
     #[schemars(extend("resume" = "may_differ", "value" = "PATH"))]
     pub cache: Option<PathBuf>,
     /// The end-of-document token of token files, if PREFIX.json does not define it.
     pub eod: Option<u32>,
-    /// Whether samples are packed with whole documents that do not attend to each other.
+    /// Whether samples consist of complete documents that do not attend to each other.
     pub packing: bool,
     /// Whether attention is reset at the end of a document.
     pub reset_attention: bool,

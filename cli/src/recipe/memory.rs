@@ -19,14 +19,14 @@ pub struct MemoryConfig {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct OffloadTable {
-    /// The fraction of the optimizer state, by bytes, that is kept in the memory of the host and stepped on its CPU: 0 to 1,
-    /// in whole buckets.
+    /// The fraction of the optimizer state that is kept in host memory and updated on the CPU, from 0 to 1. The
+    /// fraction is rounded to complete buckets.
     pub optimizer: f64,
-    /// The maximum number of bytes of a rank, as in 2GiB, of the inputs of recomputed blocks that are kept in the memory of
-    /// the host from the forward to the backward.
+    /// The maximum number of bytes per rank, such as 2GiB, of activations that are offloaded to host memory. Only the
+    /// inputs of recomputed blocks are offloaded.
     #[schemars(extend("value" = "BYTES"))]
     pub activations: u64,
-    /// The number of blocks ahead of the backward for which inputs are fetched from the host.
+    /// The number of blocks whose inputs are fetched from the host before the backward reaches them.
     pub prefetch: usize,
 }
 

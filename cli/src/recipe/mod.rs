@@ -33,10 +33,10 @@ pub const DEFAULT_RECIPE: &str = include_str!("../tiny.toml");
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum BaseRecipe {
-    /// The default recipe of the command, or that of the run that is resumed.
+    /// The default recipe of the command, or the recipe of the resumed run.
     #[default]
     Default,
-    /// Nowhere: the recipe is complete.
+    /// The recipe is complete.
     None,
 }
 
@@ -60,7 +60,7 @@ pub type Recipe = RecipeOf<Model>;
 #[serde(bound(deserialize = "M: Default + Deserialize<'de>"))]
 #[schemars(bound = "M: Default + Serialize + JsonSchema")]
 pub struct RecipeOf<M> {
-    /// Where the keys that the recipe leaves out are taken from; for recipe files alone.
+    /// The source of the keys that a recipe file does not set. Only recipe files have this key.
     #[serde(skip_serializing)]
     pub base: BaseRecipe,
     /// The model: its `family`, and the settings of the family.
@@ -76,7 +76,7 @@ pub struct RecipeOf<M> {
     pub kernels: KernelChoices,
     /// Which layers multiply in 8 bits, and with which scaling recipe.
     pub fp8: Fp8Config,
-    /// Low-rank adapters, which are trained in the place of the weights.
+    /// Low-rank adapters. Only the adapters are trained.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lora: Option<LoraConfig>,
     /// The settings that save memory.

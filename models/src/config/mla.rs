@@ -12,16 +12,16 @@ use crate::RotaryScaling;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct MlaConfig {
-    /// Features of the latent of queries (`q_lora_rank`); by default queries have none.
+    /// The size of the query latent (`q_lora_rank`). By default queries have no latent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub q_rank: Option<usize>,
-    /// Features of the latent of keys and values (`kv_lora_rank`).
+    /// The size of the latent of keys and values (`kv_lora_rank`).
     #[schemars(extend("resume" = "never"))]
     pub kv_rank: usize,
-    /// Features of a query or key without a position (`qk_nope_head_dim`).
+    /// The number of query and key features without a position (`qk_nope_head_dim`).
     #[schemars(extend("resume" = "never"))]
     pub nope_width: usize,
-    /// Features of a query or key with a position (`qk_rope_head_dim`), an even number.
+    /// The number of query and key features with a rotary position (`qk_rope_head_dim`), an even number.
     #[schemars(extend("resume" = "never"))]
     pub rope_width: usize,
     /// Features of a value (`v_head_dim`).

@@ -42,7 +42,7 @@ pub struct TransformerConfig {
     pub layers: usize,
     /// The number of query heads.
     pub heads: usize,
-    /// The number of key-value groups; by default as many as heads.
+    /// The number of key-value groups. The default is the number of heads.
     pub groups: Option<usize>,
     /// The width of a head; by default `hidden / heads`.
     pub head_width: Option<usize>,
@@ -62,9 +62,9 @@ pub struct TransformerConfig {
     pub positions: Positions,
     /// Whether linear layers have biases.
     pub bias: bool,
-    /// Whether the query, key and value projections have biases; by default as `bias`.
+    /// Whether the query, key and value projections have biases. The default is `bias`.
     pub qkv_bias: Option<bool>,
-    /// Whether the output projection of attention has a bias; by default as `bias`.
+    /// Whether the output projection of attention has a bias. The default is `bias`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub output_bias: Option<bool>,
     /// RMSNorm of queries and keys: of each head, as in Qwen 3, or of all heads together, as in OLMoE; by default
@@ -72,24 +72,24 @@ pub struct TransformerConfig {
     #[serde(with = "qk_norm_setting")]
     #[schemars(schema_with = "qk_norm_setting::schema")]
     pub qk_norm: Option<QkNorm>,
-    /// Whether the weights of these norms are stored as their difference from 1, as in Gemma 3.
+    /// Whether the weights of the query and key norms are stored as their difference from 1, as in Gemma 3.
     pub qk_norm_zero_centered: bool,
     /// The sliding window of attention in tokens, including the query's own, as in Mistral; by default
     /// unlimited.
     pub window: Option<usize>,
-    /// The window of each layer, 0 for an unlimited one, as in gpt-oss and Gemma: a pattern that repeats from the first
-    /// layer. By default that of all.
+    /// The window of each layer, as a pattern that repeats from the first layer. 0 is an unlimited window. gpt-oss and
+    /// Gemma have such patterns. By default all layers use `window`.
     pub layer_windows: Vec<usize>,
-    /// The base of rotary positions in layers with a window, which then have no scaling, as in Gemma 3; by default
-    /// that of the others.
+    /// The base of rotary positions in layers with a window, as in Gemma 3. With this setting those layers have no
+    /// scaling. By default all layers use the same base.
     pub local_base: Option<f64>,
-    /// Whether attention has a sink: a learned logit per head beside the scores, as in gpt-oss.
+    /// Whether attention has a sink: a learned logit per head in the softmax denominator, as in gpt-oss.
     pub sinks: bool,
     /// The factor of the scores; by default `1 / sqrt(head_width)`.
     pub attention_scale: Option<f64>,
     /// `c`: a scaled score `s` becomes `c tanh(s / c)`, as in Gemma 2.
     pub attention_soft_cap: Option<f64>,
-    /// The soft cap of the logits, as that of the attention scores.
+    /// The soft cap `c` of the logits: a logit `s` becomes `c tanh(s / c)`.
     pub logit_soft_cap: Option<f64>,
     /// Whether the outputs of attention and MLP are normalized before they are added, as in Gemma 2 and 3.
     pub post_norms: bool,
@@ -103,19 +103,19 @@ pub struct TransformerConfig {
     pub attention_dropout: f64,
     /// Standard deviation of the initial weights.
     pub init_std: f64,
-    /// Whether that of output projections is divided by `sqrt(2 layers)`, as in GPT-2.
+    /// Whether the initial standard deviation of output projections is divided by `sqrt(2 layers)`, as in GPT-2.
     pub scaled_output_init: bool,
     /// Label smoothing of the loss.
     pub label_smoothing: f64,
     /// The weight of the squared log-sum-exp in the loss (z-loss).
     pub z_loss: f64,
-    /// Latent attention; by default heads have keys and values of their own, or share them in groups.
+    /// Multi-head latent attention (MLA). The default is multi-head or grouped-query attention.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mla: Option<MlaConfig>,
-    /// Experts in the place of MLPs; by default there are none.
+    /// Mixture of experts instead of the MLPs. The default is a dense model.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub moe: Option<MoeConfig>,
-    /// Multi-token prediction; by default a model predicts the next token alone.
+    /// Multi-token prediction. The default is next-token prediction only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mtp: Option<MtpConfig>,
 }

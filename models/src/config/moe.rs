@@ -21,43 +21,45 @@ pub struct MoeConfig {
     pub experts: usize,
     /// The number of experts that each token chooses.
     pub experts_per_token: usize,
-    /// The inner width of an expert; by default that of the MLP.
+    /// The inner width of an expert. The default is the width of the MLP.
     pub expert_width: Option<usize>,
-    /// Every so many blocks have experts, from the first that may.
+    /// The interval of blocks with experts, counted after the `first_dense` blocks. 1 puts experts into every block.
     pub every: usize,
-    /// The number of blocks at the start that have none.
+    /// The number of blocks at the start without experts.
     pub first_dense: usize,
     /// The function from scores to weights.
     pub score: ScoreFunction,
-    /// Whether the weights are divided by their sum over the chosen experts. By default they are if a token chooses
-    /// several, except with pre-softmax.
+    /// Whether the weights are normalized over the chosen experts. The default is true if a token chooses several
+    /// experts, except with `pre-softmax`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub normalized: Option<bool>,
     /// The factor of the weights.
     pub factor: f64,
-    /// The method by which experts are chosen.
+    /// The method of choosing experts.
     pub choice: RouterChoice,
     /// Limits the choice to groups of experts.
     pub groups: Option<ExpertGroups>,
-    /// The step of a bias that keeps the load even; by default there is none.
+    /// The update rate of the expert bias that balances the load without a loss (DeepSeek-V3). By default there is no
+    /// bias.
     pub bias_update_rate: Option<f64>,
-    /// By how much the input of the router is multiplied at random in training, up or down.
+    /// The jitter of the router input in training: the input is multiplied by random factors between `1 - jitter` and
+    /// `1 + jitter`.
     pub jitter: f64,
     /// Whether the router has a bias, as in gpt-oss.
     pub router_bias: bool,
     /// The type in which the router computes.
     pub router_dtype: RouterDType,
-    /// The inner width of an MLP for every token beside those of the experts; by default there is none.
+    /// The inner width of the shared expert, an MLP for every token. By default there is no shared expert.
     pub shared_width: Option<usize>,
-    /// Whether a gate scales the output of that MLP.
+    /// Whether a gate scales the output of the shared expert.
     pub shared_gate: bool,
     /// The losses of the routers.
     pub losses: Vec<RouterLoss>,
-    /// The most tokens of an expert; by default none is dropped.
+    /// The expert capacity. By default no token is dropped.
     pub capacity: Option<Capacity>,
-    /// The exchange of tokens with their experts.
+    /// The communication that sends tokens to their experts.
     pub dispatcher: DispatcherKind,
-    /// The scales of tokens that the flex dispatcher sends in 8 bits; by default they are sent in their own type.
+    /// The scale format of tokens that the flex dispatcher sends in FP8. By default tokens are sent in their own dtype.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("experimental" = true))]
     pub fp8_dispatch: Option<Fp8DispatchScales>,

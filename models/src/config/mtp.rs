@@ -21,9 +21,9 @@ use super::{Positions, TransformerConfig, refused};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct MtpConfig {
-    /// The number of further tokens that are predicted (`num_nextn_predict_layers`), with a block for each.
+    /// The number of additional predicted tokens (`num_nextn_predict_layers`), with a block for each.
     pub layers: usize,
-    /// The weight of their mean loss, above 0: DeepSeek-V3 was trained with 0.3, then 0.1.
+    /// The weight of the mean loss of the additional tokens, above 0. DeepSeek-V3 was trained with 0.3, then 0.1.
     pub loss_scaling_factor: f64,
 }
 

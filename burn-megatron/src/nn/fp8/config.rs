@@ -8,24 +8,23 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Fp8Config {
-    /// The method of computing scales; without one, layers compute in the type of the model.
+    /// The method of computing scales. Without a recipe, layers compute in the dtype of the model.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("flag" = "fp8"))]
     pub recipe: Option<Fp8Recipe>,
     /// The formats of values and of gradients.
     #[schemars(extend("follows" = "recipe set"))]
     pub format: Fp8Format,
-    /// The number of blocks at the beginning, and at the end, that compute in the type of the model; it
-    /// overrides [`layers`](Self::layers).
+    /// The number of blocks at the start, and at the end, that compute in the dtype of the model. Overrides
+    /// [`layers`](Self::layers).
     #[schemars(extend("follows" = "recipe set"))]
     pub first_last_bf16: usize,
-    /// Whether one pass over an input makes both copies of it, and the backward gets the second one: one
-    /// byte per element, in place of the input in the type of the model, which the backward would read and
-    /// quantise again. This changes no result. Where a rank has a part of the sequence, that part is saved
-    /// in the type of the model in any case, and gathered again.
+    /// Whether the forward saves the FP8 copy of an input for the backward. The FP8 copy has one byte per element.
+    /// Without it, the backward quantises the saved input again. Results do not change. Inputs that are split along the
+    /// sequence are always saved in the dtype of the model.
     #[schemars(extend("resume" = "may_differ", "follows" = "recipe set"))]
     pub save_activations: bool,
-    /// The run warns if more than this fraction of a tensor's values are beyond the largest of its format.
+    /// The run warns if more than this fraction of the values of a tensor exceed the largest value of the format.
     #[schemars(extend("follows" = "recipe set"))]
     pub saturation_limit: f64,
     /// Recipes of the layers whose paths match a pattern; later ones override earlier ones.

@@ -46,11 +46,11 @@ pub struct MultiLatentAttentionConfig {
     /// Features of the latent of queries (`q_lora_rank`); by default queries are projected from the input, as in
     /// DeepSeek-V2-Lite.
     pub q_rank: Option<usize>,
-    /// Features of the latent of keys and values (`kv_lora_rank`).
+    /// The size of the latent of keys and values (`kv_lora_rank`).
     pub kv_rank: usize,
-    /// Features of a query or key without a position (`qk_nope_head_dim`).
+    /// The number of query and key features without a position (`qk_nope_head_dim`).
     pub nope_width: usize,
-    /// Features of a query or key with a position (`qk_rope_head_dim`), an even number.
+    /// The number of query and key features with a rotary position (`qk_rope_head_dim`), an even number.
     pub rope_width: usize,
     /// Features of a value (`v_head_dim`).
     pub value_width: usize,

@@ -85,18 +85,18 @@ pub struct LoraConfig {
     pub alpha: f64,
     /// `use_rslora` of `peft`: `s = alpha / sqrt(rank)` (Kalajdzievski 2023, arXiv:2312.03732).
     pub rslora: bool,
-    /// `lora_dropout` of `peft`: dropout of the input of the adapters. Those of one fused layer, such as queries, keys
-    /// and values, have one mask.
+    /// `lora_dropout` of `peft`: dropout of the input of the adapters. The adapters of a fused layer, such as queries,
+    /// keys and values, share one mask.
     pub dropout: f64,
     /// The folder of the model that was adapted: `base_model_name_or_path` of `peft`. Nothing is read from it here: whoever
     /// loads the weights does.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("resume" = "may_differ", "value" = "PATH"))]
     pub base_model: Option<PathBuf>,
-    /// The layers with adapters: [names](LoraTarget) such as `q_proj`, or `all-linear` for every one that the model has.
+    /// The layers with adapters: [names](LoraTarget) such as `q_proj`, or `all-linear` for all linear layers.
     pub target_modules: Vec<String>,
-    /// `init_lora_weights` of `peft`: `A` is uniform in `1 / sqrt(in)` on both sides of 0 (Kaiming's with `a = sqrt(5)`)
-    /// and `B` 0, so that the model computes what it did. If false, `B` is uniform in `1 / sqrt(rank)`, for tests.
+    /// `init_lora_weights` of `peft`: `A` is uniform between `-1 / sqrt(in)` and `1 / sqrt(in)` (Kaiming with `a =
+    /// sqrt(5)`), and `B` is 0. If false, `B` is uniform between `-1 / sqrt(rank)` and `1 / sqrt(rank)`, for tests.
     pub init_lora_weights: bool,
 }
 

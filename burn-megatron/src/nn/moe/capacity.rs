@@ -14,13 +14,13 @@ use super::router::Routing;
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Capacity {
-    /// The multiple of an equal share of the tokens.
+    /// The capacity factor: the capacity is this multiple of the mean number of tokens per expert.
     pub factor: f64,
-    /// Which tokens an expert keeps.
+    /// The tokens that an expert keeps.
     pub keep: KeepPolicy,
-    /// Whether each expert gets the same number of rows from each rank, with rows of zeros after the tokens. Shapes then do
-    /// not depend on the routing. The number of rows is the capacity of a rank without padding. Requires the all-to-all
-    /// dispatcher, and a factor of at most `E / k`. With the factor `E / k` an expert has a row for every token.
+    /// Whether each expert receives the same number of rows from each rank, padded with zeros. Shapes then do not
+    /// depend on the routing. The number of rows is the capacity of a rank without padding. Requires the all-to-all
+    /// dispatcher, and a factor of at most `E / k`. With the factor `E / k` no token is dropped.
     #[serde(default)]
     pub pad: bool,
 }
@@ -29,7 +29,7 @@ pub struct Capacity {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum KeepPolicy {
-    /// Keeps the pairs with the largest weights; of equal weights the first.
+    /// The tokens with the largest weights. Equal weights are ranked by token index.
     LargestWeights,
     /// The first.
     First,

@@ -17,11 +17,10 @@ use crate::nn::{AxisRank, DropoutPosition};
 pub enum RouterChoice {
     /// By its scores.
     Scores,
-    /// In training by an assignment of the tokens of a micro-batch that gives every expert nearly as many (Clark et
-    /// al. 2022, arXiv:2202.01169, as in Megatron-LM); otherwise by its scores. Computed on the host.
+    /// In training, a Sinkhorn assignment balances the tokens of a micro-batch over the experts (Clark et al. 2022,
+    /// arXiv:2202.01169, as in Megatron-LM). In evaluation, experts are chosen by score. Computed on the host.
     Sinkhorn,
-    /// Experts in turn, by the position of the token in its document, whatever the scores. The load is nearly even where
-    /// documents are long. For benchmarks.
+    /// Experts are assigned by the position of the token in its document, independent of the scores. For benchmarks.
     RoundRobin,
 }
 

@@ -46,13 +46,13 @@ pub struct MoeMlpConfig {
     /// Initial values of the second weights of the experts.
     #[config(default = "Init::Normal(0.02)")]
     pub output_init: Init,
-    /// The exchange of tokens with their experts.
+    /// The communication that sends tokens to their experts.
     #[config(default = "DispatcherKind::AllToAll")]
     pub dispatcher: DispatcherKind,
-    /// The scales of tokens that the flex dispatcher sends in 8 bits; by default they are sent in their own type. Results
-    /// always are.
+    /// The scale format of tokens that the flex dispatcher sends in FP8. By default tokens are sent in their own dtype.
+    /// Results always are.
     pub fp8_dispatch: Option<Fp8DispatchScales>,
-    /// The most tokens of an expert; by default none is dropped.
+    /// The expert capacity. By default no token is dropped.
     pub capacity: Option<Capacity>,
     /// An MLP for every token beside those of the experts.
     pub shared: Option<SharedExpertsConfig>,

@@ -48,9 +48,9 @@ pub enum GroupScore {
 pub struct ExpertGroups {
     /// The number of groups, of consecutive experts.
     pub groups: usize,
-    /// The groups that a token chooses its experts from.
+    /// The number of groups from which a token chooses its experts.
     pub chosen: usize,
-    /// The score by which groups are chosen.
+    /// The score of a group.
     pub score: GroupScore,
 }
 
@@ -83,7 +83,7 @@ pub struct RouterConfig {
     /// The factor of the weights.
     #[config(default = 1.0)]
     pub factor: f64,
-    /// The method by which experts are chosen.
+    /// The method of choosing experts.
     #[config(default = "RouterChoice::Scores")]
     pub choice: RouterChoice,
     /// Limits the choice to groups of experts.

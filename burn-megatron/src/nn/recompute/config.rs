@@ -10,7 +10,7 @@ use crate::glob::Glob;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum RecomputeGranularity {
-    /// Nothing: every activation is kept from the forward to the backward.
+    /// No recomputation: every activation is kept.
     #[default]
     None,
     /// Whole layers.
@@ -75,11 +75,12 @@ impl RecomputeModule {
 pub struct RecomputeConfig {
     /// The extent.
     pub granularity: RecomputeGranularity,
-    /// Which layers, with granularity [`full`](RecomputeGranularity::Full); by default all.
+    /// The selection of layers, with granularity [`full`](RecomputeGranularity::Full). By default all layers are
+    /// recomputed.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("follows" = "granularity"))]
     pub method: Option<RecomputeMethod>,
-    /// The number of layers, with granularity [`full`](RecomputeGranularity::Full); by default 1.
+    /// The number of layers, with granularity [`full`](RecomputeGranularity::Full). The default is 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("follows" = "granularity"))]
     pub layers: Option<RecomputeLayers>,
@@ -87,13 +88,13 @@ pub struct RecomputeConfig {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("follows" = "granularity"))]
     pub modules: Vec<RecomputeModule>,
-    /// Patterns of the paths of modules that are recomputed whole, with
-    /// granularity [`selective`](RecomputeGranularity::Selective): `*` matches within a component, `**` any components.
+    /// Path patterns of modules that are recomputed completely, with granularity
+    /// [`selective`](RecomputeGranularity::Selective): `*` matches within a component, `**` any components.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("follows" = "granularity"))]
     pub patterns: Vec<String>,
-    /// The number of micro-batches in flight that keep everything. Of each `w` consecutive micro-batches, where `w` is
-    /// the most that the schedule has in flight in the stage, the first so many are not recomputed. By default none.
+    /// The number of micro-batches that are not recomputed, among the micro-batches that the schedule has in flight in
+    /// a stage. The default is 0.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("follows" = "granularity"))]
     pub micro_batches: Option<usize>,

@@ -11,11 +11,11 @@ use super::{RecomputeConfig, RecomputeGranularity};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum RecomputeMethod {
-    /// All layers of a stage in runs of `layers`, the last of which may be shorter. Only the input of each run is
-    /// kept; the backward recomputes one run at a time.
+    /// All layers of a stage, in groups of `layers` layers. The last group may be smaller. Only the input of each group
+    /// is kept. The backward recomputes one group at a time.
     #[default]
     Uniform,
-    /// The first `layers` layers of each stage, one by one. The others keep everything.
+    /// The first `layers` layers of each stage, one by one. The other layers keep their activations.
     Block,
 }
 

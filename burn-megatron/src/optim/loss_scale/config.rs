@@ -45,7 +45,8 @@ pub struct LossScaleConfig {
     pub backoff: f64,
     /// Steps in a row without an overflow after which the scale grows, at least 1.
     pub growth_interval: u32,
-    /// The overflow since the last growth from which on the scale backs off: 1 is the first.
+    /// The number of overflows since the last growth after which the scale backs off. 1 backs off at the first
+    /// overflow.
     pub hysteresis: u32,
 }
 

@@ -63,7 +63,7 @@ pub struct MuonConfig {
 pub enum MuonScale {
     /// `sqrt(max(1, output / input))`.
     Original,
-    /// `0.2 sqrt(max(input, output))`, for updates as large as those of AdamW, so that both have the same learning
+    /// `0.2 sqrt(max(input, output))`, for updates of the size of AdamW updates, so that both use the same learning
     /// rate (Moonlight).
     #[default]
     MatchRmsAdamw,

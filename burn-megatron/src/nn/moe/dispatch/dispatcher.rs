@@ -18,8 +18,8 @@ use crate::nn::moe::router::Routing;
 pub enum DispatcherKind {
     /// A token is sent to each of its experts: `T k (R - 1) / R` rows each way.
     AllToAll,
-    /// Every token is sent to every rank, which drops those of other experts: `T (R - 1)` rows each way, fewer
-    /// from `k = R` on.
+    /// Every token is sent to every rank, and each rank keeps the tokens of its experts: `T (R - 1)` rows each way,
+    /// fewer from `k = R` on.
     AllGather,
     /// A token is sent once to each rank that has some of its experts: with uniform choices `T d (R - 1) / R` rows each
     /// way for the [`expected_destinations`](super::expected_destinations) `d`, at most the smaller of `k` and `R`. Over several nodes, once to each node.
