@@ -195,11 +195,7 @@ fn the_header_comes_before_the_model() {
     let output = command.output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(!output.status.success(), "{said}");
-    for says in [
-        "model    40 layers, hidden 1048576",
-        "memory   of rank 0",
-        "total",
-    ] {
+    for says in ["model    40 layers, hidden 1048576", "\nmemory   "] {
         assert!(said.contains(says), "{says}: {said}");
     }
 }

@@ -73,7 +73,7 @@ fn a_folder_brings_its_settings() {
     let said = stage.succeeds(&format!("{tuned} --run-dir @never --dry-run"));
     for says in [
         "1 layer, hidden 16",
-        "\nplanned ",
+        "\nmemory  ",
         "\ntotal ",
         "dry run: the run can start",
     ] {
