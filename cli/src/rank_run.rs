@@ -150,11 +150,11 @@ impl RankRun<'_> {
             }
             determinism::print_header(&mut header, recipe, self.deterministic);
             if let Some(algorithms) = &algorithms {
-                header.detail("cublaslt", algorithms);
+                header.line("cublaslt", algorithms);
             }
             let memory = (self.estimates, self.planned_memory);
             if let Some(epilogues) = &epilogues {
-                header.detail("gelu", format!("epilogues {}", epilogues.line));
+                header.line("gelu", format!("epilogues {}", epilogues.line));
             }
             let device = (self.device, device);
             print_training(&mut header, recipe, memory, device);
@@ -377,7 +377,7 @@ pub fn print_training(
     let (mut kernels, optimizer) = (own.kernels.clone(), &recipe.train.optimizer);
     kernels.set_epilogue_fusion(recipe.kernels.epilogue_fusion);
     if recipe.kernels.epilogue_fusion == EpilogueFusion::Measured {
-        header.detail("gelu", "epilogues are measured when the run starts");
+        header.line("gelu", "epilogues are measured when the run starts");
     }
     if !optimizer.is_adamw() {
         let reason = format!("{optimizer} steps by Burn's operations");

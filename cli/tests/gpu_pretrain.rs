@@ -73,7 +73,7 @@ fn pretrain(stage: &Path, device: &str, run: &str, flags: &[&str]) -> (Vec<f64>,
     let run_dir = stage.join(format!("{run}-{device}"));
     let mut command = Command::new(env!("CARGO_BIN_EXE_burn-megatron"));
     command
-        .args(["pretrain", "--device", device])
+        .args(["pretrain", "--verbose", "--device", device])
         .arg("--recipe")
         .arg(stage.join("recipe.toml"))
         .arg("--data")
