@@ -190,9 +190,9 @@ mod tests {
         }
     }
 
-    /// Each block of a row is rounded by its own scale, including the last block of 44 features. The error is 4
-    /// digits, or half of the smallest E4M3 number, 2^-10. The latter applies if the largest feature of the block is
-    /// at least 224 (at most 448).
+    /// Each block of a row is rounded by its own scale, including the last block of 44 features. Features are rounded
+    /// to 4 significant bits, or by half of the smallest E4M3 number, 2^-10. The largest feature of a block is encoded
+    /// as at least 224 and at most 448.
     #[test]
     fn features_are_rounded_by_the_scale_of_their_block() {
         let magnitude = |at: usize| 1000f32.powi((at % HIDDEN / BLOCK + at / HIDDEN) as i32);
