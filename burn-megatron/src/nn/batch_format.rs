@@ -115,7 +115,6 @@ impl AttentionContext<'_> {
     /// # Panics
     ///
     /// With a cache: if the new length of a text requires other rows and [`KvCache::begin`] was not called.
-    /// With a cache: if a text has grown to other rows without [`KvCache::begin`].
     pub(super) fn positions(&self, table: &RopeTable, seq: usize, device: &Device) -> Positions {
         match self {
             Self::Rows => Positions::From(table.first_row(seq)),

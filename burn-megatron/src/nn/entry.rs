@@ -150,7 +150,6 @@ impl ParameterEntry {
     ///
     /// `sum_over` must contain the data axes, and must not contain the pipeline axis, axes of the other grid or split
     /// axes.
-    /// other grid or a split axis.
     pub fn check(&self, mesh: &Mesh) -> Result<(), TableError> {
         let reason = self.split_fault(mesh).or_else(|| self.sum_fault());
         match reason {

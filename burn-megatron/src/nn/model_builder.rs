@@ -343,7 +343,6 @@ impl ModelBuilder {
     ///
     /// [`TableError`](super::TableError) if a parameter was not created by the builder, if its path differs from its
     /// path in the module, or if its declaration is [inconsistent](ParameterEntry::check).
-    /// module, or with an [inconsistent](ParameterEntry::check) declaration.
     pub fn finish<M: Module>(self, module: M) -> Result<ParallelModule<M>, BuildError> {
         let declared = self.shared.declared.lock().clone();
         let table = ParameterTable::new(&module, declared, self.groups.mesh_rank())?;

@@ -18,7 +18,7 @@ use super::{
 use crate::kernel_selection::Operation;
 use crate::mesh::Axis;
 
-/// The kind of normalisation.
+/// The kind of normalization.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum NormKind {
@@ -31,7 +31,7 @@ pub enum NormKind {
 /// Configuration of a [`Norm`].
 #[derive(Config, Debug)]
 pub struct NormConfig {
-    /// The kind of normalisation.
+    /// The kind of normalization.
     pub kind: NormKind,
     /// The number of features.
     pub hidden: usize,

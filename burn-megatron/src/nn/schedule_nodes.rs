@@ -97,7 +97,7 @@ impl Crossing {
 }
 
 impl ScheduleNodes {
-    /// Starts the first node, whose parameters are anchored to `anchor`. A node of `beside` runs in each exchange.
+    /// Starts the first node, whose parameters are anchored to `anchor`. During each exchange, a node of the other backward runs.
     pub(crate) fn new(anchor: Tensor<1>, beside: Option<BackwardNodes>) -> Self {
         Self(Arc::new(Mutex::new(NodesSoFar {
             cuts: vec![],

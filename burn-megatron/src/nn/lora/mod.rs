@@ -13,7 +13,7 @@
 //! | layer | `A` `[in, rank]` | `B` `[rank, out]` | communication |
 //! |---|---|---|---|
 //! | column-parallel | replicated | split by output | of `x A` and its gradient, `rank` features wide; under sequence parallelism the gradient of `A` is summed over the tensor axis |
-//! | row-parallel | split by input | replicated | none: the terms of the ranks are summed with those of the layer; the gradient of `B` is summed over the tensor axis |
+//! | row-parallel | split by input | replicated | none: the terms of the ranks are summed together with the output of the layer; the gradient of `B` is summed over the tensor axis |
 //!
 //! A fused layer, such as the QKV projection, has separate factors for each of its sections, like the layers of Llama
 //! in `peft`.

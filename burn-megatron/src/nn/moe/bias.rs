@@ -6,8 +6,8 @@ use burn::tensor::{DType, Device, Tensor};
 use parking_lot::Mutex;
 
 /// A bias per expert that is added to the scores only to select experts (Wang et al. 2024, arXiv:2408.15664;
-/// DeepSeek-V3). After each step that is not skipped, it grows by `rate` for experts with less than the mean load of
-/// the step, and decreases by `rate` for experts with more.
+/// DeepSeek-V3). Steps that are not skipped add `rate` to the bias of experts below the mean load of the step. They
+/// subtract `rate` from the bias of experts above the mean load.
 ///
 /// It is not a parameter: it has no gradient and no weight decay, and is always in f32. All ranks of the router have
 /// the same bias. Clones share it.

@@ -111,13 +111,9 @@ impl MoeMlpConfig {
     ///
     /// # Errors
     ///
-    /// A message with the conflicting setting and the valid values. Conflicts are:
-    ///
-    /// - more experts than can be sorted together;
-    /// - padding to the capacity without the all-to-all dispatcher;
-    /// - an FP8 dispatch without the flex dispatcher;
-    /// - overlap with another micro-batch and the all-gather dispatcher;
-    /// - invalid settings of the router, the capacity or the losses.
+    /// A message with the invalid setting and the valid values: too many experts, settings of the router, the capacity
+    /// or the losses, or a setting that the dispatcher does not support. Padding to the capacity requires the all-to-all
+    /// dispatcher, and FP8 the flex dispatcher. Overlap with another micro-batch excludes the all-gather dispatcher.
     pub fn check(&self, layout: &ParallelConfig) -> Result<(), String> {
         let experts = self.router.experts;
         let expert_tensor = layout.expert_tensor_size();

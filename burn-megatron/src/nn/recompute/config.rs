@@ -279,7 +279,6 @@ impl RecomputeConfig {
     /// # Errors
     ///
     /// [`RecomputeError::Setting`] if complete MoE layers are recomputed.
-    /// [`RecomputeError::Setting`] if layers of experts are recomputed as a whole.
     pub fn check_moe_overlap(&self) -> Result<(), RecomputeError> {
         let beside =
             "with overlap_moe_expert_parallel_comm, which divides layers of experts into nodes";

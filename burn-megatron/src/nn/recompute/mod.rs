@@ -77,7 +77,6 @@ pub use state::{Recompute, RecomputeRegion};
 ///
 /// If `body` uses a tracked tensor other than its input, because its gradient would be lost. Parameters of the
 /// wrapped module are not tracked. Pass other activations as part of `x`.
-/// wrapped module are not tracked; pass an activation from outside as a part of `x`.
 pub fn recompute<const D: usize, const E: usize>(
     x: Tensor<D>,
     body: impl Fn(Tensor<D>) -> Tensor<E> + Send + Sync + 'static,

@@ -335,8 +335,7 @@ mod tests {
         }
     }
 
-    /// The 117 MB of codes (4096 x 7168 x 4) assume that each token has an expert on each of its 4 nodes and is sent
-    /// to all of them. With uniform choices a token has no expert on a given node in 9 % of the cases:
+    /// The 117 MB of codes (4096 x 7168 x 4) assume that each token is sent to all of its 4 nodes. With uniform choices a token has no expert on a given node in 9 % of the cases:
     /// `C(96, 8) / C(128, 8)`. One of 8 nodes is its own node.
     #[test]
     fn what_deepseek_v3_sends_between_nodes() {
@@ -354,7 +353,7 @@ mod tests {
         };
         near(problem.flex_rows().between, rows);
         near(problem.rows().between, rows * 7.0 / 8.0);
-        // With as many experts per token as its nodes have, all nodes are reached.
+        // If a token chooses all experts of its nodes, all nodes are reached.
         let all = DispatchProblem {
             per_token: 128,
             ..problem
