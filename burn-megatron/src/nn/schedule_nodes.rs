@@ -97,7 +97,8 @@ impl Crossing {
 }
 
 impl ScheduleNodes {
-    /// Starts the first node, whose parameters are anchored to `anchor`. During each exchange, a node of the other backward runs.
+    /// Starts the first node, whose parameters are anchored to `anchor`. `beside` is the backward whose nodes run during
+    /// exchanges.
     pub(crate) fn new(anchor: Tensor<1>, beside: Option<BackwardNodes>) -> Self {
         Self(Arc::new(Mutex::new(NodesSoFar {
             cuts: vec![],

@@ -335,8 +335,9 @@ mod tests {
         }
     }
 
-    /// The 117 MB of codes (4096 x 7168 x 4) assume that each token is sent to all of its 4 nodes. With uniform choices a token has no expert on a given node in 9 % of the cases:
-    /// `C(96, 8) / C(128, 8)`. One of 8 nodes is its own node.
+    /// The 117 MB of codes (4096 x 7168 x 4) assume that each token is sent to all of its 4 nodes. With uniform choices
+    /// a token has no expert on a given node in 9 % of the cases: `C(96, 8) / C(128, 8)`. One of 8 nodes is its own
+    /// node.
     #[test]
     fn what_deepseek_v3_sends_between_nodes() {
         let problem = deepseek_v3(Some(Fp8DispatchScales::F32));
