@@ -1,4 +1,4 @@
-//! The nonlinearity of an MLP.
+//! Activation functions of MLPs.
 
 use burn::tensor::Tensor;
 use burn_megatron_kernels::activation::{self, Activation as KernelActivation, ActivationOptions};
@@ -7,13 +7,13 @@ use serde::{Deserialize, Serialize};
 
 use super::Bias;
 
-/// The nonlinearity of an MLP. The gated ones take the two halves `a` and `b` of the last dim.
+/// The activation function of an MLP. Gated variants split the last dim into two halves, `a` and `b`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Activation {
     /// `x Phi(x)`, exact (Hendrycks and Gimpel 2016).
     Gelu,
-    /// Its tanh approximation, as in GPT-2.
+    /// The tanh approximation of GELU, as in GPT-2.
     GeluTanh,
     /// `x sigmoid(1.702 x)`.
     QuickGelu,
@@ -60,12 +60,13 @@ impl Activation {
         }
     }
 
-    /// Applies the fused nonlinearity to `[batch, seq, width]`; a gated one halves the last dim.
+    /// Applies the fused activation function to `[batch, seq, width]`. Gated variants return
+    /// `[batch, seq, width / 2]`.
     pub fn forward(self, x: Tensor<3>) -> Tensor<3> {
         self.forward_biased(x, None, true)
     }
 
-    /// Applies the nonlinearity to `x + bias`, fused or not.
+    /// Applies the activation function to `x + bias`, with the fused kernel if `fused` is set.
     pub fn forward_biased(self, x: Tensor<3>, bias: Option<Bias>, fused: bool) -> Tensor<3> {
         let options = self.options();
         if fused {
@@ -84,7 +85,7 @@ mod tests {
 
     use super::*;
 
-    /// The activation of gpt-oss by its formula, where neither half, one or both are clamped.
+    /// Compares with the formula of gpt-oss for clamped and unclamped halves.
     #[test]
     fn a_clamped_activation_is_that_of_gpt_oss() {
         let (gates, values) = ([-20.0, -1.5, 0.5, 7.5, 30.0], [8.0, -0.25, -9.0, 3.0, 7.5]);

@@ -1,4 +1,4 @@
-//! The operands of the three matrix products of a linear layer, and the products in the type of the input.
+//! The operands of the three matrix products of a linear layer, and matrix products in the type of the input.
 
 use std::sync::Arc;
 
@@ -14,18 +14,18 @@ use super::product_span::{product_span, weight_gradient_span};
 use super::weight::HookedWeight;
 use crate::collective::PendingTensor;
 
-/// Where a product gets its weight.
+/// The source of the weight of a product.
 pub(super) enum WeightSource<'a> {
-    /// From the graph.
+    /// The weight from the autodiff graph.
     Graph(Tensor<2>),
-    /// From its hook.
+    /// The weight from its parameter hook.
     Hook(&'a HookedWeight),
-    /// Both copies of the weight in 8 bits.
+    /// Both 8-bit copies of the weight.
     Quantized(&'a Arc<QuantizedWeight>),
 }
 
 impl WeightSource<'_> {
-    /// The value, as floats.
+    /// Returns the weight as floats.
     pub fn value(self, pass: Pass) -> Tensor<2> {
         match self {
             Self::Graph(weight) => weight,
@@ -38,44 +38,44 @@ impl WeightSource<'_> {
 /// The tensors that a forward saves for the backward.
 #[derive(Default)]
 pub(super) struct SavedTensors {
-    /// The 8-bit codes and scales of the input, saved in place of it.
+    /// The 8-bit codes and scales of the input, saved instead of the input.
     pub input_codes: Option<[DispatchTensor; 2]>,
-    /// In addition to the input.
+    /// Tensors that are saved in addition to the input.
     pub extra: Vec<DispatchTensor>,
 }
 
-/// The input, in the backward.
+/// The saved input, as the backward reads it.
 pub(super) enum SavedInput {
-    /// Floats; the gather of a split sequence may still be in flight.
+    /// The input as floats. The all-gather of a split sequence may still be in flight.
     Floats(PendingTensor<3>),
-    /// The 8-bit codes and scales.
+    /// The 8-bit codes and scales of the input.
     Codes([DispatchTensor; 2]),
 }
 
-/// Which gradients are needed.
+/// The gradients that a backward has to compute.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct NeededGradients {
     pub input: bool,
     pub weight: bool,
 }
 
-/// The settings of matrix products that are not in 8 bits.
+/// The settings of matrix products that do not use FP8.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinearKernels {
-    /// Whether products add the bias, and earlier weight gradients, themselves.
+    /// Whether the products are fused with the bias addition and with the accumulation of weight gradients.
     pub fused: bool,
-    /// The library that multiplies on the CPU in fused products, if not the `gemm` crate.
+    /// The BLAS library for fused products on the CPU; `None` uses the `gemm` crate.
     pub blas: Option<Blas>,
 }
 
 impl From<bool> for LinearKernels {
-    /// Fused or not, by the default engine.
+    /// Returns fused or unfused kernels with the default engine.
     fn from(fused: bool) -> Self {
         Self { fused, blas: None }
     }
 }
 
-/// Products in the type of the input.
+/// Matrix products in the type of the input.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FloatArithmetic {
     pub kernels: LinearKernels,
@@ -99,7 +99,7 @@ impl FloatArithmetic {
         self.product(dy, weight.transpose(), None)
     }
 
-    /// Returns `x^T dy`, flat; at the one place of `target` where there is one.
+    /// Computes the flat weight gradient `x^T dy`, in the single place of `target` if there is a target.
     pub fn weight_gradient(
         &self,
         x: Tensor<2>,
@@ -121,7 +121,7 @@ impl FloatArithmetic {
     }
 }
 
-/// Returns an input that was saved as floats: `[rows, in]`.
+/// Returns an input that was saved as floats, as `[rows, in]`.
 pub(super) fn floats(x: SavedInput) -> Tensor<2> {
     match x {
         SavedInput::Floats(x) => rows(x.wait()),
@@ -129,13 +129,13 @@ pub(super) fn floats(x: SavedInput) -> Tensor<2> {
     }
 }
 
-/// `[batch, seq, width]` to `[batch * seq, width]`.
+/// Reshapes `[batch, seq, width]` to `[batch * seq, width]`.
 pub(super) fn rows(x: Tensor<3>) -> Tensor<2> {
     let [batch, seq, width] = x.dims();
     x.reshape([batch * seq, width])
 }
 
-/// `[a, b]` to `[a b]`.
+/// Reshapes `[a, b]` to `[a * b]`.
 pub(super) fn flatten(x: Tensor<2>) -> Tensor<1> {
     let len = x.shape().num_elements();
     x.reshape([len])

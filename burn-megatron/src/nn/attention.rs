@@ -27,13 +27,13 @@ use crate::mesh::{Axis, split_evenly};
 /// Configuration of a [`ParallelAttention`].
 #[derive(Config, Debug)]
 pub struct ParallelAttentionConfig {
-    /// Features of the residual stream.
+    /// The number of features of the residual stream.
     pub hidden: usize,
-    /// Query heads.
+    /// The number of query heads.
     pub heads: usize,
-    /// Key-value heads (groups of query heads): `heads` for multi-head, 1 for multi-query attention.
+    /// The number of key-value heads (query groups): `heads` for multi-head attention, 1 for multi-query attention.
     pub groups: usize,
-    /// Features of one head.
+    /// The number of features per head.
     pub head_width: usize,
     /// Whether the output projection has a bias.
     #[config(default = true)]
@@ -41,22 +41,22 @@ pub struct ParallelAttentionConfig {
     /// Whether the QKV projection has a bias.
     #[config(default = true)]
     pub qkv_bias: bool,
-    /// RMSNorm of queries and keys; none by default.
+    /// RMSNorm of queries and keys. `None`: no norm.
     pub qk_norm: Option<QkNormConfig>,
-    /// The sliding window: how many tokens a query attends to, including itself. None: all earlier ones.
+    /// The sliding window: the number of tokens that a query attends to, including its own. `None`: all earlier
+    /// tokens.
     pub window: Option<usize>,
-    /// Whether each head has a sink: a learned logit beside its scores, which takes a share of the softmax and gives
-    /// none, as in gpt-oss.
+    /// Whether each head has an attention sink: a learned logit in the softmax denominator, as in gpt-oss.
     #[config(default = false)]
     pub sinks: bool,
-    /// The factor of the scores; by default `1 / sqrt(head_width)`.
+    /// The factor by which scores are multiplied. `None`: `1 / sqrt(head_width)`.
     pub scale: Option<f64>,
-    /// `c`: a scaled score `s` becomes `c tanh(s / c)`, as in Gemma 2. Not fused.
+    /// The soft cap `c`: a scaled score `s` becomes `c tanh(s / c)`, as in Gemma 2. Attention is then not fused.
     pub soft_cap: Option<f64>,
-    /// Dropout of the attention probabilities.
+    /// The dropout probability of the attention probabilities.
     #[config(default = 0.0)]
     pub dropout: f64,
-    /// The longest sequence, in tokens, by which an exchange of context parallelism is chosen.
+    /// The maximum sequence length, in tokens. It is used to choose the exchange of context parallelism.
     #[config(default = 4096)]
     pub sequence: usize,
     /// Initial values of the fused QKV weight.
@@ -69,19 +69,19 @@ pub struct ParallelAttentionConfig {
 
 /// Causal self-attention: multi-head, grouped-query or multi-query.
 ///
-/// Each rank of the tensor axis has an equal part of the heads. With fewer groups than ranks, adjacent
-/// ranks hold replicas of the same keys and values, and the gradients of those are summed.
+/// Each rank of the tensor axis holds an equal part of the heads. If there are fewer groups than ranks, adjacent
+/// ranks hold replicas of the same keys and values, and their gradients are summed.
 #[derive(Module, Debug)]
 pub struct ParallelAttention {
     /// The fused QKV projection.
     pub qkv: ColumnParallelLinear,
     /// The output projection.
     pub output: RowParallelLinear,
-    /// Over the features of a head or of all heads, before rotary positions.
+    /// The norm of queries, over the features of a head or of all heads. It is applied before rotary positions.
     pub q_norm: Option<Norm>,
-    /// The same for keys.
+    /// The norm of keys, like `q_norm`.
     pub k_norm: Option<Norm>,
-    /// This rank's part of `[heads]`: a logit beside the scores of each head.
+    /// This rank's part of the attention sinks `[heads]`: one logit per head.
     pub sinks: Option<Param<Tensor<1>>>,
     dropout: Dropout,
     #[module(skip)]
@@ -99,12 +99,12 @@ pub struct ParallelAttention {
 }
 
 impl ParallelAttentionConfig {
-    /// Builds this rank's part.
+    /// Builds this rank's part of the layer.
     ///
     /// # Errors
     ///
-    /// [`BuildError`] if the heads or the groups cannot be split over the tensor axis, or do not fit each
-    /// other.
+    /// [`BuildError`] if `heads` or `groups` cannot be split over the tensor axis, if `groups` does not divide
+    /// `heads`, or if `window` is 0.
     pub fn init(&self, builder: &ModelBuilder) -> Result<ParallelAttention, BuildError> {
         let place = builder.place();
         let heads = split_evenly("heads", self.heads, Axis::Tensor, place.size)?;
@@ -211,7 +211,7 @@ impl ParallelAttentionConfig {
     }
 }
 
-/// Why an attention with this dropout, head width and soft cap cannot be fused, if it cannot.
+/// Returns the reason why attention with these settings cannot be fused, or `None` if it can be fused.
 pub fn unfused_reason(dropout: f64, head_width: usize, soft_cap: Option<f64>) -> Option<String> {
     if dropout > 0.0 {
         return Some("the attention's dropout acts on its probabilities".into());
@@ -224,8 +224,8 @@ pub fn unfused_reason(dropout: f64, head_width: usize, soft_cap: Option<f64>) ->
 }
 
 impl ParallelAttention {
-    /// The same layer with another exchange of keys and values between the groups of neighbours of the context axis,
-    /// made for these groups. Without context parallelism nothing changes.
+    /// Replaces the exchange of keys and values between the outer groups of the context axis. `exchange` is called
+    /// with each outer group. Has no effect without context parallelism.
     pub fn with_exchange(
         mut self,
         exchange: impl Fn(OuterGroup) -> Arc<dyn KeyValueExchange>,
@@ -236,18 +236,19 @@ impl ParallelAttention {
         self
     }
 
-    /// `[batch, seq, hidden]` to the same; `[batch, seq / tensor, hidden]` under sequence
-    /// parallelism. `rotary` is applied to queries and keys.
+    /// Applies attention to `[batch, seq, hidden]` and returns the same shape. Under sequence parallelism the shape
+    /// is `[batch, seq / tensor, hidden]`. `rotary` is applied to queries and keys.
     pub fn forward(&self, x: Tensor<3>, rotary: Option<&RopeTable>) -> Tensor<3> {
         self.forward_with_context(x, rotary, AttentionContext::Rows)
     }
 
-    /// The same with packed documents or a cache.
+    /// Applies attention like [`forward`](Self::forward), to packed documents, to a part of a sequence, or with a KV
+    /// cache.
     ///
     /// # Panics
     ///
-    /// With a cache: if the tokens exceed its capacity, the number of sequences differs, or the tensors
-    /// have autodiff.
+    /// With a cache: if the tokens exceed its capacity, if the number of sequences differs, or if the tensors have
+    /// autodiff.
     pub fn forward_with_context(
         &self,
         x: Tensor<3>,
@@ -261,10 +262,10 @@ impl ParallelAttention {
         self.output.with_bias(y)
     }
 
-    /// The output of a normalized residual stream before its bias, and the bias, for an operation that adds it; and the sum of
-    /// the stream.
+    /// Applies attention to a normalized residual stream. Returns the output before its bias, the bias, and the sum
+    /// of the residual stream. The caller adds the bias in a fused operation.
     ///
-    /// The norm is that of [`NormConfig::init_for_linear`](super::NormConfig::init_for_linear).
+    /// `norm` must be built with [`NormConfig::init_for_linear`](super::NormConfig::init_for_linear).
     ///
     /// # Panics
     ///
@@ -291,7 +292,7 @@ impl ParallelAttention {
         ((y, bias), stream)
     }
 
-    /// The body of a recomputed region; `None` if it is not recomputed now.
+    /// Returns the body of the recomputed region, or `None` if the region is not recomputed now.
     fn body(
         &self,
         rotary: Option<&RopeTable>,
@@ -306,7 +307,7 @@ impl ParallelAttention {
         })
     }
 
-    /// The output of this rank's heads.
+    /// Returns the attention output of this rank's heads.
     fn attend(
         &self,
         x: Tensor<3>,
@@ -316,7 +317,7 @@ impl ParallelAttention {
         self.attend_projection(self.qkv.forward(x), rotary, context)
     }
 
-    /// The same, from the QKV projection.
+    /// Returns the attention output of this rank's heads, given the QKV projection.
     fn attend_projection(
         &self,
         qkv: Tensor<3>,
@@ -344,7 +345,8 @@ impl ParallelAttention {
             .run(qkv, move |qkv| layer.attend_core(qkv, context.context()))
     }
 
-    /// The output of this rank's heads, from their QKV projection.
+    /// Returns the attention output of this rank's heads, given the QKV projection after the norms and rotary
+    /// positions.
     fn attend_core(&self, qkv: Tensor<3>, context: AttentionContext<'_>) -> Tensor<3> {
         let dropout = |weights, rows| self.dropout.forward_rows(weights, rows, self.layout);
         let sink = self.sinks.as_ref();
@@ -352,7 +354,7 @@ impl ParallelAttention {
         self.core.attend(qkv, sink, context, dropout)
     }
 
-    /// Normalises the queries and the keys of a QKV projection.
+    /// Applies the QK norms to a QKV projection.
     fn normalise(&self, qkv: Tensor<3>) -> Tensor<3> {
         let (Some(q_norm), Some(k_norm)) = (&self.q_norm, &self.k_norm) else {
             return qkv;
@@ -365,7 +367,7 @@ impl ParallelAttention {
         let [q, k] = [part(0, heads.heads), part(heads.heads, heads.groups)];
         let normal = |norm: &Norm, x: Tensor<3>| {
             let [.., features] = x.dims();
-            // Of all features, or of each head.
+            // The norm is over all features, or over each head.
             let [width] = norm.weight.lazy_shape().dims();
             let rows = x.reshape([batch, seq * features / width, width]);
             norm.forward(rows).reshape([batch, seq, features])

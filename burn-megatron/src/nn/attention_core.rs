@@ -1,5 +1,5 @@
-//! Attention on a fused QKV projection, or on separate queries, keys and values: by flash attention kernels, or with the
-//! scores, `[batch, heads, seq, seq]`, in memory: a product, a softmax, dropout and another product.
+//! Attention on a fused QKV projection, or on separate queries, keys and values. Attention uses flash attention
+//! kernels, or it materializes the scores `[batch, heads, seq, seq]`: product, softmax, dropout, product.
 
 use std::sync::Arc;
 
@@ -19,26 +19,26 @@ use super::score_options::ScoreOptions;
 use super::{AttentionContext, BuildError, LayerKvCache, ModelBuilder, PackedSequences};
 use crate::kernel_selection::Operation;
 
-/// The settings of the attention of one rank.
+/// The settings of attention on one rank.
 #[derive(Clone, Debug)]
 pub(super) struct AttentionCore {
     pub heads: Heads,
     pub scores: ScoreOptions,
-    /// The engine of fused attention. None: attention is not fused.
+    /// The engine of fused attention. `None`: attention is not fused.
     pub engine: Option<Arc<dyn AttentionEngine>>,
-    /// Whether the softmax is fused where attention is not.
+    /// Whether the softmax of unfused attention is fused.
     fused_softmax: bool,
-    /// Under context parallelism, for each number of ranks that share a batch.
+    /// The exchanges of context parallelism, one for each number of ranks that share a batch.
     pub context: Vec<ContextAttention>,
-    /// The first head of this tensor rank, and the number of all heads.
+    /// The first head of this tensor rank, and the total number of heads.
     place: (usize, usize),
-    /// The largest scores of a step. Those of the engine are measured by itself.
+    /// The largest logits of a step. The engine measures fused attention.
     logits: Arc<LayerLogits>,
 }
 
 impl AttentionCore {
-    /// Returns the attention of `layer` with these heads on this rank, values of `value_width` features, and these exchanges.
-    /// Collective as [`ModelBuilder::attention_engine`].
+    /// Builds the attention of `layer`. `heads` are the heads of this rank, `value_width` is the number of features
+    /// of a value, and `context` are the exchanges. Collective like [`ModelBuilder::attention_engine`].
     ///
     /// # Errors
     ///
@@ -74,13 +74,13 @@ impl AttentionCore {
         })
     }
 
-    /// `[batch, seq, (heads + 2 groups) * width]` to `[batch, seq, heads * width]`. `sink` `[heads]` is a logit beside
-    /// the scores of each head; `dropout` is applied to the probabilities, with their rows if they are not all of this
-    /// rank's heads.
+    /// Applies attention to `[batch, seq, (heads + 2 * groups) * width]` and returns `[batch, seq, heads * width]`.
+    /// `sink` `[heads]` holds the attention sinks. `dropout` is applied to the probabilities. It gets their rows if
+    /// they do not cover all of this rank's heads.
     ///
     /// # Panics
     ///
-    /// For a part of the sequences on a rank without context parallelism.
+    /// If `context` is a part of sequences for which this rank has no exchange.
     pub fn attend(
         &self,
         qkv: Tensor<3>,
@@ -110,9 +110,9 @@ impl AttentionCore {
         }
     }
 
-    /// `[batch, queries, heads, width]`, `[batch, seq, groups, width]` and `[batch, seq, groups, value width]` to `[batch,
-    /// queries, heads * value width]`. The keys are those of whole sequences; under context parallelism the queries are
-    /// this rank's.
+    /// Applies attention to queries `[batch, queries, heads, width]`, keys `[batch, seq, groups, width]` and values
+    /// `[batch, seq, groups, value width]`. Returns `[batch, queries, heads * value width]`. Keys and values cover
+    /// complete sequences; under context parallelism the queries are this rank's queries.
     pub fn attend_separate(
         &self,
         [q, k, v]: [Tensor<4>; 3],
@@ -146,8 +146,8 @@ impl AttentionCore {
         })
     }
 
-    /// The projections in the rows that kernels compute with: one row where visible keys are ranges of the concatenated
-    /// rows.
+    /// Reshapes projections to the rows that the kernels use. Packed and sharded batches become a single row, because
+    /// visible keys are ranges of the concatenated rows.
     pub fn rows_of_kernel(
         &self,
         projections: [Tensor<4>; 3],
@@ -162,7 +162,7 @@ impl AttentionCore {
         }
     }
 
-    /// The options of kernels for [these rows](Self::rows_of_kernel).
+    /// Returns the kernel options for [these rows](Self::rows_of_kernel).
     pub fn options_in(&self, context: &AttentionContext<'_>, device: &Device) -> AttentionOptions {
         match context {
             AttentionContext::Rows | AttentionContext::Cached(_) => self.scores.causal(),
@@ -177,7 +177,7 @@ impl AttentionCore {
         }
     }
 
-    /// The exchange between the ranks that share a batch.
+    /// Returns the exchange between the ranks that share a batch.
     fn exchange(&self, shard: &SequenceShard) -> &ContextAttention {
         let of_size = |of: &&ContextAttention| of.groups.comm.size() == shard.ranks();
         let Some(context) = self.context.iter().find(of_size) else {
@@ -199,7 +199,8 @@ impl AttentionCore {
         }
     }
 
-    /// The kernels apply the same document boundaries to every row, so the rows are concatenated to one.
+    /// Applies attention to the concatenated rows, because the kernels apply the same document boundaries to every
+    /// row.
     fn flash_packed(
         &self,
         engine: Arc<dyn AttentionEngine>,
@@ -217,7 +218,7 @@ impl AttentionCore {
         out.reshape([batch, seq, self.heads.heads * self.heads.width])
     }
 
-    /// Appends the new keys and values to the cache, and attends to all of it.
+    /// Appends the new keys and values to the cache, and attends to the cached tokens.
     fn cached(
         &self,
         qkv: Tensor<3>,
@@ -234,7 +235,7 @@ impl AttentionCore {
         })
     }
 
-    /// The same for one sequence.
+    /// Attends to the cached tokens of one sequence.
     fn cached_sequence(
         &self,
         qkv: Tensor<3>,
@@ -263,7 +264,7 @@ impl AttentionCore {
         out.flatten(2, 3)
     }
 
-    /// Returns the queries, keys and values of a projection, `[batch, seq, heads or groups, width]` each.
+    /// Splits a projection into queries, keys and values, each `[batch, seq, heads or groups, width]`.
     fn split(&self, qkv: &Tensor<3>) -> [Tensor<4>; 3] {
         let ([batch, seq, _], heads) = (qkv.dims(), self.heads);
         let part = |first: usize, count: usize| {
@@ -309,9 +310,10 @@ impl AttentionCore {
         exchange.attend_unfused(qkv, heads, self.place, shard, attend)
     }
 
-    /// `[batch, queries, heads, width]`, `[batch, keys, groups, width]` and `[batch, keys, groups, value width]`, to
-    /// `[batch, queries, heads * value width]`. Queries are multiplied as `[batch, groups, heads per group * queries,
-    /// width]`, so that one product serves all heads of a group. They are those of this tensor rank from `first` on.
+    /// Computes unfused attention for `[batch, queries, heads, width]`, `[batch, keys, groups, width]` and
+    /// `[batch, keys, groups, value width]`. Returns `[batch, queries, heads * value width]`. `first` is the index of
+    /// the first head on this tensor rank. Queries are multiplied as
+    /// `[batch, groups, heads per group * queries, width]`, so that one product serves all heads of a group.
     fn unfused(
         &self,
         ([q, k, v], first): ([Tensor<4>; 3], usize),

@@ -1,4 +1,4 @@
-//! The engine of fused attention: the same on all ranks of the tensor axis.
+//! Selection of the engine of fused attention, which is the same on all ranks of the tensor axis.
 
 use std::sync::Arc;
 
@@ -16,16 +16,16 @@ use crate::kernel_selection::{KernelChoiceError, KernelSelection};
 #[derive(Debug, Default)]
 pub(super) struct AttentionEngines(Vec<(HeadKind, Arc<dyn AttentionEngine>)>);
 
-/// The heads of a tensor rank, the features of a value, and the window.
+/// The heads of a tensor rank, the number of features of a value, and the window.
 pub(super) type HeadKind = (Heads, usize, Option<Window>);
 
 impl AttentionEngines {
-    /// Returns the engine for these heads. The first time it is selected, and noted in `kernels`: collective over `ranks`, if
-    /// given, where ranks could select different ones.
+    /// Returns the engine for these heads. The first call selects the engine and records it in `kernels`. Selection
+    /// is collective over `ranks`, if given, when ranks could select different engines.
     ///
     /// # Errors
     ///
-    /// [`BuildError::Kernels`] if the requested engine cannot be used; [`BuildError::Comm`].
+    /// [`BuildError::Kernels`] if the requested engine cannot be used. [`BuildError::Comm`] if the collective fails.
     pub fn select(
         &mut self,
         kernels: &mut KernelSelection,
@@ -47,7 +47,7 @@ impl AttentionEngines {
         let (selected, reason) = match kernels.attention_choice().engine() {
             Some(engine) => (select(&[engine])?, "requested".into()),
             None => {
-                // A CPU has one engine, and so have wide types.
+                // The CPU and wide types have only one engine.
                 let may_differ = device != Device::flex() && dtype.size() == 2;
                 let selected = match ranks.filter(|ranks| may_differ && ranks.size() > 1) {
                     Some(ranks) => agree(&**ranks, select)?,
@@ -71,7 +71,7 @@ fn reason(selected: &SelectedEngine, dtype: DType) -> String {
     }
 }
 
-/// The first engine that all ranks can use.
+/// Returns the first engine that all ranks can use.
 fn agree(
     ranks: &dyn Communicator,
     select: impl Fn(&[EngineKind]) -> Result<SelectedEngine, BuildError>,

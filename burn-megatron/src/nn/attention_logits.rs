@@ -1,8 +1,9 @@
 //! The largest attention logit of each head in a training step, which [QK-Clip](crate::optim::QkClipConfig) limits.
 //!
-//! A logit is the scaled product of a query and a key that it sees, before a soft cap. While a step is measured each
-//! layer keeps the largest ones of this rank's heads and tokens: fused kernels return those of their softmax. A second
-//! pass of a recomputed layer finds the same ones again. After the step they are reduced over all ranks.
+//! A logit is the scaled product of a query and a visible key, before a soft cap. While a step is measured, each
+//! layer keeps the largest logits of this rank's heads and tokens. Fused kernels return the maximum of their softmax.
+//! The second pass of a recomputed layer finds the same logits again. After the step the logits are reduced over all
+//! ranks.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,10 +23,10 @@ use super::of_all_stages::of_all_stages;
 use crate::collective::{CollectiveOp, Comm, start};
 use crate::comm::{CommError, ParallelContext, ReduceOp};
 
-/// The logit of a head that no rank has measured: below every other one.
+/// The logit of a head that no rank has measured. It is lower than every measured logit.
 const LOWEST: f64 = f32::MIN as f64;
 
-/// The layers with attention of a model on this rank, in the order in which they were built. Clones share them.
+/// The attention layers of a model on this rank, in the order in which they were built. Clones share the layers.
 #[derive(Clone, Debug, Default)]
 pub struct AttentionLogits(Arc<SharedLogits>);
 
@@ -36,51 +37,53 @@ struct SharedLogits {
     layers: Mutex<Vec<Arc<LayerLogits>>>,
 }
 
-/// A layer with attention.
+/// The attention layer of a model, as [`AttentionLogits`] registers it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AttentionLayer {
-    /// Its path in the model.
+    /// The path of the layer in the model.
     pub path: String,
-    /// Its pipeline stage.
+    /// The pipeline stage of the layer.
     pub stage: usize,
-    /// Query heads, over all ranks.
+    /// The number of query heads, over all ranks.
     pub heads: usize,
-    /// The groups of heads that share keys, over all ranks.
+    /// The number of query groups, over all ranks.
     pub groups: usize,
     /// Whether queries and keys are normalized after their projection.
     pub has_norm: bool,
-    /// Where its queries and keys are projected.
+    /// The columns of linear layers that compute the queries and keys.
     pub columns: Vec<HeadColumns>,
 }
 
-/// Columns of a linear layer that make the queries or the keys of heads, those of each head or group side by side.
+/// Columns of a linear layer that compute the queries or keys of heads. The columns of each head or group are
+/// adjacent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HeadColumns {
     /// The path of the linear layer.
     pub linear: String,
     /// The first column.
     pub first: usize,
-    /// The heads, or the groups.
+    /// The number of heads or groups.
     pub units: usize,
-    /// The parts in the columns of a unit, and the number of columns of each.
+    /// The parts in the columns of a head or group, and the number of columns of each part.
     pub parts: Vec<(HeadPart, usize)>,
 }
 
 /// A part of the features of a head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum HeadPart {
-    /// Of a query, multiplied by the key of the head or its group.
+    /// A part of a query that is multiplied by the key of the head or its group.
     Query,
-    /// Of a query, multiplied by a key that all heads share.
+    /// A part of a query that is multiplied by a key that all heads share.
     SharedKeyQuery,
-    /// Of a key.
+    /// A part of a key.
     Key,
-    /// Of a value.
+    /// A part of a value.
     Value,
 }
 
 impl HeadColumns {
-    /// The unit and the part that a column of the layer makes, if it is one of these.
+    /// Returns the head or group and the part that a column computes, or `None` if the column is outside these
+    /// columns.
     pub fn at(&self, column: usize) -> Option<(usize, HeadPart)> {
         let width = self.parts.iter().map(|(_, width)| width).sum::<usize>();
         let column = column.checked_sub(self.first)?;
@@ -98,7 +101,11 @@ impl HeadColumns {
 }
 
 impl AttentionLayer {
-    /// The layers of all pipeline stages, in their order. Collective over the pipeline axis.
+    /// Returns the layers of all pipeline stages, ordered by stage. Collective over the pipeline axis.
+    ///
+    /// # Errors
+    ///
+    /// [`CommError`] if the collective fails.
     pub fn of_all_stages(
         logits: &AttentionLogits,
         groups: &ParallelContext,
@@ -108,7 +115,7 @@ impl AttentionLayer {
 }
 
 impl AttentionLogits {
-    /// Adds a layer; `first` is the first head of this tensor rank.
+    /// Adds a layer. `first` is the first head of this tensor rank.
     pub(super) fn register(&self, layer: AttentionLayer, first: usize) -> Arc<LayerLogits> {
         let layer = Arc::new(LayerLogits {
             layer,
@@ -120,13 +127,13 @@ impl AttentionLogits {
         layer
     }
 
-    /// The layers of this rank.
+    /// Returns the layers of this rank.
     pub(crate) fn layers(&self) -> Vec<AttentionLayer> {
         let layers = self.0.layers.lock();
         layers.iter().map(|own| own.layer.clone()).collect()
     }
 
-    /// Measures the forwards from here on.
+    /// Starts measuring: forwards are measured until [`end_step`](Self::end_step).
     pub fn begin_step(&self) {
         for layer in self.0.layers.lock().iter() {
             layer.largest.lock().clear();
@@ -134,8 +141,9 @@ impl AttentionLogits {
         self.0.is_measured.store(true, Ordering::Relaxed);
     }
 
-    /// Measures no longer, and returns the largest logit of each head since [`begin_step`](Self::begin_step), over all
-    /// ranks of `comm`: those of `layers`, the layers of all stages, one after the other. Collective over `comm`.
+    /// Stops measuring and returns the largest logit of each head since [`begin_step`](Self::begin_step), over all
+    /// ranks of `comm`. `layers` are the layers of all stages. The result has the heads of all layers, concatenated.
+    /// Collective over `comm`.
     ///
     /// Unwinds with [`raise`](crate::comm::raise) if the collective fails.
     pub fn end_step(&self, layers: &[AttentionLayer], device: &Device, comm: &Comm) -> Tensor<1> {
@@ -165,12 +173,12 @@ pub(super) struct LayerLogits {
     /// The first head of this tensor rank.
     first: usize,
     is_measured: Arc<AtomicBool>,
-    /// By the first of some heads: `[heads]`.
+    /// The largest logits `[heads]` of a range of heads, keyed by the first head.
     largest: Mutex<BTreeMap<usize, Tensor<1>>>,
 }
 
 impl LayerLogits {
-    /// `engine`, measured: it computes the heads of this tensor rank from `first` on.
+    /// Wraps `engine` so that its forwards are measured. It computes the heads of this tensor rank from `first` on.
     pub fn measured(
         self: &Arc<Self>,
         engine: Arc<dyn AttentionEngine>,
@@ -183,8 +191,7 @@ impl LayerLogits {
         })
     }
 
-    /// Measures scores `[batch, heads, queries, keys]`, without their scale, of the heads of this tensor rank from
-    /// `first` on.
+    /// Measures unscaled scores `[batch, heads, queries, keys]` of the heads of this tensor rank from `first` on.
     pub fn measure(&self, first: usize, scores: &Tensor<4>, scale: f64, mask: &Mask) {
         if self.is_measured() && !scores.dims().contains(&0) {
             let plain = scores.clone().inner();
@@ -197,7 +204,7 @@ impl LayerLogits {
         self.is_measured.load(Ordering::Relaxed)
     }
 
-    /// The largest logit of each query, `[batch, heads, queries]`.
+    /// Records the largest logit of each query, `[batch, heads, queries]`.
     fn record(&self, first: usize, rows: Tensor<3>) {
         let heads = rows.dims()[1];
         let now = rows.max_dim(2).max_dim(0).reshape([heads]);
@@ -211,12 +218,12 @@ impl LayerLogits {
     }
 }
 
-/// An engine whose forwards are measured in a training step.
+/// An attention engine that measures its forwards in a training step.
 #[derive(Debug)]
 struct MeasuredEngine {
     engine: Arc<dyn AttentionEngine>,
     logits: Arc<LayerLogits>,
-    /// The first head, of those of the tensor rank.
+    /// The first head, relative to the heads of the tensor rank.
     first: usize,
 }
 

@@ -1,4 +1,4 @@
-//! Which tokens attend to each other, and at which positions they are.
+//! Formats of a batch: which tokens attend to each other, and their positions.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -19,18 +19,18 @@ use super::{KvCache, LayerKvCache, RealTokens, Tokens};
 /// The format of a batch.
 #[derive(Debug)]
 pub enum BatchFormat<'a> {
-    /// Each row is one sequence, from position 0 on.
+    /// Each row is one sequence that starts at position 0.
     Rows,
     /// Rows of packed documents.
     Packed(Box<PackedSequences>),
     /// A part of each row, on one rank of a context group.
     Sharded(Arc<SequenceShard>),
-    /// New tokens of sequences in the cache, in one row: those that it [reads](KvCache::read).
+    /// New tokens of cached sequences, in one row. [`KvCache::read`] describes them.
     Cached(&'a mut KvCache),
 }
 
 impl BatchFormat<'_> {
-    /// The context of the attention layer `index` of this rank.
+    /// Returns the context of attention layer `index` of this rank.
     ///
     /// # Panics
     ///
@@ -44,7 +44,7 @@ impl BatchFormat<'_> {
         }
     }
 
-    /// Returns the padding and the positions of `tokens`, which have this format. Routers of experts read them: see
+    /// Returns the padding and the positions of `tokens`, for expert routers. See
     /// [`MoeMlp::forward_with`](super::moe::MoeMlp::forward_with).
     pub fn routed(&self, tokens: &Tokens) -> RoutedTokens {
         let positions = match self {
@@ -57,22 +57,22 @@ impl BatchFormat<'_> {
     }
 }
 
-/// The tokens to which the tokens of one attention layer attend, always causally.
+/// The tokens that each token of an attention layer attends to. Attention is always causal.
 #[derive(Debug)]
 pub enum AttentionContext<'a> {
-    /// Earlier tokens of their row.
+    /// Earlier tokens of the same row.
     Rows,
-    /// Earlier tokens of their document.
+    /// Earlier tokens of the same document.
     Packed(&'a PackedSequences),
-    /// Earlier tokens of their document, on all ranks of the context group.
+    /// Earlier tokens of the same document, on all ranks of the context group.
     Sharded(&'a Arc<SequenceShard>),
-    /// Of their sequence the tokens in the cache and earlier new ones, which are appended to the cache. For
-    /// generation: no dropout, no backward.
+    /// Cached tokens and earlier new tokens of the same sequence. The new tokens are appended to the cache. This is
+    /// for generation: there is no dropout and no backward.
     Cached(LayerKvCache<'a>),
 }
 
-/// An [`AttentionContext`] without a cache, for the body of a [recomputed](super::recompute) region, which owns it.
-/// Clones share their tensors.
+/// An owned [`AttentionContext`] without a cache, for the body of a [recomputed](super::recompute) region. Clones
+/// share their tensors.
 #[derive(Clone, Debug)]
 pub enum OwnedAttentionContext {
     /// [`AttentionContext::Rows`].
@@ -84,7 +84,7 @@ pub enum OwnedAttentionContext {
 }
 
 impl OwnedAttentionContext {
-    /// The same, borrowed.
+    /// Returns the borrowed context.
     pub fn context(&self) -> AttentionContext<'_> {
         match self {
             Self::Rows => AttentionContext::Rows,
@@ -95,7 +95,7 @@ impl OwnedAttentionContext {
 }
 
 impl AttentionContext<'_> {
-    /// The same, owned; none with a cache, which has no backward.
+    /// Returns the owned context, or `None` with a cache, because a cache has no backward.
     pub fn to_owned_context(&self) -> Option<OwnedAttentionContext> {
         match self {
             Self::Rows => Some(OwnedAttentionContext::Rows),
@@ -107,14 +107,14 @@ impl AttentionContext<'_> {
         }
     }
 
-    /// Returns the rows of `table` for the tokens, `seq` of each row of the batch.
+    /// Returns the rows of `table` for the tokens. `seq` is the number of tokens in each row of the batch.
     ///
-    /// The length of a sequence chooses its rows ([`RopeTable::first_row`]). A sequence is a row of the batch, a document
-    /// without its padding, or the text so far.
+    /// The length of a sequence determines its rows ([`RopeTable::first_row`]). A sequence is a row of the batch, a
+    /// document without its padding, or the text so far.
     ///
     /// # Panics
     ///
-    /// With a cache: if a text has grown to other rows without [`KvCache::begin`].
+    /// With a cache: if the new length of a text requires other rows and [`KvCache::begin`] was not called.
     pub(super) fn positions(&self, table: &RopeTable, seq: usize, device: &Device) -> Positions {
         match self {
             Self::Rows => Positions::From(table.first_row(seq)),
@@ -125,8 +125,8 @@ impl AttentionContext<'_> {
     }
 }
 
-/// Packed documents in the rows of a batch `[batch, seq]`. Attention does not cross documents, and each
-/// starts at position 0.
+/// Packed documents in the rows of a batch `[batch, seq]`. Attention does not cross documents. Each document starts
+/// at position 0.
 #[derive(Clone, Debug)]
 pub struct PackedSequences {
     shape: [usize; 2],
@@ -134,65 +134,65 @@ pub struct PackedSequences {
     documents: KeyRanges,
     /// `[batch, seq]`: the position of each token in its document.
     positions: Tensor<2, Int>,
-    /// The same on the host.
+    /// The values of `positions`, on the host.
     position_numbers: Arc<[i32]>,
     /// The ends of the documents in the concatenated rows.
     ends: Arc<[usize]>,
-    /// None if no token is padding.
+    /// The tokens that are not padding. `None` if there is no padding.
     real: Option<Arc<RealTokens>>,
-    /// The rows of tables in which short sequences have other rows, by these rows.
+    /// Rows of rotary tables that have different rows for short sequences, keyed by the range of these rows.
     rows: Arc<Mutex<HashMap<Range<usize>, Tensor<2, Int>>>>,
-    /// `[batch, 1, seq, 1]`: true for padding. None if no token is.
+    /// `[batch, 1, seq, 1]`: true for padding. `None` if there is no padding.
     padding: Option<Tensor<4, Bool>>,
 }
 
 /// Invalid document boundaries.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum PackedSequencesError {
-    /// They do not cover the batch.
+    /// The boundaries do not cover the batch.
     #[error(
         "invalid document boundaries {bounds:?} for {rows} rows of {seq} tokens: expected boundaries from \
          0 to {}",
         rows * seq
     )]
     Bounds {
-        /// The first and the last boundary; empty if there is none.
+        /// The first and the last boundary; empty if there are no boundaries.
         bounds: Vec<i32>,
-        /// Rows of the batch.
+        /// The number of rows of the batch.
         rows: usize,
-        /// Tokens of a row.
+        /// The number of tokens per row.
         seq: usize,
     },
     /// A document ends before it begins.
     #[error("invalid document from {begin} to {end}: expected increasing boundaries")]
     Order {
-        /// Where it begins.
+        /// The first token.
         begin: i32,
-        /// Where it ends.
+        /// The end of the document.
         end: i32,
     },
-    /// A document is in two rows.
+    /// A document crosses the end of a row.
     #[error("invalid document from {begin} to {end}: it crosses the end of a row of {seq} tokens")]
     Row {
-        /// Where it begins.
+        /// The first token.
         begin: i32,
-        /// Where it ends.
+        /// The end of the document.
         end: i32,
-        /// Tokens of a row.
+        /// The number of tokens per row.
         seq: usize,
     },
-    /// More tokens than the attention kernels support.
+    /// The batch has more tokens than the attention kernels support.
     #[error(transparent)]
     Kernel(#[from] KernelError),
 }
 
 impl PackedSequences {
-    /// The documents of a batch `[batch, seq]`. `starts` are their offsets in the concatenated rows,
-    /// followed by the end of the last one: `0, ..., batch * seq`.
+    /// Describes the documents of a batch `[batch, seq]`. `starts` are the offsets of the documents in the
+    /// concatenated rows, followed by the end of the last document: `0, ..., batch * seq`.
     ///
     /// # Errors
     ///
-    /// [`PackedSequencesError`] if they do not cover the rows, or one crosses the end of a row.
+    /// [`PackedSequencesError`] if the documents do not cover the rows, or if a document crosses the end of a row.
     pub fn new(
         starts: &[i32],
         shape: [usize; 2],
@@ -201,8 +201,8 @@ impl PackedSequences {
         Self::with_padding(starts, None, shape, device)
     }
 
-    /// The same of tokens of which some are padding, which attends to nothing, so that it counts in no statistic of
-    /// attention.
+    /// Describes documents of which some tokens are padding. Padding attends to nothing, so it does not affect
+    /// attention statistics. See [`new`](Self::new).
     ///
     /// # Errors
     ///
@@ -250,7 +250,7 @@ impl PackedSequences {
         })
     }
 
-    /// Returns the row of a table for each token.
+    /// Returns the row of a rotary table for each token.
     fn rows_of(&self, table: &RopeTable) -> Tensor<2, Int> {
         let Some(short) = table.short_rows() else {
             return self.positions.clone();
@@ -271,12 +271,12 @@ impl PackedSequences {
         rows.clone()
     }
 
-    /// `[batch, seq]`: the position of each token in its document.
+    /// Returns the position of each token in its document: `[batch, seq]`.
     pub fn positions(&self) -> &Tensor<2, Int> {
         &self.positions
     }
 
-    /// The lookups of the positions of this part of each row, sorted.
+    /// Returns the sorted lookups of the positions of this part of each row.
     pub(super) fn sorted_positions(&self, part: Range<usize>) -> SortedLookups {
         let rows = self.position_numbers.chunks(self.shape[1].max(1));
         let numbers: Vec<i32> = rows
@@ -285,12 +285,12 @@ impl PackedSequences {
         SortedLookups::new(&numbers)
     }
 
-    /// The documents in the concatenated rows, `batch * seq` tokens.
+    /// Returns the documents in the concatenated rows of `batch * seq` tokens.
     pub(super) fn documents(&self) -> &KeyRanges {
         &self.documents
     }
 
-    /// The attention mask: hides other documents, later tokens, and tokens outside of the window.
+    /// Returns the attention mask. It hides other documents, later tokens, and tokens outside the window.
     pub(super) fn mask(&self, window: Option<Window>) -> Mask {
         let [rows, seq] = self.shape;
         let positions = self.positions.clone().inner();
@@ -314,7 +314,7 @@ impl PackedSequences {
     }
 }
 
-/// Returns the documents of real tokens, given the ends of all documents. Documents of padding are empty.
+/// Returns the document of each real token, given the ends of all documents. The range of a padding token is empty.
 fn ranges_of_real(ends: &[usize], real: &RealTokens) -> Vec<Range<usize>> {
     let mut start = 0;
     let of_document = |&end: &usize| {

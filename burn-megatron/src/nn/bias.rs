@@ -1,4 +1,4 @@
-//! The bias of a linear layer, for an operation that adds it.
+//! The bias of a linear layer, for an operation that adds it later.
 
 use burn::module::Param;
 use burn::tensor::Tensor;
@@ -8,7 +8,7 @@ use super::anchored_value;
 use super::hook::{fused_parameter, gradient_parameter};
 use super::residual::BranchBias;
 
-/// A bias `[out]` that has not been added to its layer's product yet. Dropping it leaves it out.
+/// A bias `[out]` that has not been added to the product of its layer yet. If it is dropped, no bias is added.
 #[derive(Clone, Debug)]
 pub struct Bias {
     param: Param<Tensor<1>>,
@@ -16,7 +16,7 @@ pub struct Bias {
 }
 
 impl Bias {
-    /// The bias of a layer with this product.
+    /// Wraps the bias of a layer with this product.
     pub(super) fn new(param: &Param<Tensor<1>>, product: &Tensor<3>) -> Self {
         Self {
             param: param.clone(),
@@ -24,17 +24,17 @@ impl Bias {
         }
     }
 
-    /// The values, whose gradient goes through the graph.
+    /// Returns the values. Their gradient goes through the autodiff graph.
     pub fn into_tensor(self) -> Tensor<1> {
         anchored_value(&self.param, &self.product)
     }
 
-    /// The values for a fused operation on the product, which passes the gradient on itself.
+    /// Returns the values for a fused operation on the product, which handles the gradient.
     pub(super) fn into_parameter(self) -> Parameter {
         fused_parameter(&self.param, &self.product)
     }
 
-    /// The bias of a residual branch.
+    /// Returns the bias of a residual branch.
     pub(super) fn into_branch(self) -> BranchBias {
         let of_gradient = gradient_parameter(&self.param, &self.product);
         BranchBias {

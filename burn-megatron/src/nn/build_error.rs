@@ -1,4 +1,4 @@
-//! Why a model cannot be built.
+//! Errors of building a model.
 
 use super::fp8::Fp8Error;
 use super::{RecomputeError, TableError};
@@ -6,24 +6,24 @@ use crate::comm::CommError;
 use crate::kernel_selection::KernelChoiceError;
 use crate::mesh::MeshError;
 
-/// An error of building a model.
+/// An error that occurs while a model is built.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum BuildError {
-    /// A size does not fit the mesh.
+    /// A size cannot be split over the mesh.
     #[error(transparent)]
     Mesh(#[from] MeshError),
     /// An invalid configuration of a layer.
     #[error("{path}: {message}")]
     Config {
-        /// The layer.
+        /// The path of the layer.
         path: String,
-        /// The given value and the expected one.
+        /// The given value and the expected value.
         message: String,
     },
     /// A requested kernel is not available.
     #[error(transparent)]
     Kernels(#[from] KernelChoiceError),
-    /// An error of the 8-bit layers.
+    /// An error of the FP8 layers.
     #[error(transparent)]
     Fp8(#[from] Fp8Error),
     /// Invalid settings of recomputation.

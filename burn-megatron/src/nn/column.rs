@@ -21,37 +21,37 @@ use crate::mesh::{Axis, split_evenly};
 /// Configuration of a [`ColumnParallelLinear`].
 #[derive(Config, Debug)]
 pub struct ColumnParallelLinearConfig {
-    /// Input features.
+    /// The number of input features.
     pub input: usize,
-    /// Output features, over all ranks.
+    /// The number of output features, over all ranks.
     pub output: usize,
-    /// The parts of the output that are split on their own; by default the whole output is one.
+    /// The output sections that are split separately. By default the output is one section.
     #[config(default = "vec![]")]
     pub sections: Vec<OutputSection>,
-    /// The initial values of the weight; those of the bias are 0.
+    /// The initial values of the weight. The bias is initialized to 0.
     #[config(default = "Init::Normal(0.02)")]
     pub init: Init,
     /// Whether the layer has a bias.
     #[config(default = true)]
     pub bias: bool,
-    /// Whether the output is all-gathered; otherwise each rank returns its part.
+    /// Whether the output is all-gathered. Otherwise each rank returns its part.
     #[config(default = false)]
     pub gather_output: bool,
-    /// The kind of each section, in a layer that may have adapters.
+    /// The LoRA target of each section, if the layer may have adapters.
     #[config(default = "vec![]")]
     pub targets: Vec<LoraTarget>,
 }
 
-/// A part of the output features that is split on its own, such as the queries of a QKV projection.
+/// A part of the output features that is split separately, such as the queries of a QKV projection.
 #[derive(Config, Debug)]
 pub struct OutputSection {
-    /// The name of the units in errors, such as "heads".
+    /// The name of the units in error messages, such as "heads".
     pub unit: String,
-    /// The number of units; each rank has whole ones.
+    /// The number of units. A unit is never split.
     pub units: usize,
-    /// Features per unit.
+    /// The number of features per unit.
     pub width: usize,
-    /// Whether adjacent ranks may hold replicas of one unit if there are fewer units than ranks.
+    /// Whether adjacent ranks may hold replicas of a unit if there are fewer units than ranks.
     #[config(default = false)]
     pub shared: bool,
 }
@@ -61,9 +61,12 @@ impl ColumnParallelLinearConfig {
     ///
     /// # Errors
     ///
-    /// [`BuildError`] if a section cannot be split over the tensor axis, if the sections are not the output, if
-    /// an output of several sections is to be gathered (its parts would be out of order), or if an 8-bit layer
-    /// with this path exists.
+    /// [`BuildError`] in these cases:
+    ///
+    /// - a section cannot be split over the tensor axis;
+    /// - the sections do not add up to the output;
+    /// - `gather_output` is set and there are several sections, whose parts would be out of order;
+    /// - an FP8 layer with this path exists.
     pub fn init(&self, builder: &ModelBuilder) -> Result<ColumnParallelLinear, BuildError> {
         let ranks = builder.place().size;
         let whole = [OutputSection::new("output features".into(), self.output, 1)];
@@ -132,17 +135,17 @@ impl OutputSection {
     }
 }
 
-/// `y = x W + b` with the columns of `W` split over the tensor axis.
+/// A linear layer `y = x W + b` with the columns of `W` split over the tensor axis.
 ///
-/// The input gradient is all-reduced while the weight gradient is computed. On one rank this is the plain
-/// linear layer.
+/// The input gradient is all-reduced while the weight gradient is computed. On one rank this is an ordinary linear
+/// layer.
 #[derive(Module, Debug)]
 pub struct ColumnParallelLinear {
     /// This rank's columns: `[in, out / tensor]`.
     pub weight: Param<Tensor<2>>,
-    /// This rank's part: `[out / tensor]`.
+    /// This rank's part of the bias: `[out / tensor]`.
     pub bias: Option<Param<Tensor<1>>>,
-    /// The adapters of its sections.
+    /// The LoRA adapters of the sections.
     pub lora: Option<LoraAdapters>,
     fp8: Option<Fp8Layer>,
     #[module(skip)]
@@ -156,7 +159,8 @@ pub struct ColumnParallelLinear {
 }
 
 impl ColumnParallelLinear {
-    /// `[batch, seq, in]` to `[batch, seq, out / tensor]`, or to `[batch, seq, out]` if gathered.
+    /// Applies the layer to `[batch, seq, in]`. Returns `[batch, seq, out / tensor]`, or `[batch, seq, out]` with
+    /// `gather_output`.
     ///
     /// Under sequence parallelism the input is `[batch, seq / tensor, in]`.
     pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
@@ -169,12 +173,12 @@ impl ColumnParallelLinear {
         }
     }
 
-    /// This rank's part of the output before the bias, and its part of the bias, for an operation
-    /// that adds it.
+    /// Returns this rank's part of the output before the bias, and its part of the bias. The caller adds the bias in
+    /// a fused operation.
     ///
     /// # Panics
     ///
-    /// If the output is gathered.
+    /// If the layer has `gather_output`.
     pub fn forward_without_bias(&self, x: Tensor<3>) -> (Tensor<3>, Option<Bias>) {
         self.expect_split();
         let y = self.product(x, None);
@@ -182,28 +186,29 @@ impl ColumnParallelLinear {
         (y, bias)
     }
 
-    /// This rank's part of the output with the bias as the input of GELU (tanh), and GELU of it.
+    /// Returns this rank's part of the output with the bias, together with its GELU (tanh).
     pub fn forward_to_gelu(&self, x: Tensor<3>) -> GeluInput {
         let bias = self.fused_bias(&x);
         GeluInput::of(x, self.operands(bias))
     }
 
-    /// Returns the property that keeps the product from having GELU as its epilogue, if there is one.
+    /// Returns the property that prevents a GELU epilogue of the product, if there is one.
     pub(super) fn epilogue_obstacle(&self) -> Option<&'static str> {
         let operands = self.operands(None);
         operands.epilogue_obstacle(self.lora.is_some())
     }
 
-    /// [`forward`](Self::forward) of a normalized residual stream, and the sum of the stream.
+    /// Applies [`forward`](Self::forward) to a normalized residual stream. Also returns the sum of the stream.
     ///
     /// # Panics
     ///
-    /// If the output is gathered.
+    /// If the layer has `gather_output`.
     pub(super) fn forward_normalized(&self, norm: &Norm, x: Residual) -> (Tensor<3>, Tensor<3>) {
         self.product_of_norm(norm, x, true)
     }
 
-    /// [`forward_without_bias`](Self::forward_without_bias) of a normalized residual stream, and the sum of the stream.
+    /// Applies [`forward_without_bias`](Self::forward_without_bias) to a normalized residual stream. Also returns the
+    /// sum of the stream.
     pub(super) fn forward_normalized_without_bias(
         &self,
         norm: &Norm,
@@ -214,7 +219,7 @@ impl ColumnParallelLinear {
         ((y, bias), stream)
     }
 
-    /// Returns the product of a normalized residual stream, with the bias or without, and the sum of the stream.
+    /// Returns the product of a normalized residual stream, with or without the bias, and the sum of the stream.
     fn product_of_norm(&self, norm: &Norm, x: Residual, has_bias: bool) -> (Tensor<3>, Tensor<3>) {
         self.expect_split();
         let bias_for = |x: &Tensor<3>| has_bias.then(|| self.fused_bias(x)).flatten();
@@ -226,8 +231,8 @@ impl ColumnParallelLinear {
         norm.product(x, |anchor| self.operands(bias_for(anchor)))
     }
 
-    /// `[batch, seq, in]` to `[batch, seq, out / tensor]`, of an input that has entered the region of the tensor ranks: it
-    /// is that of the whole sequence, and the caller sums its gradient over the ranks.
+    /// Applies the layer to an input `[batch, seq, in]` that has already been gathered over the tensor ranks. Returns
+    /// `[batch, seq, out / tensor]`. The caller sums the input gradient over the ranks.
     pub(super) fn forward_entered(&self, x: Tensor<3>) -> Tensor<3> {
         let operands = LinearOperands {
             input: InputLayout::Local,
@@ -251,12 +256,12 @@ impl ColumnParallelLinear {
         }
     }
 
-    /// The bias for the product of `x`, which adds it.
+    /// Returns the bias for the product of `x`, which adds it.
     fn fused_bias(&self, x: &Tensor<3>) -> Option<Parameter> {
         self.bias.as_ref().map(|bias| fused_parameter(bias, x))
     }
 
-    /// The bias of this product.
+    /// Returns the bias of this product.
     fn bias_of(&self, y: &Tensor<3>) -> Option<Bias> {
         self.bias.as_ref().map(|bias| Bias::new(bias, y))
     }

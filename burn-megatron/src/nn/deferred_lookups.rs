@@ -1,7 +1,8 @@
-//! Gradients of lookups that are added to their rows after the backward.
+//! Gradients of embedding lookups that are added to their rows after the backward.
 //!
-//! The order of the lookups is the host's, and differs from micro-batch to micro-batch, so a CUDA graph of a backward ends with the
-//! gradient of the rows that were looked up; after each replay they are added to the rows of its own tokens.
+//! The host determines the order of the lookups, and it differs between micro-batches. A CUDA graph of a backward
+//! therefore ends with the gradient of the rows that were looked up. After each replay this gradient is added to the
+//! rows of the tokens of that micro-batch.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -21,7 +22,7 @@ pub struct DeferredLookup {
     pub(super) handle: HookHandle,
     /// `[ids, width]`
     pub(super) gradient: Tensor<2>,
-    /// The ids whose rows the weight has.
+    /// The range of ids whose rows the weight holds.
     pub(super) rows: Range<usize>,
 }
 
@@ -36,14 +37,14 @@ impl DeferredLookup {
     }
 }
 
-/// The lookups that a backward defers, and those that it has deferred.
+/// The lookups that a backward defers, and the gradients deferred so far.
 #[derive(Clone)]
 pub(super) struct DeferredLookups {
     of: Arc<SortedLookups>,
     so_far: Arc<Mutex<Vec<DeferredLookup>>>,
 }
 
-/// Runs `backward` without adding the gradients of the lookups `of`, and returns them, in order.
+/// Runs `backward` without adding the gradients of the lookups `of`. Returns these gradients, in order.
 pub fn defer<T>(of: &Arc<SortedLookups>, backward: impl FnOnce() -> T) -> (T, Vec<DeferredLookup>) {
     let lookups = DeferredLookups {
         of: of.clone(),
@@ -54,7 +55,7 @@ pub fn defer<T>(of: &Arc<SortedLookups>, backward: impl FnOnce() -> T) -> (T, Ve
     (result, deferred)
 }
 
-/// Defers a lookup, or returns it where it is not to be.
+/// Defers a lookup, or returns it if it must not be deferred.
 pub(super) fn deferred(
     sorted: &Arc<SortedLookups>,
     lookup: DeferredLookup,
@@ -68,7 +69,7 @@ pub(super) fn deferred(
     }
 }
 
-/// The gradient of the ids in `rows`, in its buffer or alone, flat.
+/// Returns the flat gradient of the ids in `rows`, in `target` or in a new buffer.
 fn rows_gradient(
     gradient: Tensor<2>,
     sorted: &Arc<SortedLookups>,

@@ -1,4 +1,4 @@
-//! Dropout with masks that do not depend on the layout.
+//! Dropout with masks that do not depend on the parallel layout.
 
 use burn::module::Module;
 use burn::tensor::Tensor;
@@ -11,10 +11,10 @@ use super::residual::Branch;
 use super::{AxisRank, Bias, BuildError, DropoutPosition, ModelBuilder, Residual};
 use crate::kernel_selection::Operation;
 
-/// Sets elements to zero with probability `p` while training, and scales the others by `1/(1-p)`.
+/// Sets elements to zero with probability `p` during training, and scales the others by `1 / (1 - p)`.
 ///
-/// The mask is drawn from Philox counters (see [`DropoutPosition`]): ranks with the same elements draw the
-/// same mask, ranks with different elements draw different parts of one mask.
+/// The mask is drawn from Philox counters (see [`DropoutPosition`]). Ranks with the same elements draw the same mask.
+/// Ranks with different elements draw different parts of one mask.
 #[derive(Module, Debug)]
 pub struct Dropout {
     probability: f64,
@@ -29,9 +29,9 @@ pub struct Dropout {
 /// The distribution of an activation over the ranks of the tensor axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ActivationLayout {
-    /// Every rank has the whole activation.
+    /// Every rank has the complete activation.
     Whole,
-    /// Each rank has an equal part of `dim`, which is not the batch (dim 0).
+    /// Each rank has an equal part of `dim`. `dim` must not be the batch (dim 0).
     SplitAlong {
         /// The split dimension.
         dim: usize,
@@ -40,20 +40,20 @@ pub enum ActivationLayout {
     },
 }
 
-/// Rows of a mask. Draws count from the first sample of the input.
+/// Rows of a mask. Draws are counted from the first sample of the input.
 pub(super) struct MaskRows {
-    /// The first draw of each row, or `None` for padding, which may have any draws.
+    /// The first draw of each row, or `None` for padding, which may use any draws.
     pub starts: Vec<Option<u64>>,
-    /// The number of draws of a sample.
+    /// The number of draws per sample.
     pub per_sample: u64,
 }
 
 impl Dropout {
-    /// Dropout with `probability` in `[0, 1)` and the random stream of `builder`.
+    /// Builds dropout with `probability` in `[0, 1)` and the random stream of `builder`.
     ///
     /// # Errors
     ///
-    /// [`BuildError::Config`] for another probability.
+    /// [`BuildError::Config`] if the probability is out of range.
     pub fn new(probability: f64, builder: &ModelBuilder) -> Result<Self, BuildError> {
         if !(0.0..1.0).contains(&probability) {
             return Err(builder.error(format!(
@@ -72,7 +72,7 @@ impl Dropout {
         })
     }
 
-    /// `[batch, ...]` to `[batch, ...]`; the identity on tensors without autodiff.
+    /// Applies dropout to a tensor of shape `[batch, ...]`. Tensors without autodiff are returned unchanged.
     pub fn forward<const D: usize>(&self, x: Tensor<D>, layout: ActivationLayout) -> Tensor<D> {
         if let Some(rows) = self.rows(&x, layout) {
             return self.apply_rows(x, None, rows);
@@ -83,7 +83,8 @@ impl Dropout {
         }
     }
 
-    /// Applies [`forward`](Self::forward), or its draws of these rows (all dims but the last) if there are some.
+    /// Applies [`forward`](Self::forward). If `rows` is given, it holds the draws of all rows (all dims except the
+    /// last).
     pub(super) fn forward_rows<const D: usize>(
         &self,
         x: Tensor<D>,
@@ -97,10 +98,10 @@ impl Dropout {
         }
     }
 
-    /// Adds the output of a branch to the residual stream: `stream + dropout(x + bias)`, all `[batch, seq,
-    /// hidden]` except the bias.
+    /// Adds the output of a branch to the residual stream: `stream + dropout(x + bias)`. `x` and `stream` are
+    /// `[batch, seq, hidden]`.
     ///
-    /// Where nothing is dropped, as outside of autodiff, the addition is left to the norm that follows.
+    /// If nothing is dropped, for example without autodiff, the following norm performs the addition.
     pub fn forward_add(
         &self,
         x: Tensor<3>,
@@ -109,7 +110,7 @@ impl Dropout {
         layout: ActivationLayout,
     ) -> Residual {
         if let Some(rows) = self.rows(&x, layout) {
-            // The bias takes one gradient, whatever the number of runs of rows.
+            // Adding the bias once gives a single bias gradient, independent of the number of runs.
             let x = match bias {
                 Some(bias) => x + bias.into_tensor().unsqueeze(),
                 None => x,
@@ -150,7 +151,7 @@ impl Dropout {
         self.probability > 0.0 && is_training(x)
     }
 
-    /// The rows of `[batch, seq, ..]` under context parallelism; none if nothing is dropped.
+    /// Returns the rows of `[batch, seq, ..]` under context parallelism, or `None` if nothing is dropped.
     fn rows<const D: usize>(&self, x: &Tensor<D>, layout: ActivationLayout) -> Option<MaskRows> {
         let shard = self.position.get().shard.filter(|_| self.drops(x))?;
         let [_, local] = shard.local_shape();
@@ -172,7 +173,7 @@ impl Dropout {
         })
     }
 
-    /// `residual + dropout(x)`, run by run of the rows.
+    /// Computes `residual + dropout(x)`, one run of rows at a time.
     fn apply_rows<const D: usize>(
         &self,
         x: Tensor<D>,
@@ -203,7 +204,7 @@ impl Dropout {
         Tensor::cat(parts, 0).reshape(shape)
     }
 
-    /// The draws of this rank's part of the mask; none if nothing is dropped.
+    /// Returns the draws of this rank's part of the mask, or `None` if nothing is dropped.
     fn draw<const D: usize>(&self, x: &Tensor<D>, layout: ActivationLayout) -> Option<Draw> {
         if !self.drops(x) {
             return None;
@@ -243,7 +244,7 @@ mod tests {
         Dropout::new(probability, &builder).unwrap()
     }
 
-    /// Returns the output for an input of ones: 0 where it is dropped.
+    /// Returns the output for an input of ones. Dropped elements are 0.
     fn mask<const D: usize>(
         dropout: &Dropout,
         shape: [usize; D],

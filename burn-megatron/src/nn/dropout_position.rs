@@ -9,29 +9,29 @@ use super::context::SequenceShard;
 
 /// The step and the tokens of the current micro-batch, shared by all modules of a model.
 ///
-/// A dropout mask is a function of the seed, the module's path, the step, and the index of each element
-/// in the *global* batch. So it is the same in every layout, and a repeated forward (recomputation,
-/// resume) draws the same mask.
+/// A dropout mask is a function of the seed, the module path, the step, and the index of each element in the *global*
+/// batch. The mask is therefore the same in every layout, and a repeated forward (recomputation, resume) draws it
+/// again.
 #[derive(Clone, Debug, Default)]
 pub struct DropoutPosition {
     current: Arc<Mutex<BatchPosition>>,
-    /// Whether a layer drops anything.
+    /// Whether the model has a layer with a dropout probability above 0.
     is_used: Arc<AtomicBool>,
 }
 
-/// Where the tokens of a micro-batch stand in the run.
+/// The position of a micro-batch in the training run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BatchPosition {
-    /// The step.
+    /// The training step.
     pub step: u64,
-    /// The sample of the global batch that row 0 is.
+    /// The index of row 0 in the global batch.
     pub first_sample: u64,
-    /// The tokens of each row on this rank; all of them without context parallelism.
+    /// The tokens of each row on this rank. `None` without context parallelism: rows have all tokens.
     pub shard: Option<Arc<SequenceShard>>,
 }
 
 impl BatchPosition {
-    /// Rows with all tokens.
+    /// Creates the position of rows that have all their tokens.
     pub fn new(step: u64, first_sample: u64) -> Self {
         Self {
             step,
@@ -42,33 +42,33 @@ impl BatchPosition {
 }
 
 impl DropoutPosition {
-    /// Sets the step, and which sample of the global batch row 0 of the next input is, of rows with all tokens.
+    /// Sets the step and the index of row 0 of the next input in the global batch. The rows have all their tokens.
     pub fn set(&self, step: u64, first_sample: u64) {
         self.set_batch(BatchPosition::new(step, first_sample));
     }
 
-    /// Sets where the next input stands.
+    /// Sets the position of the next input.
     pub fn set_batch(&self, position: BatchPosition) {
         *self.current.lock() = position;
     }
 
-    /// Where the current input stands.
+    /// Returns the position of the current input.
     pub fn get(&self) -> BatchPosition {
         self.current.lock().clone()
     }
 
-    /// A layer that drops with a probability above 0 is built.
+    /// Records that the model has a layer with a dropout probability above 0.
     pub(super) fn set_used(&self) {
         self.is_used.store(true, Ordering::Relaxed);
     }
 
-    /// Whether the model has such a layer.
+    /// Returns whether the model has a layer with a dropout probability above 0.
     pub fn is_used(&self) -> bool {
         self.is_used.load(Ordering::Relaxed)
     }
 
-    /// Runs `body` at another position, as returned by [`get`](Self::get), and restores the current one,
-    /// also when `body` panics.
+    /// Runs `body` at another position, as returned by [`get`](Self::get). Restores the current position afterwards,
+    /// even if `body` panics.
     pub fn at<T>(&self, position: BatchPosition, body: impl FnOnce() -> T) -> T {
         let _restore = RestorePosition(self, self.get());
         self.set_batch(position);

@@ -1,17 +1,18 @@
 //! Rows of a dropout mask that are not evenly spaced.
 
-/// Rows whose first draws have a constant distance.
+/// Evenly spaced rows: the first draws of adjacent rows have a constant distance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RowRun {
     /// The first draw of the first row.
     pub first: u64,
-    /// The distance of one row to the next; 1 for a single row.
+    /// The distance between the first draws of adjacent rows; 1 for a single row.
     pub step: u64,
     /// The number of rows.
     pub count: usize,
 }
 
-/// Returns rows, given by their first draws, as runs. A row without a first draw may have any draws, and continues a run.
+/// Groups rows, given by their first draws, into runs. A row of `None` may use any draws and continues the current
+/// run.
 pub(super) fn row_runs(rows: &[Option<u64>]) -> Vec<RowRun> {
     let mut runs: Vec<RowRun> = vec![];
     for &row in rows {

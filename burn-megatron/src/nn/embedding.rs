@@ -20,17 +20,17 @@ use super::{
 use crate::collective::{self, Comm};
 use crate::mesh::{Axis, split_evenly};
 
-/// The size of a vocabulary, and how it is split.
+/// The size of a vocabulary, and its padding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Vocabulary {
     /// The number of tokens.
     pub tokens: usize,
-    /// The number of entries with padding; padded entries have no probability.
+    /// The number of entries including padding. Padded entries have probability 0.
     pub padded: usize,
 }
 
 impl Vocabulary {
-    /// `tokens` entries, padded to a multiple of `divisible_by * ranks`.
+    /// Creates a vocabulary of `tokens` entries, padded to a multiple of `divisible_by * ranks`.
     pub fn padded(tokens: usize, divisible_by: usize, ranks: usize) -> Self {
         Self {
             tokens,
@@ -38,13 +38,13 @@ impl Vocabulary {
         }
     }
 
-    /// The entries of the rank at `place`: the first one, and their number.
+    /// Returns the first entry and the number of entries of the rank at `place`.
     pub fn part(&self, place: AxisRank) -> (usize, usize) {
         let len = self.padded / place.size;
         (place.index * len, len)
     }
 
-    /// The weight of its embedding, or of its output layer.
+    /// Returns the specification of the weight of the embedding or the output layer.
     fn weight(
         &self,
         hidden: usize,
@@ -59,10 +59,9 @@ impl Vocabulary {
     }
 }
 
-/// Rows of a `[vocabulary, hidden]` weight, looked up by token; the rows are split over the tensor
-/// axis.
+/// A token embedding. The rows of its weight `[vocabulary, hidden]` are split over the tensor axis.
 ///
-/// A token of another rank gives zeros here; the sum over the axis is the embedding.
+/// A rank returns zeros for the tokens of other ranks. The sum over the axis is the embedding.
 #[derive(Module, Debug)]
 pub struct VocabParallelEmbedding {
     /// This rank's rows: `[padded vocabulary / tensor, hidden]`.
@@ -82,17 +81,17 @@ pub struct VocabParallelEmbedding {
 pub struct VocabParallelEmbeddingConfig {
     /// The vocabulary.
     pub vocabulary: Vocabulary,
-    /// Features.
+    /// The number of features.
     pub hidden: usize,
     /// The initial values.
     #[config(default = "Init::Normal(0.02)")]
     pub init: Init,
-    /// The factor of the features, rounded to their type; by default they are not multiplied.
+    /// The factor of the features, rounded to their type. `None`: the features are not scaled.
     pub scale: Option<f64>,
 }
 
 impl VocabParallelEmbeddingConfig {
-    /// Builds this rank's rows.
+    /// Builds this rank's rows of the embedding.
     ///
     /// # Errors
     ///
@@ -111,11 +110,11 @@ impl VocabParallelEmbeddingConfig {
 }
 
 impl VocabParallelEmbedding {
-    /// `[batch, seq]` tokens to `[batch, seq, hidden]`, or to `[batch, seq / tensor, hidden]` under
+    /// Looks up `[batch, seq]` tokens. Returns `[batch, seq, hidden]`, or `[batch, seq / tensor, hidden]` under
     /// sequence parallelism.
     ///
-    /// Pass [`Tokens`] with their [sorted lookups](Tokens::sorted), as the trainer makes them, and not their
-    /// ids alone: only then a backward touches the rows of these tokens alone.
+    /// Pass [`Tokens`] with their [sorted lookups](Tokens::sorted), as the trainer does. With token ids only, the
+    /// backward updates all rows of the weight instead of only the rows of these tokens.
     pub fn forward(&self, tokens: impl Into<Tokens>) -> Tensor<3> {
         let features = tracked(self.features(tokens));
         match self.scale {
@@ -127,7 +126,7 @@ impl VocabParallelEmbedding {
         }
     }
 
-    /// The features before they are scaled.
+    /// Returns the features before scaling.
     fn features(&self, tokens: impl Into<Tokens>) -> Tensor<3> {
         let Tokens { ids, sorted, .. } = tokens.into();
         let [batch, seq] = ids.dims();
@@ -157,7 +156,7 @@ impl VocabParallelEmbedding {
     }
 }
 
-/// The nearest value of a type.
+/// Rounds to the nearest value of a type.
 fn rounded(value: f64, dtype: DType) -> f64 {
     match dtype {
         DType::F64 => value,
@@ -170,7 +169,7 @@ fn rounded(value: f64, dtype: DType) -> f64 {
 /// Learned position embeddings, replicated on every rank.
 #[derive(Module, Debug)]
 pub struct LearnedPositions {
-    /// `[max positions, hidden]`
+    /// The position embeddings: `[max positions, hidden]`.
     pub weight: Param<Tensor<2>>,
     #[module(skip)]
     place: AxisRank,
@@ -183,7 +182,7 @@ pub struct LearnedPositions {
 pub struct LearnedPositionsConfig {
     /// The number of positions.
     pub max_positions: usize,
-    /// Features.
+    /// The number of features.
     pub hidden: usize,
     /// The initial values.
     #[config(default = "Init::Normal(0.02)")]
@@ -206,17 +205,17 @@ impl LearnedPositionsConfig {
 }
 
 impl LearnedPositions {
-    /// Adds the position embeddings to `[batch, seq, hidden]`, or to this rank's part
-    /// `[batch, seq / tensor, hidden]` under sequence parallelism. Each row begins at position 0.
+    /// Adds the position embeddings to `[batch, seq, hidden]`. Under sequence parallelism the input is this rank's
+    /// part `[batch, seq / tensor, hidden]`. Each row begins at position 0.
     pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
         self.forward_with_format(x, &BatchFormat::Rows)
     }
 
-    /// The same for a batch in this format.
+    /// Adds the position embeddings to a batch in this format.
     ///
     /// # Panics
     ///
-    /// If a row or a document is longer than the positions.
+    /// If a row or a document is longer than the number of positions.
     pub fn forward_with_format(&self, x: Tensor<3>, format: &BatchFormat<'_>) -> Tensor<3> {
         let [batch, len, _] = x.dims();
         let start = if self.sequence_parallel {
@@ -250,7 +249,7 @@ impl LearnedPositions {
         self.add_each(x, Tensor::from_data(numbers, &device), sorted)
     }
 
-    /// The same for positions on the device.
+    /// Adds the embeddings of positions on the device.
     fn add_each(&self, x: Tensor<3>, rows: Tensor<1, Int>, sorted: SortedLookups) -> Tensor<3> {
         let ids = LookupIds {
             rows,
@@ -262,12 +261,12 @@ impl LearnedPositions {
     }
 }
 
-/// The output layer, from hidden features to logits, split over the vocabulary.
+/// The output layer, which projects hidden features to logits. It is split over the vocabulary.
 ///
-/// Its weight `[vocabulary, hidden]` has the embedding's layout, so that the two can be tied.
+/// Its weight `[vocabulary, hidden]` has the same layout as the embedding, so that the two can be tied.
 #[derive(Module, Debug)]
 pub struct OutputLayer {
-    /// This rank's rows: `[padded vocabulary / tensor, hidden]`; none if tied to the embedding.
+    /// This rank's rows: `[padded vocabulary / tensor, hidden]`. `None` if tied to the embedding.
     pub weight: Option<Param<Tensor<2>>>,
     #[module(skip)]
     comm: Comm,
@@ -282,18 +281,18 @@ pub struct OutputLayer {
 pub struct OutputLayerConfig {
     /// The vocabulary.
     pub vocabulary: Vocabulary,
-    /// Features.
+    /// The number of features.
     pub hidden: usize,
     /// The initial values.
     #[config(default = "Init::Normal(0.02)")]
     pub init: Init,
-    /// Whether the weight is that of the embedding, so that the layer has none itself.
+    /// Whether the layer uses the weight of the embedding and has no weight itself.
     #[config(default = false)]
     pub tied: bool,
 }
 
 impl OutputLayerConfig {
-    /// Builds this rank's rows, or none if the weight is tied to the embedding's.
+    /// Builds this rank's rows, or no rows if the weight is tied to the embedding.
     ///
     /// # Errors
     ///
@@ -311,14 +310,14 @@ impl OutputLayerConfig {
 }
 
 impl OutputLayer {
-    /// `[batch, seq, hidden]` (`[batch, seq / tensor, hidden]` under sequence parallelism) to this
-    /// rank's logits `[batch, seq, padded vocabulary / tensor]`.
+    /// Projects `[batch, seq, hidden]` (`[batch, seq / tensor, hidden]` under sequence parallelism) to this rank's
+    /// logits `[batch, seq, padded vocabulary / tensor]`.
     ///
-    /// `embedding` supplies the weight if it is tied; otherwise it is not used.
+    /// `embedding` supplies the weight of a tied layer. Otherwise it is ignored.
     ///
     /// # Panics
     ///
-    /// Without an embedding, if the weight is tied to it.
+    /// If the layer is tied and `embedding` is `None`.
     pub fn forward<'a>(
         &self,
         x: Tensor<3>,
@@ -332,7 +331,7 @@ impl OutputLayer {
         linear(x, operands)
     }
 
-    /// The weight of the layer, or of the embedding that it is tied to.
+    /// Returns the weight of the layer, or of the embedding to which it is tied.
     pub(super) fn weight_of<'a>(
         &'a self,
         embedding: Option<&'a VocabParallelEmbedding>,
@@ -344,7 +343,7 @@ impl OutputLayer {
         weight
     }
 
-    /// The distribution of its input.
+    /// Returns the distribution of the input.
     pub(super) fn input(&self) -> InputLayout {
         InputLayout::whole(&self.comm, self.sequence_parallel)
     }

@@ -1,44 +1,45 @@
-//! One parameter of a model: its shape, its placement on every axis, and the reduction of its gradient.
+//! The properties of one parameter of a model: its shape, its placement on every axis, and the reduction of its
+//! gradient.
 
 use serde::{Deserialize, Serialize};
 
 use super::{Placement, Placements, TableError};
 use crate::mesh::{Axis, AxisRank, AxisSet, Grid, Mesh, MeshRank};
 
-/// The properties of one parameter, the same on every rank that holds it.
+/// The properties of one parameter. They are the same on every rank that holds the parameter.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ParameterEntry {
-    /// Its path in the module, such as `blocks.0.mlp.up.weight`.
+    /// The path of the parameter in the module, such as `blocks.0.mlp.up.weight`.
     pub path: String,
-    /// The shape of the whole parameter, without padding.
+    /// The shape of the full parameter, without padding.
     pub shape: Vec<usize>,
-    /// The grid whose axes place it: the expert grid for the weights of experts.
+    /// The grid on whose axes the parameter is placed: the expert grid for the weights of experts.
     pub grid: Grid,
-    /// Its placement on the axes of the grid.
+    /// The placement of the parameter on the axes of the grid.
     pub placements: Placements,
-    /// The axes of the grid over which its gradient is a partial sum: the
-    /// [data axes](Grid::data_axes), and each axis whose ranks apply a replicated parameter to different
-    /// parts of the sequence.
+    /// The axes of the grid over which the gradient is a partial sum. These are the [data axes](Grid::data_axes), and
+    /// each axis whose ranks apply a replicated parameter to different parts of the sequence.
     pub sum_over: AxisSet,
-    /// Whether the optimizer's weight decay applies to it.
+    /// Whether the optimizer applies weight decay to the parameter.
     pub decay: bool,
-    /// Whether it is a matrix of a hidden layer, or a stack of them, so no embedding, output weight, norm or bias: what
-    /// Muon steps.
+    /// Whether the parameter is a matrix of a hidden layer, or a stack of such matrices. Muon updates these
+    /// parameters. False for embeddings, output weights, norms and biases.
     #[serde(default)]
     pub hidden: bool,
-    /// Its pipeline stage on this rank; 0 if there is one stage.
+    /// The pipeline stage of the parameter on this rank; 0 if there is only one stage.
     pub stage: usize,
-    /// The ranks of the pipeline axis that hold a copy of it (a tied embedding), ascending; empty if there is
-    /// one copy. The gradient is summed over the copies, and norms and counts include the first only.
+    /// The ranks of the pipeline axis that hold a copy of the parameter (a tied embedding), in ascending order. Empty
+    /// if there is only one copy. The gradient is summed over the copies. Norms and counts include only the first
+    /// copy.
     pub pipeline_copies: Vec<usize>,
-    /// Whether it is not trained: it has no gradient, bucket or optimizer state.
+    /// Whether the parameter is frozen: it has no gradient, bucket or optimizer state.
     #[serde(default)]
     pub frozen: bool,
 }
 
 impl ParameterEntry {
-    /// The entry of a parameter of the dense grid that is replicated on every axis and decayed by the
-    /// optimizer if it has two or more dimensions.
+    /// Creates the entry of a parameter of the dense grid that is replicated on every axis. Weight decay applies if
+    /// the parameter has two or more dimensions.
     pub fn replicated(path: impl Into<String>, shape: Vec<usize>) -> Self {
         Self {
             path: path.into(),
@@ -54,28 +55,28 @@ impl ParameterEntry {
         }
     }
 
-    /// The number of elements of the whole parameter.
+    /// Returns the number of elements of the full parameter.
     pub fn len(&self) -> usize {
         self.shape.iter().product()
     }
 
-    /// Whether it has no elements.
+    /// Returns whether the parameter has no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The shape of its part on `rank`.
+    /// Returns the shape of the part on `rank`.
     pub fn local_shape(&self, rank: &MeshRank) -> Vec<usize> {
         self.placements.local_shape(&self.shape, self.on(rank))
     }
 
-    /// The elements of the whole parameter on `rank`; padding is zero.
+    /// Returns the elements of the full parameter on `rank`. Padding is zero.
     pub fn part<T: Copy + Default>(&self, whole: &[T], rank: &MeshRank) -> Vec<T> {
         self.placements.part(&self.shape, whole, self.on(rank))
     }
 
-    /// Assembles the parameter from the parts of ranks that together hold it, such as all ranks of a group
-    /// over the [model axes](Grid::model_axes). A part has its elements in row-major order.
+    /// Assembles the parameter from the parts of ranks that together hold it, such as all ranks of a group over the
+    /// [model axes](Grid::model_axes). The elements of a part are in row-major order.
     pub fn assemble<'a, T: Copy + Default + 'a>(
         &self,
         parts: impl IntoIterator<Item = (MeshRank, &'a [T])>,
@@ -88,40 +89,40 @@ impl ParameterEntry {
         self.placements.assemble(&self.shape, parts)
     }
 
-    /// The index of `rank` on an axis of the grid.
+    /// Returns a function that gives the position of `rank` on an axis of the grid.
     pub(super) fn on<'a>(&self, rank: &'a MeshRank) -> impl Fn(Axis) -> AxisRank + use<'a> {
         let grid = self.grid;
         move |axis| rank.on(grid, axis)
     }
 
-    /// Whether each rank of `axis` holds the same part.
+    /// Returns whether each rank of `axis` holds the same part.
     pub fn is_replicated_over(&self, axis: Axis) -> bool {
         *self.placements.on(axis) == Placement::Replicated
     }
 
-    /// The axes of the grid without the pipeline over which each rank holds the same part.
+    /// Returns the axes over which each rank holds the same part, without the pipeline axis.
     pub fn replicated_axes(&self) -> AxisSet {
         let split = self.placements.split_axes();
         self.grid.axes().without(Axis::Pipeline).difference(split)
     }
 
-    /// The [model axes](Grid::model_axes) over which each rank holds the same part.
+    /// Returns the [model axes](Grid::model_axes) over which each rank holds the same part.
     pub fn replicated_model_axes(&self) -> AxisSet {
         let axes = self.grid.model_axes();
         axes.difference(self.placements.split_axes())
     }
 
-    /// The [model axes](Grid::model_axes) over which the whole gradient is a partial sum.
+    /// Returns the [model axes](Grid::model_axes) over which the gradient is a partial sum.
     pub fn summed_model_axes(&self) -> AxisSet {
         self.sum_over.intersection(self.grid.model_axes())
     }
 
-    /// Whether several ranks of the pipeline hold it.
+    /// Returns whether several ranks of the pipeline hold the parameter.
     pub fn is_tied(&self) -> bool {
         !self.pipeline_copies.is_empty()
     }
 
-    /// Whether the copy on `rank` is the first of the pipeline.
+    /// Returns whether `rank` holds the first copy of the pipeline.
     pub fn is_first_copy(&self, rank: &MeshRank) -> bool {
         let own = rank.on(self.grid, Axis::Pipeline).index;
         self.pipeline_copies
@@ -129,9 +130,9 @@ impl ParameterEntry {
             .is_none_or(|first| *first == own)
     }
 
-    /// Whether norms and counts include the part on `rank`: it is the first of the pipeline's copies, and
-    /// the first on each model axis over which it is replicated. Of a split parameter, sections with fewer
-    /// parts than ranks are included where [`Section::is_first_replica`](super::Section::is_first_replica).
+    /// Returns whether norms and counts include the part on `rank`. The part must be the first of the pipeline
+    /// copies, and the first on each model axis over which the parameter is replicated. Sections with fewer parts
+    /// than ranks are filtered separately by [`Section::is_first_replica`](super::Section::is_first_replica).
     pub fn counts_on(&self, rank: &MeshRank) -> bool {
         let mut axes = self.replicated_model_axes().iter();
         self.is_first_copy(rank) && axes.all(|axis| rank.on(self.grid, axis).index == 0)
@@ -141,10 +142,14 @@ impl ParameterEntry {
     ///
     /// # Errors
     ///
-    /// [`TableError::Invalid`] for a split of an axis that is no [model axis](Grid::model_axes) of the grid,
-    /// of a dimension that the parameter does not have or that another axis splits, or into parts that do not
-    /// divide it or the ranks; for a `sum_over` that lacks a data axis, or has the pipeline, an axis of the
-    /// other grid or a split axis.
+    /// [`TableError::Invalid`] for an invalid split or an invalid `sum_over`. A split is invalid if
+    ///
+    /// - its axis is not a [model axis](Grid::model_axes) of the grid;
+    /// - its dimension does not exist, or another axis splits it;
+    /// - the number of parts does not divide the section and the number of ranks.
+    ///
+    /// `sum_over` must contain the data axes, and must not contain the pipeline axis, axes of the other grid or split
+    /// axes.
     pub fn check(&self, mesh: &Mesh) -> Result<(), TableError> {
         let reason = self.split_fault(mesh).or_else(|| self.sum_fault());
         match reason {
@@ -227,7 +232,7 @@ mod tests {
     use crate::mesh::ParallelConfig;
     use crate::nn::Section;
 
-    /// The ranks of a world of 8 with two tensor ranks per expert and two shares of the experts.
+    /// Returns the ranks of a world of 8 with two tensor ranks per expert and two expert ranks.
     fn ranks() -> Vec<MeshRank> {
         let config = ParallelConfig::new().with_expert_tensor(2).with_expert(2);
         let mesh = Arc::new(Mesh::new(&config, 8).unwrap());
@@ -260,7 +265,7 @@ mod tests {
         let whole: Vec<_> = (0..16).collect();
         let ranks = ranks();
         entry.check(ranks[0].mesh()).unwrap();
-        // Rank 3: the second half of the columns of the second expert.
+        // Rank 3 holds the second half of the columns of the second expert.
         assert_eq!(entry.local_shape(&ranks[3]), [1, 2, 2]);
         assert_eq!(entry.part(&whole, &ranks[3]), [10, 11, 14, 15]);
         // The next four ranks hold replicas.
@@ -271,7 +276,7 @@ mod tests {
     }
 
     proptest! {
-        /// Padded, in sections, with replicas of sections, or replicated on one of the axes.
+        /// Covers padding, sections, replicas of sections, and replication on one axis.
         #[test]
         fn assembling_undoes_a_split_over_two_axes(
             dims in prop::sample::subsequence(vec![0usize, 1, 2], 2).prop_shuffle(),
@@ -310,7 +315,7 @@ mod tests {
             let counts = ranks.iter().map(|rank| entry.counts_on(rank));
             counts.map(u8::from).collect::<Vec<_>>()
         };
-        // Over the data axis each rank counts its partition.
+        // On the data axis each rank counts its partition.
         assert_eq!(counting(&entry), [1, 0, 0, 0, 1, 0, 0, 0]);
         entry.placements = (Axis::Expert, Placement::split(0, 4, 2)).into();
         assert_eq!(counting(&entry), [1, 0, 1, 0, 1, 0, 1, 0]);

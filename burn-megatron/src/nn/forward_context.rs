@@ -1,29 +1,29 @@
-//! The way in which parameters enter the autodiff graph in the current forward.
+//! Thread-local context that determines how parameters enter the autodiff graph in the current forward.
 //!
-//! A layer reads its parameters with [`Param::val`](burn::module::Param::val), which takes no arguments. What
-//! else the parameter's hook needs is the [`ForwardContext`] of the thread, which only a
-//! [`ForwardContextGuard`] changes:
+//! A layer reads its parameters with [`Param::val`](burn::module::Param::val), which takes no arguments. The
+//! parameter hook reads its other inputs from the [`ForwardContext`] of the thread. Only a [`ForwardContextGuard`]
+//! changes the context:
 //!
 //! | entered by | changes |
 //! |---|---|
 //! | the data-parallel wrapper and the pipeline engine, for each forward | the anchor |
 //! | a layer, for its own parameters ([`with_anchor`]) | the anchor |
 //! | the first pass of a recomputed block ([`recompute_first_pass`]) | the anchor (none) and the mode |
-//! | its second pass, in the backward ([`recompute_second_pass`]) | the anchor and the mode |
+//! | the second pass of a recomputed block, in the backward ([`recompute_second_pass`]) | the anchor and the mode |
 //! | an operation whose backward does not need the value ([`without_saving`]) | whether it is saved |
 //! | a backward that leaves the gradients of lookups to its caller ([`deferring_lookups`]) | the deferred lookups |
 //! | the removal of the hooks of a module ([`detaching`]) | whether hooks supply values |
 //!
-//! A backward that runs [beside](outside_forward) a forward has a context of its own, [`ForwardContext::NONE`]. Where a
-//! [node](super::schedule_nodes) of the forward ends, the anchor becomes that of the next node for the rest of the
-//! present scope ([`set_anchor`]).
+//! A backward that runs [during](outside_forward) a forward has its own context, [`ForwardContext::NONE`]. When a
+//! [node](super::schedule_nodes) of the forward ends, the anchor becomes the anchor of the next node for the rest of
+//! the current scope ([`set_anchor`]).
 //!
-//! - **Life**: each of these functions enters the context, calls its body, and restores the outer context when
-//!   the body returns or unwinds. Outside of all of them the context is [`ForwardContext::NONE`].
-//! - **Nesting**: the inner context has the fields of the outer one, except for those that it changes.
-//! - **Threads**: a rank is a thread and has a context of its own; a thread that a body starts begins with
-//!   [`ForwardContext::NONE`]. A backward may run on any thread, as it takes no anchor from the context: the
-//!   second pass of a recomputed block enters one of its own.
+//! - **Lifetime**: each of these functions enters the context, calls its body, and restores the outer context when
+//!   the body returns or unwinds. Outside all of them the context is [`ForwardContext::NONE`].
+//! - **Nesting**: the inner context inherits the fields of the outer context, except for the fields that it changes.
+//! - **Threads**: each rank is a thread with its own context. A thread that a body starts begins with
+//!   [`ForwardContext::NONE`]. A backward may run on any thread, because it takes no anchor from the context. The
+//!   second pass of a recomputed block enters its own context.
 
 use std::cell::RefCell;
 
@@ -33,7 +33,7 @@ use burn_megatron_kernels::record;
 
 use super::deferred_lookups::DeferredLookups;
 
-/// The direction in which a model runs; it tells which parameters are needed next.
+/// The direction in which a model runs. It determines which parameters are needed next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pass {
     /// From the input to the loss.
@@ -42,18 +42,18 @@ pub enum Pass {
     Backward,
 }
 
-/// The recording of a forward, which decides what the sink is told when a parameter is used.
+/// The recording mode of a forward. It determines when a parameter hook announces a gradient to its sink.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ForwardMode {
-    /// On the graph: a gradient follows where there is an anchor.
+    /// The forward is recorded on the graph. A gradient follows if there is an anchor.
     Recorded,
-    /// First pass of a recomputed block, not recorded: a gradient follows, from the second pass.
+    /// The first pass of a recomputed block, which is not recorded. The gradient follows from the second pass.
     FirstPass,
-    /// Second pass of a recomputed block, inside of the backward: its gradients are announced already.
+    /// The second pass of a recomputed block, inside the backward. Its gradients have already been announced.
     SecondPass,
 }
 
-/// The state that the hooks of this thread read: see the [module](self).
+/// The state that the hooks of this thread read. See the [module](self) documentation.
 #[derive(Clone)]
 struct ForwardContext {
     /// The tracked tensor to which parameters are anchored.
@@ -68,7 +68,7 @@ struct ForwardContext {
 }
 
 impl ForwardContext {
-    /// Outside of any forward: nothing is anchored.
+    /// The context outside any forward: nothing is anchored.
     const NONE: Self = Self {
         anchor: None,
         saved: true,
@@ -82,15 +82,16 @@ thread_local! {
     static CURRENT: RefCell<ForwardContext> = const { RefCell::new(ForwardContext::NONE) };
 }
 
-/// The scope of a [`ForwardContext`]: restores the outer one when dropped, also when the body panics.
+/// The scope of a [`ForwardContext`]. Restores the outer context when dropped, even if the body panics.
 ///
-/// Guards of a thread must be dropped in reverse order, so no function returns one: each calls a body.
+/// The guards of a thread must be dropped in reverse order. No function returns a guard, so that this order is
+/// ensured.
 struct ForwardContextGuard {
     outer: ForwardContext,
 }
 
 impl ForwardContextGuard {
-    /// Enters a context that is the current one with a change.
+    /// Enters a copy of the current context with a change.
     fn enter(change: impl FnOnce(&mut ForwardContext)) -> Self {
         let mut inner = CURRENT.with_borrow(Clone::clone);
         change(&mut inner);
@@ -105,18 +106,18 @@ impl Drop for ForwardContextGuard {
     }
 }
 
-/// Whether what is computed from `x` is recorded for a backward: by autodiff, or on the device of a
-/// [recording](burn_megatron_kernels::record), which has no autodiff.
+/// Returns whether operations on `x` are recorded for a backward. They are recorded by autodiff, or on the device of
+/// a [recording](burn_megatron_kernels::record), which has no autodiff.
 pub(crate) fn is_tracked<const D: usize>(x: &Tensor<D>) -> bool {
     (x.is_autodiff() && x.is_tracked()) || record::is_recording_calls()
 }
 
-/// Whether layers compute as in training: with autodiff, tracked or not, or on the device of a recording.
+/// Returns whether layers compute as in training: with autodiff, tracked or not, or on the device of a recording.
 pub(crate) fn is_training<const D: usize>(x: &Tensor<D>) -> bool {
     x.is_autodiff() || record::is_recording()
 }
 
-/// A constant beside tensors of a training forward.
+/// Converts a plain tensor to a constant of a training forward.
 pub(crate) fn constant<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     if record::is_recording() {
         x
@@ -127,8 +128,7 @@ pub(crate) fn constant<const D: usize>(x: Tensor<D>) -> Tensor<D> {
 
 /// Runs `body` with parameters anchored to `anchor`.
 ///
-/// The loss must depend on `anchor`. An untracked tensor leaves the outer anchor in place, as nothing
-/// can be anchored to it.
+/// The loss must depend on `anchor`. If `anchor` is not tracked, the outer anchor stays in place.
 pub fn with_anchor<const D: usize, T>(anchor: &Tensor<D>, body: impl FnOnce() -> T) -> T {
     if !is_tracked(anchor) {
         return body();
@@ -138,21 +138,22 @@ pub fn with_anchor<const D: usize, T>(anchor: &Tensor<D>, body: impl FnOnce() ->
     body()
 }
 
-/// Runs `body` as outside of any forward, such as the backward of another one inside of a forward.
+/// Runs `body` in the context outside any forward. An example is a backward that runs during another forward.
 pub(super) fn outside_forward<T>(body: impl FnOnce() -> T) -> T {
     let _guard = ForwardContextGuard::enter(|context| *context = ForwardContext::NONE);
     body()
 }
 
-/// Anchors parameters to `anchor` for the rest of the present scope: those of the graph before it are of another node.
+/// Anchors parameters to `anchor` for the rest of the current scope. The graph before `anchor` belongs to another
+/// node.
 pub(super) fn set_anchor<const D: usize>(anchor: &Tensor<D>) {
     let anchor = anchor.clone().into_dispatch();
     CURRENT.with_borrow_mut(|context| context.anchor = Some(anchor));
 }
 
-/// Runs the first pass of a recomputed block: it is not recorded, and
-/// [runs again](recompute_second_pass) in the backward. Announces the gradients of the parameters that
-/// it uses, unless it is nested in a second pass, whose gradients are announced already.
+/// Runs the first pass of a recomputed block, which is not recorded and [runs again](recompute_second_pass) in the
+/// backward. Announces the gradients of the parameters that the block uses. Inside a second pass, the gradients have
+/// already been announced.
 pub(super) fn recompute_first_pass<T>(body: impl FnOnce() -> T) -> T {
     let _guard = ForwardContextGuard::enter(|context| {
         context.anchor = None;
@@ -164,8 +165,7 @@ pub(super) fn recompute_first_pass<T>(body: impl FnOnce() -> T) -> T {
     body()
 }
 
-/// Runs the second pass of a recomputed block, inside of the backward, with parameters anchored to
-/// `anchor`.
+/// Runs the second pass of a recomputed block, inside the backward, with parameters anchored to `anchor`.
 pub(super) fn recompute_second_pass<const D: usize, T>(
     anchor: &Tensor<D>,
     body: impl FnOnce() -> T,
@@ -174,52 +174,52 @@ pub(super) fn recompute_second_pass<const D: usize, T>(
     with_anchor(anchor, body)
 }
 
-/// Runs `body`, an operation whose backward does not need the values of its parameters, such as a lookup:
-/// they are not kept alive until then.
+/// Runs `body`, an operation whose backward does not need the values of its parameters, such as a lookup. The values
+/// are not kept alive until the backward.
 pub(super) fn without_saving<T>(body: impl FnOnce() -> T) -> T {
     let _guard = ForwardContextGuard::enter(|context| context.saved = false);
     body()
 }
 
-/// Runs `body`, in which the value of a parameter is the tensor that its module holds, whatever its hook.
+/// Runs `body` with hooks that return the tensor that the module holds.
 pub(super) fn detaching<T>(body: impl FnOnce() -> T) -> T {
     let _guard = ForwardContextGuard::enter(|context| context.is_detaching = true);
     body()
 }
 
-/// Whether hooks are being removed.
+/// Returns whether hooks are being removed.
 pub(super) fn is_detaching() -> bool {
     CURRENT.with_borrow(|context| context.is_detaching)
 }
 
-/// Runs `backward`, in which the gradients of these lookups are deferred.
+/// Runs `backward` and defers the gradients of these lookups.
 pub(super) fn deferring_lookups<T>(lookups: DeferredLookups, backward: impl FnOnce() -> T) -> T {
     let change = |context: &mut ForwardContext| context.deferred_lookups = Some(lookups);
     let _guard = ForwardContextGuard::enter(change);
     backward()
 }
 
-/// The lookups whose gradients are deferred, if there are some.
+/// Returns the lookups whose gradients are deferred, if any.
 pub(super) fn deferred_lookups() -> Option<DeferredLookups> {
     CURRENT.with_borrow(|context| context.deferred_lookups.clone())
 }
 
-/// The current anchor, inside of a recorded forward.
+/// Returns the current anchor, inside a recorded forward.
 pub(super) fn anchor() -> Option<DispatchTensor> {
     CURRENT.with_borrow(|context| context.anchor.clone())
 }
 
-/// Whether the operation that uses a parameter saves it for its backward.
+/// Returns whether the operation that uses a parameter saves it for its backward.
 pub(super) fn saved() -> bool {
     CURRENT.with_borrow(|context| context.saved)
 }
 
-/// Returns the recording of the current forward.
+/// Returns the recording mode of the current forward.
 pub(super) fn mode() -> ForwardMode {
     CURRENT.with_borrow(|context| context.mode)
 }
 
-/// The direction in which the model runs on this thread.
+/// Returns the direction in which the model runs on this thread.
 pub(super) fn pass() -> Pass {
     match mode() {
         ForwardMode::SecondPass => Pass::Backward,
@@ -227,8 +227,8 @@ pub(super) fn pass() -> Pass {
     }
 }
 
-/// Whether what is computed is only recorded for the backward of a recomputed block, whose output is known: in its second
-/// pass, but not in a first pass inside of one.
+/// Returns whether the current computation is only recorded for the backward of a recomputed block, whose output has
+/// already been computed. This is true in its second pass, except in a first pass nested inside.
 pub(super) fn is_second_pass() -> bool {
     mode() == ForwardMode::SecondPass && anchor().is_some()
 }
@@ -241,7 +241,7 @@ mod tests {
 
     use super::*;
 
-    /// Whether there is an anchor, whether parameters are saved, and the mode.
+    /// Returns whether there is an anchor, whether parameters are saved, and the mode.
     fn current() -> (bool, bool, ForwardMode) {
         (anchor().is_some(), saved(), mode())
     }
@@ -265,7 +265,7 @@ mod tests {
             });
             recompute_second_pass(&tracked(), || {
                 assert_eq!(current(), (true, true, ForwardMode::SecondPass));
-                // A recomputed block inside of one.
+                // A recomputed block nested in a second pass.
                 recompute_first_pass(|| {
                     assert_eq!(current(), (false, true, ForwardMode::SecondPass));
                     assert_eq!(pass(), Pass::Backward);

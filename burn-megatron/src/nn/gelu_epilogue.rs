@@ -1,8 +1,8 @@
-//! An MLP whose GELU (tanh) is the epilogue of the products around it.
+//! GELU (tanh) of an MLP as an epilogue of the surrounding matrix products.
 //!
-//! The first product returns the input of GELU and GELU itself; the graph goes on from the input. The second product
-//! reads GELU, and its input gradient is that of the input of GELU, with the gradient of the first bias beside it. So
-//! the forward and the backward of the activation launch nothing.
+//! The first product returns the input of GELU and its output. The autodiff graph continues from the input. The
+//! second product reads the output of GELU. Its backward returns the gradient of the input of GELU, and the gradient
+//! of the first bias. The activation itself therefore launches no kernels.
 
 use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;
@@ -16,19 +16,19 @@ use super::linear::LinearOperands;
 use super::linear_function::{LinearFunction, tensor};
 use super::product_span::product_span;
 
-/// GELU as a product computed it, the input of the next product.
+/// The input and the output of GELU, computed by a matrix product. It is the input of the next product.
 #[derive(Clone, Debug)]
 pub struct GeluInput {
     /// The input of GELU: `[batch, seq, in]`.
     input: Tensor<3>,
-    /// GELU of it, which is not tracked.
+    /// The output of GELU `[batch, seq, in]`, which is not tracked.
     activated: Tensor<3>,
-    /// The bias in the input, whose gradient the next product computes.
+    /// The bias in the input. The next product computes its gradient.
     bias: Option<Parameter>,
 }
 
 impl GeluInput {
-    /// Returns `x weight + bias` as the input of GELU, and GELU of it.
+    /// Computes `x weight + bias` as the input of GELU, and its GELU.
     pub(super) fn of(x: Tensor<3>, mut operands: LinearOperands<'_>) -> Self {
         let bias = operands.bias.take();
         let constant = |bias: &Parameter| bias.value.clone().inner().into();
@@ -43,7 +43,7 @@ impl GeluInput {
         }
     }
 
-    /// The same, with another place for the gradient of the bias.
+    /// Replaces the destination of the gradient of the bias.
     pub fn map_bias_destination(self, map: impl FnOnce(Destination) -> Destination) -> Self {
         let bias = self.bias.map(|Parameter { value, destination }| {
             let destination = destination.map(map);
@@ -52,7 +52,7 @@ impl GeluInput {
         Self { bias, ..self }
     }
 
-    /// Returns `gelu weight`.
+    /// Returns the product `gelu(input) weight`.
     pub(super) fn product(self, operands: LinearOperands<'_>) -> Tensor<3> {
         let (product, others) = operands.into_function(&self.input, false);
         let inputs = [self.input, self.activated].map(Tensor::into_dispatch);
@@ -65,7 +65,8 @@ impl GeluInput {
     }
 }
 
-/// Inputs: those of the product. Outputs: the input of GELU, and GELU, whose gradient is not passed on.
+/// The first product. Inputs: the inputs of the product. Outputs: the input of GELU, and its GELU, which passes on no
+/// gradient.
 #[derive(Debug)]
 struct LinearToGelu(LinearFunction);
 
@@ -101,18 +102,19 @@ impl MultiFunction for LinearToGelu {
     }
 }
 
-/// Inputs: the input of GELU, GELU as a constant, the weight, and the bias in the input if there is one.
+/// The second product. Inputs: the input of GELU, its GELU as a constant, the weight, and the bias in the input, if
+/// any.
 #[derive(Debug)]
 struct GeluToLinear {
     product: LinearFunction,
-    /// With a bias: where its gradient goes, if not to the graph.
+    /// The destination of the gradient of the bias, if there is a bias. `Some(None)`: the gradient goes to the graph.
     bias: Option<Option<Destination>>,
 }
 
 impl Function for GeluToLinear {
     fn forward(&self, mut inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>) {
         let input = inputs.remove(0);
-        // Only its gradient is computed here.
+        // The bias is an input only because its gradient is computed here.
         inputs.truncate(2);
         let (y, of_product) = self.product.forward(inputs);
         (y, [vec![input], of_product].concat())
@@ -146,7 +148,7 @@ impl Function for GeluToLinear {
     }
 }
 
-/// The gradient of a bias for the graph; `None` if it goes to a buffer.
+/// Returns the gradient of a bias for the graph, or `None` if it is added to a buffer.
 fn passed_on(bias: Tensor<1>, destination: Option<&Destination>) -> Option<Tensor<1>> {
     let Some(destination) = destination else {
         return Some(bias);

@@ -1,4 +1,4 @@
-//! Starts a backward from gradients that are supplied after the forward.
+//! Backward passes that start from gradients supplied after the forward.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use super::unsaved::unsaved;
 pub(crate) struct GradientSlot(Arc<Mutex<Option<DispatchTensor>>>);
 
 impl GradientSlot {
-    /// A scalar whose backward passes the gradient in this slot to `output`: see [`backward_root`].
+    /// Returns a scalar whose backward passes the gradient in this slot to `output`. See [`backward_root`].
     pub fn backward_root<const D: usize>(&self, output: Tensor<D>, anchor: Tensor<1>) -> Tensor<1> {
         backward_root(
             vec![Some(self.clone())],
@@ -40,10 +40,11 @@ impl fmt::Debug for GradientSlot {
     }
 }
 
-/// A scalar whose backward passes the gradients in the slots to `outputs`, in order; none to one without.
+/// Returns a scalar whose backward passes the gradients in the slots to `outputs`, in order. An output without a slot
+/// gets no gradient.
 ///
-/// Only the graph of the outputs is kept, not their data. `anchor`, `[1]`, is tracked, so that there is a backward even
-/// if no output is.
+/// Only the graph of the outputs is kept, not their data. `anchor` `[1]` is tracked, so that there is a backward even
+/// if no output is tracked.
 pub(crate) fn backward_root(
     slots: Vec<Option<GradientSlot>>,
     outputs: Vec<DispatchTensor>,

@@ -1,17 +1,16 @@
-//! Parameter hooks: how a parameter enters the autodiff graph, and how its gradient leaves backward.
+//! Parameter hooks, which control how a parameter enters the autodiff graph and where its gradient goes.
 //!
-//! Under a [`DistributedDataParallel`](crate::data_parallel::DistributedDataParallel) a parameter
-//! is a plain tensor that enters the graph through one operation, which is anchored to the layer's
-//! input (the *anchor*). The backward of that operation runs right after that of the parameter's last
-//! use, when the gradient is final, and passes it to a [`GradientSink`]; Burn's gradients hold nothing
-//! of it. So a bucket is reduced while backward goes on, and no autodiff leaf is shared.
+//! Under a [`DistributedDataParallel`](crate::data_parallel::DistributedDataParallel) a parameter is a plain tensor.
+//! It enters the graph through an operation that is anchored to the input of the layer (the *anchor*). The backward
+//! of this operation runs right after the backward of the last use of the parameter, when the gradient is final. It
+//! passes the gradient to a [`GradientSink`], and Burn's `Gradients` do not contain it. A bucket can therefore be
+//! reduced while the backward continues, and no autodiff leaf is shared.
 //!
-//! The hook also supplies the value: a sink that holds the parameters itself (sharded, in another type,
-//! or not gathered yet) returns it from [`GradientSink::value`]. The module then holds the shape only.
+//! The hook also supplies the value. A sink may hold the parameters in another form (sharded, in another type, or not
+//! gathered yet); it returns the value from [`GradientSink::value`]. The module then holds only the shape.
 //!
-//! Our layers set the anchor with [`anchored_value`]; an unmodified module uses the one that the wrapper sets
-//! with [`with_anchor`], and may set closer ones at the boundaries of its blocks. Without a wrapper a
-//! module is an ordinary Burn module without hooks.
+//! The layers of this crate set the anchor with [`anchored_value`]. Other modules use the anchor of the wrapper, set
+//! with [`with_anchor`], and may set closer anchors at block boundaries. Without a wrapper a module has no hooks.
 
 use std::any::Any;
 use std::fmt;
@@ -29,53 +28,53 @@ use crate::fingerprint;
 
 pub use super::forward_context::{Pass, with_anchor};
 
-/// The value of a parameter, flat, as its sink returns it.
+/// The flat value of a parameter, as returned by its sink.
 pub struct ParameterValue {
-    /// `[elements]`
+    /// The elements of the parameter, flat.
     pub flat: Tensor<1>,
-    /// Kept alive as long as the value is in use.
+    /// A handle that is kept alive while the value is in use.
     pub keep: KeepAlive,
 }
 
-/// Something that lives as long as a value is in use.
+/// A handle that lives as long as a value is in use.
 pub type KeepAlive = Option<Arc<dyn Any + Send + Sync>>;
 
 /// Supplies the values of parameters and receives their gradients, one per use.
 pub trait GradientSink: Send + Sync + 'static {
-    /// The value of parameter `index` of the table, where the module itself does not hold it.
+    /// Returns the value of parameter `index` of the table, or `None` if the module holds the value.
     fn value(&self, index: usize, pass: Pass) -> Option<ParameterValue> {
         let _ = (index, pass);
         None
     }
 
-    /// The value of a weight that the sink holds in 8 bits. [`value`](Self::value) returns it as floats.
+    /// Returns a weight that the sink holds in 8 bits. [`value`](Self::value) returns it as floats.
     fn quantized(&self, index: usize, pass: Pass) -> Option<Arc<QuantizedWeight>> {
         let _ = (index, pass);
         None
     }
 
-    /// The path of parameter `index` of the table, if the sink knows it; for reports.
+    /// Returns the path of parameter `index` of the table for reports, if it is available.
     fn path(&self, index: usize) -> Option<String> {
         let _ = index;
         None
     }
 
-    /// Announces that parameter `index` of the table entered a graph: one more gradient will follow.
+    /// Announces that parameter `index` of the table has entered a graph, so that one more gradient follows.
     fn expect(&self, index: usize);
 
-    /// Receives the gradient of one use, a plain tensor, flat.
+    /// Receives the flat gradient of one use, as a plain tensor.
     fn accumulate(&self, index: usize, gradient: Tensor<1>);
 
-    /// Receives the gradients of one use each of parameters, which one operation computes together: see
-    /// [`GradientBuffer::accumulate`].
+    /// Receives the gradients of several parameters that one operation computes together, one use of each parameter.
+    /// See [`GradientBuffer::accumulate`].
     fn accumulate_into(&self, parameters: &[usize], compute: ComputeGradients<'_>) {
         for (index, gradient) in parameters.iter().zip(compute(None)) {
             self.accumulate(*index, gradient);
         }
     }
 
-    /// Receives a weight gradient that is not computed yet. A [`DeferringSink`] stores it while
-    /// deferring is on; any other sink computes it at once, flat.
+    /// Receives a weight gradient that has not been computed yet. A [`DeferringSink`] stores it while deferring is
+    /// on. Other sinks compute it immediately, flat.
     fn accumulate_later(&self, index: usize, gradient: WeightGradientFn) {
         self.accumulate(index, gradient(None));
     }
@@ -84,34 +83,34 @@ pub trait GradientSink: Send + Sync + 'static {
 /// A deferred weight gradient, with the index of its parameter.
 pub type Deferred = (usize, WeightGradientFn);
 
-/// A sink that can defer weight gradients, so that a backward computes input gradients only.
+/// A sink that can defer weight gradients, so that a backward computes only input gradients.
 pub trait DeferringSink: GradientSink {
-    /// Turns deferring on or off; while it is off, weight gradients are computed at once.
+    /// Turns deferring on or off. While it is off, weight gradients are computed immediately.
     fn set_deferring(&self, deferring: bool);
 
     /// Returns the gradients deferred since the last call.
     fn take_deferred(&self) -> Vec<Deferred>;
 
-    /// Assigns what enters a graph from now on to this pipeline stage.
+    /// Assigns parameters that enter a graph from now on to this pipeline stage.
     fn begin_stage(&self, stage: usize) {
         let _ = stage;
     }
 
-    /// Ends the forwards of this stage for the current step: a gradient with no outstanding use is final,
-    /// and its reduction can start. The pipeline engine calls it where the schedule
-    /// [reduces the stage's gradients](crate::pipeline::schedule::ActionKind::ReduceGradients).
+    /// Ends the forwards of this stage for the current step. A gradient with no outstanding use is then final, and
+    /// its reduction can start. The pipeline engine calls this when the schedule [reduces the stage's
+    /// gradients](crate::pipeline::schedule::ActionKind::ReduceGradients).
     fn close_stage(&self, stage: usize) {
         let _ = stage;
     }
 }
 
-/// The value of `param` for an operation whose backward does not need it, such as a lookup: it is not
-/// kept alive until then.
+/// Returns the value of `param` for an operation whose backward does not need it, such as a lookup. The value is not
+/// kept alive until the backward.
 pub(crate) fn forward_only_value<const D: usize>(param: &Param<Tensor<D>>) -> Tensor<D> {
     without_saving(|| param.val())
 }
 
-/// The value of `param` for a layer with the input `x`, anchored to `x`.
+/// Returns the value of `param` for a layer with the input `x`, anchored to `x`.
 pub fn anchored_value<const D: usize, const E: usize>(
     param: &Param<Tensor<D>>,
     x: &Tensor<E>,
@@ -119,7 +118,7 @@ pub fn anchored_value<const D: usize, const E: usize>(
     with_anchor(x, || param.val())
 }
 
-/// The vector `param` for a fused operation on `x`: see [`fused_value`].
+/// Returns the vector `param` for a fused operation on `x`. See [`fused_value`].
 pub(super) fn fused_parameter<const E: usize>(
     param: &Param<Tensor<1>>,
     x: &Tensor<E>,
@@ -128,9 +127,9 @@ pub(super) fn fused_parameter<const E: usize>(
     Parameter { value, destination }
 }
 
-/// The vector `param` for an operation on `x` that computes its gradient and does not read it: the value is a
-/// placeholder, and the gradient must be [announced](HookHandle::expect) already. None where the gradient goes through
-/// the graph.
+/// Returns the vector `param` for an operation on `x` that computes its gradient but does not read its value. The
+/// value is a placeholder, and the gradient must already be [announced](HookHandle::expect). Returns `None` if the
+/// gradient goes through the graph.
 pub(super) fn gradient_parameter<const E: usize>(
     param: &Param<Tensor<1>>,
     x: &Tensor<E>,
@@ -144,8 +143,8 @@ pub(super) fn gradient_parameter<const E: usize>(
     })
 }
 
-/// `x` as a tensor that is tracked in a recorded forward, although it depends on frozen parameters only: recomputed
-/// blocks and products of parameters that are trained expect such inputs.
+/// Returns `x` as a tracked tensor in a recorded forward, even if it depends only on frozen parameters. Recomputed
+/// blocks and products of trained parameters expect tracked inputs.
 pub(super) fn tracked<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     match forward_context::anchor() {
         Some(anchor) if !forward_context::is_tracked(&x) => {
@@ -157,9 +156,10 @@ pub(super) fn tracked<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     }
 }
 
-/// The value of `param` for a fused operation on `x`, which passes the gradient to the sink itself.
+/// Returns the value of `param` for a fused operation on `x`, and the destination of its gradient.
 ///
-/// Without a hook, or if `x` is not tracked, the gradient goes through the graph.
+/// The operation passes the gradient to the destination. Without a hook, or if `x` is not tracked, there is no
+/// destination and the gradient goes through the graph.
 pub(super) fn fused_value<const D: usize, const E: usize>(
     param: &Param<Tensor<D>>,
     x: &Tensor<E>,
@@ -175,7 +175,7 @@ pub(super) fn fused_value<const D: usize, const E: usize>(
     (value, Some(handle.destination(keep)))
 }
 
-/// A sink, for the backward of an operation, until which the value is kept alive.
+/// A sink for the backward of an operation. It keeps the value alive until then.
 struct SinkBuffer {
     sink: Arc<dyn GradientSink>,
     _keep: KeepAlive,
@@ -191,8 +191,8 @@ impl GradientBuffer for SinkBuffer {
     }
 }
 
-/// The hook of one parameter, attached by [`Module::apply_reparameterization`]. That of a frozen parameter supplies its
-/// value only: the parameter is a constant of the graph.
+/// The hook of one parameter, attached by [`Module::apply_reparameterization`]. The hook of a frozen parameter only
+/// supplies the value: the parameter is a constant of the graph.
 #[derive(Module, Debug)]
 pub struct ParameterHook {
     #[module(skip)]
@@ -200,7 +200,7 @@ pub struct ParameterHook {
     frozen: bool,
 }
 
-/// The sink of a hook, and the index of its parameter there.
+/// The sink of a hook, and the index of the parameter in the table of the sink.
 #[derive(Clone)]
 pub(super) struct HookHandle {
     pub index: usize,
@@ -208,7 +208,7 @@ pub(super) struct HookHandle {
 }
 
 impl HookHandle {
-    /// Where the backward of an operation passes the gradient; until then `keep` is kept alive.
+    /// Returns the destination of the gradient for the backward of an operation. It keeps `keep` alive.
     fn destination(&self, keep: KeepAlive) -> Destination {
         let buffer = SinkBuffer {
             sink: self.sink.clone(),
@@ -220,32 +220,32 @@ impl HookHandle {
         }
     }
 
-    /// Notes that a layer reads the parameter, if fingerprints are taken.
+    /// Records that a layer reads the parameter, if fingerprints are taken.
     pub fn note(&self) {
         fingerprint::note_parameter(|| self.sink.path(self.index));
     }
 
-    /// Announces a gradient, unless a first pass has announced it.
+    /// Announces a gradient, unless a first pass has already announced it.
     pub fn expect(&self) {
         if forward_context::mode() != ForwardMode::SecondPass {
             self.sink.expect(self.index);
         }
     }
 
-    /// Announces the gradient of a use that is not recorded: there is one in the first pass of a
-    /// recomputed block only.
+    /// Announces the gradient of a use that is not recorded. Only the first pass of a recomputed block has such a
+    /// gradient.
     pub fn expect_unrecorded(&self) {
         if forward_context::mode() == ForwardMode::FirstPass {
             self.expect();
         }
     }
 
-    /// The value for the current pass.
+    /// Returns the value for the current pass.
     pub fn value<const D: usize>(&self, base: Tensor<D>) -> (Tensor<D>, KeepAlive) {
         self.value_in(base, forward_context::pass())
     }
 
-    /// The value, of the shape of `base`, which is the value itself where the sink has none.
+    /// Returns the value with the shape of `base`. If the sink has no value, returns `base`.
     pub fn value_in<const D: usize>(&self, base: Tensor<D>, pass: Pass) -> (Tensor<D>, KeepAlive) {
         self.note();
         match self.sink.value(self.index, pass) {
@@ -262,7 +262,7 @@ impl fmt::Debug for HookHandle {
 }
 
 impl ParameterHook {
-    /// The hook of parameter `index`.
+    /// Creates the hook of parameter `index`.
     pub fn new(index: usize, sink: Arc<dyn GradientSink>) -> Self {
         Self {
             exit: HookHandle { index, sink },
@@ -270,7 +270,7 @@ impl ParameterHook {
         }
     }
 
-    /// The hook of parameter `index` of a sink of frozen parameters.
+    /// Creates the hook of parameter `index` of a sink of frozen parameters.
     pub fn frozen(index: usize, sink: Arc<dyn GradientSink>) -> Self {
         Self {
             frozen: true,
@@ -290,13 +290,14 @@ impl ParameterHook {
         hook.filter(|hook| hook.frozen)
     }
 
-    /// For an operation that passes the gradient to the sink itself, instead of through [`Self::apply`].
+    /// Returns the handle for an operation that passes the gradient to the sink itself, instead of through
+    /// [`Self::apply`].
     pub(super) fn handle(&self) -> &HookHandle {
         &self.exit
     }
 }
 
-/// Attaches a hook to each parameter of a module, numbered in the order of the module.
+/// Attaches a hook to each parameter of a module, numbered in module order.
 #[cfg(test)]
 pub(crate) fn attach_hooks<M: Module>(module: M, sink: Arc<dyn GradientSink>) -> M {
     let mut next = 0;
@@ -307,13 +308,13 @@ pub(crate) fn attach_hooks<M: Module>(module: M, sink: Arc<dyn GradientSink>) ->
     attach_each(module, hook)
 }
 
-/// Attaches to each parameter of a module, in their order, the hook that `next` returns.
+/// Attaches the hook returned by `next` to each parameter of a module, in module order.
 pub fn attach_each<M: Module>(module: M, next: impl FnMut() -> ParameterHook) -> M {
     module.apply_reparameterization(HookAttacher(next))
 }
 
-/// A module without its hooks, whose parameters are what it holds itself: placeholders, where the sink has the values.
-/// Burn's mappers keep the hook of a parameter that they replace.
+/// Removes the hooks of a module. Its parameters become the tensors that the module holds, which are placeholders if
+/// the sink has the values. Burn's mappers keep the hook of a parameter that they replace.
 pub(crate) fn detach_hooks<M: Module>(module: M) -> M {
     forward_context::detaching(|| module.materialize())
 }
@@ -359,7 +360,7 @@ impl Reparameterization for ParameterHook {
             "HookFunction",
             vec![value.into_dispatch(), anchor],
             move |gradient| {
-                // Alive until now.
+                // Keeps the value alive until the backward.
                 let _kept = &keep;
                 let gradient = Tensor::<D>::from_dispatch(gradient);
                 let len = gradient.shape().num_elements();

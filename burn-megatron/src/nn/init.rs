@@ -1,7 +1,7 @@
-//! Initial values that do not depend on the layout.
+//! Initial values that do not depend on the parallel layout.
 //!
-//! Element `i` of a parameter is draw `i` of the random stream of its path. A rank computes only its own
-//! part, and the whole parameter is bit-equal in every layout.
+//! Element `i` of a parameter is draw `i` of the random stream of its path. A rank computes only its own part, and
+//! the full parameter is bit-identical in every layout.
 
 use std::mem;
 
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{MeshRank, ParameterEntry};
 
-/// The number of elements that a thread draws at once.
+/// The number of elements that a thread draws at a time.
 const BLOCK: usize = 1 << 14;
 
 /// The distribution of a parameter's initial values.
@@ -19,17 +19,17 @@ const BLOCK: usize = 1 << 14;
 pub enum Init {
     /// The same value for every element.
     Constant(f64),
-    /// Normal with mean 0 and this standard deviation.
+    /// Normal distribution with mean 0 and this standard deviation.
     Normal(f64),
-    /// Uniform between minus this bound and the bound.
+    /// Uniform distribution between `-bound` and `bound`.
     Uniform(f64),
 }
 
 impl Init {
     /// Returns the elements of `rank`, in row-major order. Padding is zero.
     ///
-    /// The threads of this pool draw blocks of elements. A draw depends on its position alone, so the values are the
-    /// same with any number of threads.
+    /// The threads of the current pool draw blocks of elements. A draw depends only on its position, so the values do
+    /// not depend on the number of threads.
     pub(super) fn values(&self, entry: &ParameterEntry, rank: &MeshRank, key: u64) -> Vec<f64> {
         let mut values = vec![0.0; entry.local_shape(rank).iter().product()];
         let mut rest = &mut values[..];
@@ -60,7 +60,7 @@ impl Init {
     }
 }
 
-/// The key of the random stream of `path` under `seed`: FNV-1a over both.
+/// Returns the key of the random stream of `path` under `seed`: the FNV-1a hash of both.
 pub(super) fn stream_key(seed: u64, path: &str) -> u64 {
     const OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
     const PRIME: u64 = 0x0000_0100_0000_01b3;
@@ -117,7 +117,7 @@ mod tests {
         let mut normals = vec![];
         let mut uniforms = vec![];
         for row in 0..3 {
-            // The second half of the row, which starts at no multiple of a block of four draws.
+            // The second half of the row starts at an index that is not a multiple of four draws.
             let (start, len) = ((row * (2 * BLOCK + 6) + BLOCK + 3) as u64, BLOCK + 3);
             Stream::new(9, 0).normals(start, len, |_, x| normals.push(0.02 * x));
             Stream::new(9, 0).words(start, len, |_, word| {

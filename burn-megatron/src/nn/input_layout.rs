@@ -14,22 +14,22 @@ pub const SEQUENCE_DIM: usize = 1;
 /// The distribution of a linear layer's input over the ranks of its group.
 #[derive(Clone, Debug)]
 pub enum InputLayout {
-    /// Each rank has its own input; nothing is communicated.
+    /// Each rank has its own input. There is no communication.
     Local,
-    /// Every rank has the same input; the backward all-reduces its gradient.
+    /// Every rank has the same input. The backward all-reduces its gradient.
     Replicated(Comm),
-    /// Each rank has a part of the sequence: the forward all-gathers the input, the backward
-    /// reduce-scatters its gradient.
+    /// Each rank has a part of the sequence. The forward all-gathers the input, and the backward reduce-scatters its
+    /// gradient.
     SplitSequence(Comm),
-    /// The same, with the exchanges in chunks that travel while the products of other chunks are computed.
+    /// Like `SplitSequence`, with exchanges in chunks that overlap the products of other chunks.
     SplitSequenceInChunks(TpCommOverlapGroup),
-    /// Each rank has a part of the features of every token, and the output is a sum over the ranks: the forward
-    /// reduce-scatters it along the sequence, the backward all-gathers its gradient, in chunks.
+    /// Each rank has a part of the features of every token, and the output is a sum over the ranks. The forward
+    /// reduce-scatters the output along the sequence. The backward all-gathers its gradient. Both use chunks.
     SplitFeatures(TpCommOverlapGroup),
 }
 
 impl InputLayout {
-    /// Returns the layout of the input of a layer whose columns are split over the ranks, with exchanges as a whole.
+    /// Returns the input layout of a column-parallel layer whose exchanges are not split into chunks.
     pub(super) fn whole(comm: &Comm, sequence_parallel: bool) -> Self {
         match (comm.size(), sequence_parallel) {
             (1, _) => Self::Local,
@@ -38,7 +38,7 @@ impl InputLayout {
         }
     }
 
-    /// Gathers the input of the whole sequence.
+    /// Gathers the input of the complete sequence.
     pub(super) fn gathered(&self, x: Tensor<3>) -> PendingTensor<3> {
         match self.sequence_ranks() {
             Some(comm) => start_all_gather(x, SEQUENCE_DIM, comm),
@@ -46,7 +46,7 @@ impl InputLayout {
         }
     }
 
-    /// Reduces the gradient of the input of the whole sequence to the gradient of this rank's input.
+    /// Reduces the gradient of the input of the complete sequence to the gradient of this rank's input.
     pub(super) fn reduced(&self, dx: Tensor<3>) -> PendingTensor<3> {
         match (self, self.sequence_ranks()) {
             (Self::Replicated(comm), _) => start_all_reduce(dx, ReduceOp::Sum, comm),
@@ -55,7 +55,7 @@ impl InputLayout {
         }
     }
 
-    /// Returns the group of exchanges in chunks, and whether the output is the sum that is exchanged.
+    /// Returns the group for exchanges in chunks, and whether the exchange sums the output.
     pub(super) fn in_chunks(&self) -> Option<(&TpCommOverlapGroup, bool)> {
         match self {
             Self::SplitSequenceInChunks(group) => Some((group, false)),
@@ -64,7 +64,7 @@ impl InputLayout {
         }
     }
 
-    /// Returns the ranks that each have a part of the sequence, if it is split.
+    /// Returns the ranks that share a split sequence, or `None` if the sequence is not split.
     pub(super) fn sequence_ranks(&self) -> Option<&Comm> {
         match self {
             Self::SplitSequence(comm)

@@ -1,33 +1,34 @@
-//! The tensors of one layer and one sequence in a cache.
+//! The cached tensors of one layer and one sequence.
 
 use burn::tensor::Tensor;
 
-/// A cache without a window grows by this many tokens.
+/// The number of tokens by which a cache without a window grows.
 const GROWTH_TOKENS: usize = 256;
 
-/// The first token of a cache with a window is a multiple of this many. It is a multiple of the tiles of the CPU's
-/// attention, which so adds up the same scores as over the whole text.
+/// The granularity of the first token of a cache with a window, in tokens. It is a multiple of the tile size of the
+/// CPU attention, so that the CPU attention sums the same scores as over the full text.
 const WINDOW_STEP: usize = 64;
 
-/// Which tokens are new, and which are seen: by their number among this rank's of the sequence.
+/// The ranges of new and visible tokens, as indices of this rank's tokens of the sequence.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Extent {
     /// The first new token.
     pub first: usize,
-    /// Behind the last new token.
+    /// The end of the new tokens.
     pub end: usize,
-    /// The first token that a new one sees.
+    /// The first token that is visible to a new token.
     pub seen: usize,
-    /// The first that the next token will see.
+    /// The first token that will be visible to the next token.
     pub seen_later: usize,
-    /// The number of tokens that see each other, if there is a window.
+    /// The window, in tokens, if there is a window.
     pub window: Option<usize>,
-    /// The most tokens of a sequence.
+    /// The maximum number of tokens of a sequence.
     pub capacity: usize,
 }
 
 impl Extent {
-    /// The first token that a forward reads from the cache, and that the next one will.
+    /// Returns the first token that this forward reads from the cache, and the first token that the next forward will
+    /// read.
     fn starts(&self) -> [usize; 2] {
         match self.window {
             None => [0, 0],
@@ -39,40 +40,41 @@ impl Extent {
     fn allocated(&self, tokens: usize) -> usize {
         let allocated = match self.window {
             None => tokens.next_multiple_of(GROWTH_TOKENS),
-            // The window and what is before it to the step, and another step until it moves.
+            // Space for the window, for the tokens before it up to the granularity, and for one more step.
             Some(window) => window.next_multiple_of(WINDOW_STEP) + 2 * WINDOW_STEP,
         };
         allocated.min(self.capacity)
     }
 }
 
-/// The tensors that a layer keeps of the tokens of a sequence, such as their keys and values.
+/// The tensors that a layer keeps for the tokens of a sequence, such as keys and values.
 #[derive(Clone, Debug, Default)]
 pub(super) struct KvBuffer {
-    /// `[1, allocated, groups, width]` each; none before the first token.
+    /// `[1, allocated, groups, width]` each; empty before the first token.
     tensors: Vec<Tensor<4>>,
-    /// The number of their first token.
+    /// The index of the first token in the tensors.
     start: usize,
 }
 
 impl KvBuffer {
-    /// Drops all tokens; keeps the memory.
+    /// Drops all tokens, but keeps the memory.
     pub fn clear(&mut self) {
         self.start = 0;
     }
 
-    /// Whether the tokens from `seen` up to `end` are there.
+    /// Returns whether the buffer holds the tokens from `seen` to `end`.
     pub fn has(&self, seen: usize, end: usize) -> bool {
         end == 0 || self.start <= seen / WINDOW_STEP * WINDOW_STEP
     }
 
-    /// The size in bytes.
+    /// Returns the size in bytes.
     pub fn bytes(&self) -> usize {
         let size = |x: &Tensor<4>| x.dims().iter().product::<usize>() * x.dtype().size();
         self.tensors.iter().map(size).sum()
     }
 
-    /// The tensors of the tokens that are seen, and the number of the first; none if there are none.
+    /// Returns the tensors of the visible tokens, and the index of the first one. Returns `None` if no tokens are
+    /// visible.
     pub fn filled<const N: usize>(&self, extent: Extent) -> Option<([Tensor<4>; N], usize)> {
         let [from, _] = extent.starts();
         let tensors = <[Tensor<4>; N]>::try_from(self.tensors.clone()).ok();
@@ -81,9 +83,9 @@ impl KvBuffer {
         Some((tensors.map(seen), from))
     }
 
-    /// Writes tensors of the new tokens, `[1, new, groups, width]`, and returns those of the tokens that are seen, and the
-    /// number of the first. They are written in place where there is room; otherwise those that will be seen move
-    /// to the beginning of new ones.
+    /// Writes the tensors of the new tokens, `[1, new, groups, width]`. Returns the tensors of the visible tokens,
+    /// and the index of the first one. Tensors are written in place if there is room. Otherwise the tokens that stay
+    /// visible move to the beginning of new tensors.
     pub fn extend<const N: usize>(
         &mut self,
         new: [Tensor<4>; N],
@@ -125,7 +127,7 @@ impl KvBuffer {
     }
 }
 
-/// The place of tokens from `first` on.
+/// Returns the slice of `tokens` that starts at token `first`.
 fn range(first: usize, tokens: &Tensor<4>) -> [std::ops::Range<usize>; 4] {
     let [_, count, groups, width] = tokens.dims();
     [0..1, first..first + count, 0..groups, 0..width]

@@ -12,23 +12,24 @@ use super::moe::{RoutedTokens, TokenPositions};
 use super::real_tokens::RealTokens;
 use crate::collective::Comm;
 
-/// Keys and values of the layers of one rank, for sequences of any lengths.
+/// Keys and values of the layers of one rank, for sequences of any length.
 ///
-/// Each sequence has its own, so that nothing depends on the sequences beside it. They grow up to the model's longest
-/// sequence; a layer with a window keeps the tokens in it, and at most 191 before them.
+/// Each sequence has its own buffers, so that results do not depend on other sequences. Buffers grow up to the
+/// maximum sequence length of the model. A layer with a window keeps the tokens in the window, and at most 191 tokens
+/// before it.
 ///
-/// A forward reads new tokens of some sequences: [`read`](Self::read) names them, the layers write after the first
-/// [`len`](Self::len) tokens of each, and [`set_len`](Self::set_len) sets the new lengths. If the length of a text changes
-/// its keys, as in LongRoPE, [`begin`](Self::begin) must announce the length first.
+/// A forward reads new tokens of some sequences. [`read`](Self::read) names them, the layers append them after the
+/// first [`len`](Self::len) tokens of each sequence, and [`set_len`](Self::set_len) sets the new lengths. If the keys
+/// depend on the text length, as in LongRoPE, [`begin`](Self::begin) must announce the length first.
 #[derive(Debug)]
 pub struct KvCache {
     sequences: BTreeMap<usize, CachedSequence>,
-    /// Of each layer how many tokens before its own a token sees. None: all.
+    /// The number of visible tokens before each token, per layer. `None`: all tokens.
     windows: Vec<Option<usize>>,
     capacity: usize,
-    /// The longest text whose keys a longer text does not share.
+    /// The length of a text above which its keys change.
     rereads_after: Option<usize>,
-    /// Over a context group.
+    /// The split over a context group.
     split: Option<CacheSplit>,
     reading: Reading,
 }
@@ -36,24 +37,24 @@ pub struct KvCache {
 #[derive(Debug)]
 struct CachedSequence {
     len: usize,
-    /// The length of the text that [`begin`](KvCache::begin) announced.
+    /// The length of the text, as announced by [`begin`](KvCache::begin).
     text: usize,
     layers: Vec<KvBuffer>,
 }
 
-/// New tokens of sequences, `[1, tokens]`: those of one, those of the next, and so on, then padding.
+/// New tokens of sequences, `[1, tokens]`: the tokens of each sequence in order, followed by padding.
 #[derive(Clone, Debug)]
 pub struct NewTokens {
-    /// `[1, tokens]`
+    /// The token ids: `[1, tokens]`.
     pub ids: Tensor<2, Int>,
-    /// The sequences, each once.
+    /// The parts of the sequences. Each sequence occurs once.
     pub parts: Vec<SequencePart>,
 }
 
 /// New tokens of one sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SequencePart {
-    /// The number of the sequence, any.
+    /// The number of the sequence, chosen by the caller.
     pub sequence: usize,
     /// The number of tokens.
     pub count: usize,
@@ -63,21 +64,22 @@ pub struct SequencePart {
 #[derive(Clone, Debug, Default)]
 struct Reading {
     parts: Vec<SequencePart>,
-    /// The positions of the tokens that this rank reads; 0 of padding.
+    /// The positions of the tokens that this rank reads; 0 for padding.
     positions: Vec<i32>,
     /// Whether the logits are not needed.
     is_prefill: bool,
-    /// Whether these are this rank's of the tokens only; of one sequence.
+    /// Whether these are only this rank's share of the tokens of a single sequence.
     is_share: bool,
 }
 
 impl KvCache {
-    /// An empty cache of `layers` layers, for at most `capacity` tokens per sequence.
+    /// Creates an empty cache for `layers` layers and up to `capacity` tokens per sequence.
     pub fn new(layers: usize, capacity: usize) -> Self {
         Self::with_windows(vec![None; layers], capacity)
     }
 
-    /// The same, with the number of tokens before its own that a token sees in each layer; None: all.
+    /// Creates an empty cache with a window per layer: the number of visible tokens before each token. `None`: all
+    /// tokens.
     pub fn with_windows(windows: Vec<Option<usize>>, capacity: usize) -> Self {
         Self {
             sequences: BTreeMap::new(),
@@ -89,15 +91,14 @@ impl KvCache {
         }
     }
 
-    /// The same for a model in which a text of up to `length` tokens has other keys than a longer text. A text that grows
-    /// beyond `length` is read again.
+    /// Sets the text length above which all keys change. A text that grows beyond `length` is read again.
     pub fn with_rereads_after(mut self, length: Option<usize>) -> Self {
         self.rereads_after = length;
         self
     }
 
-    /// The cache of a rank of a context group, which holds every `context`-th token. All ranks of the group must make
-    /// the same calls.
+    /// Splits the cache over the ranks of a context group. Each rank holds every `context`-th token. All ranks of the
+    /// group must make the same calls.
     pub fn over_context(mut self, context: &Comm) -> Self {
         self.split = (context.size() > 1).then(|| CacheSplit {
             comm: context.clone(),
@@ -105,16 +106,16 @@ impl KvCache {
         self
     }
 
-    /// The ranks that share a text.
+    /// Returns the number of ranks that share a text.
     pub fn ranks(&self) -> usize {
         self.split.as_ref().map_or(1, |split| split.comm.size())
     }
 
-    /// The next forward reads these new tokens, which are `tokens` with padding.
+    /// Sets the new tokens of the next forward. `tokens` is their number including padding.
     ///
     /// # Panics
     ///
-    /// If there are more, or the capacity is exceeded.
+    /// If `parts` have more than `tokens` tokens, or if the capacity is exceeded.
     pub fn read(&mut self, parts: &[SequencePart], tokens: usize) {
         let mut positions = vec![];
         for part in parts {
@@ -140,14 +141,14 @@ impl KvCache {
         };
     }
 
-    /// As [`read`](Self::read), for tokens that only the cache needs, not the logits.
+    /// Does the same as [`read`](Self::read), for tokens whose logits are not needed.
     pub(crate) fn read_prefill(&mut self, new: &NewTokens) {
         self.read(&new.parts, new.ids.dims()[1]);
         self.reading.is_prefill = true;
     }
 
-    /// This rank's share of new tokens of one sequence, of which the others read the others: the ids of a multiple of
-    /// [`ranks`](Self::ranks) tokens. All of them on one rank.
+    /// Reads new tokens of one sequence and returns the ids of this rank's share. The number of tokens must be a
+    /// multiple of [`ranks`](Self::ranks). Without a context group, returns all ids.
     pub(crate) fn read_share(&mut self, new: &NewTokens) -> Tensor<2, Int> {
         self.read_prefill(new);
         let Some(split) = &self.split else {
@@ -186,23 +187,24 @@ impl KvCache {
         )
     }
 
-    /// The positions of this part of the tokens that this rank reads.
+    /// Returns the positions of this part of the tokens that this rank reads.
     pub(super) fn position_numbers(&self, part: Range<usize>) -> &[i32] {
         &self.reading.positions[part]
     }
 
-    /// The length of a sequence, in tokens.
+    /// Returns the length of a sequence, in tokens.
     pub fn len(&self, sequence: usize) -> usize {
         let cached = self.sequences.get(&sequence);
         cached.map_or(0, |cached| cached.len)
     }
 
-    /// The maximum length of a sequence.
+    /// Returns the maximum length of a sequence, in tokens.
     pub fn capacity(&self) -> usize {
         self.capacity
     }
 
-    /// Sets the length of a sequence: larger after a forward, smaller to drop the last tokens.
+    /// Sets the length of a sequence: to a larger value after a forward, or to a smaller value to drop the last
+    /// tokens.
     pub fn set_len(&mut self, sequence: usize, len: usize) {
         let cached = self.sequence(sequence);
         cached.len = len;
@@ -211,10 +213,10 @@ impl KvCache {
         }
     }
 
-    /// Begins to read a text of `text` tokens, of which the cache may hold the first `same`. Keeps these and returns
-    /// `same`, or keeps nothing and returns 0 in two cases:
+    /// Begins to read a text of `text` tokens. The cache may hold the first `same` tokens. Keeps these tokens and
+    /// returns `same`, or keeps nothing and returns 0 in two cases:
     ///
-    /// - a layer has dropped tokens that are in its window then;
+    /// - a layer has dropped tokens that are in its window;
     /// - the text has grown or shrunk across [the length that changes its keys](Self::with_rereads_after).
     pub fn begin(&mut self, sequence: usize, same: usize, text: usize) -> usize {
         let is_long = |text: usize| self.rereads_after.is_some_and(|length| text > length);
@@ -239,8 +241,8 @@ impl KvCache {
         cached.map_or(0, |cached| cached.text)
     }
 
-    /// The longest beginning of a sequence, up to `len` tokens, that it can go on from: all, or nothing where a layer has
-    /// dropped what is in the window then.
+    /// Returns `len` if the sequence can continue after its first `len` tokens. Returns 0 if a layer has dropped
+    /// tokens that are in its window.
     fn kept(&self, sequence: usize, len: usize) -> usize {
         let Some(cached) = self.sequences.get(&sequence) else {
             return 0;
@@ -256,18 +258,18 @@ impl KvCache {
         }
     }
 
-    /// Returns the number of the first `len` tokens that this rank has.
+    /// Returns how many of the first `len` tokens this rank holds.
     fn own(&self, len: usize) -> usize {
         self.split.as_ref().map_or(len, |split| split.own(len))
     }
 
-    /// Its size on this rank in bytes.
+    /// Returns the size of the cache on this rank, in bytes.
     pub fn bytes(&self) -> usize {
         let layers = self.sequences.values().flat_map(|cached| &cached.layers);
         layers.map(KvBuffer::bytes).sum()
     }
 
-    /// The cache of layer `index` of this rank.
+    /// Returns the cache of layer `index` of this rank.
     ///
     /// # Panics
     ///
@@ -292,12 +294,12 @@ impl KvCache {
     }
 }
 
-/// The first position that the token at `position` sees.
+/// Returns the first position that is visible to the token at `position`.
 fn first_seen(position: usize, window: Option<usize>) -> usize {
     window.map_or(0, |window| position.saturating_sub(window))
 }
 
-/// The keys and values of one layer, or what they are computed from.
+/// The cached tensors of one layer: keys and values, or the latents that they are computed from.
 #[derive(Debug)]
 pub struct LayerKvCache<'a> {
     cache: &'a mut KvCache,
@@ -305,11 +307,11 @@ pub struct LayerKvCache<'a> {
 }
 
 impl LayerKvCache<'_> {
-    /// Returns the rows of a table for the tokens that this rank reads.
+    /// Returns the rows of a rotary table for the tokens that this rank reads.
     ///
     /// # Panics
     ///
-    /// If a sequence has grown to other rows without [`KvCache::begin`].
+    /// If the new length of a sequence requires other rows and [`KvCache::begin`] was not called.
     pub(super) fn positions(&self, table: &RopeTable, device: &Device) -> Positions {
         let reading = &self.cache.reading;
         let tokens = reading.positions.len();
@@ -347,8 +349,8 @@ impl LayerKvCache<'_> {
         row
     }
 
-    /// Attends sequence by sequence: `attend` is called with each one's part of the inputs, `[1, count, ..]`, and
-    /// returns `[1, count, features]`. The outputs follow each other as the inputs do; padding gives zeros.
+    /// Attends sequence by sequence. `attend` gets the part `[1, count, ..]` of the inputs of one sequence and
+    /// returns `[1, count, features]`. The outputs are concatenated in input order. Padding gives zeros.
     pub(super) fn each_sequence<const N: usize>(
         mut self,
         inputs: [Tensor<3>; N],
@@ -380,7 +382,7 @@ impl LayerKvCache<'_> {
         }
     }
 
-    /// The cache of one of the sequences that are read.
+    /// Returns the cache of one of the sequences that are read.
     fn sequence(&mut self, part: SequencePart) -> SequenceKvCache<'_> {
         let (cache, index) = (&mut *self.cache, self.index);
         let (first, window) = (cache.len(part.sequence), cache.windows[index]);
@@ -425,15 +427,15 @@ impl SequenceKvCache<'_> {
         Some((self.split.clone()?, self.is_share))
     }
 
-    /// Appends tensors of new tokens, such as their keys and values, `[1, new, groups, width]`, and returns those of all
-    /// tokens that the first new one sees, and of the later ones.
+    /// Appends tensors `[1, new, groups, width]` of new tokens, such as keys and values. Returns the tensors of all
+    /// tokens that are visible to the new tokens.
     pub fn extend<const N: usize>(self, new: [Tensor<4>; N]) -> [Tensor<4>; N] {
         self.layer.extend(new, self.extent).0
     }
 
-    /// Appends what this rank has of the new tokens to a cache that is split, and returns that of all of its tokens which
-    /// the new ones see, and the number of the first among this rank's; none if it has none. `new` are the tensors of all
-    /// new tokens, or of this rank's share.
+    /// Appends this rank's part of the new tokens to a split cache. `new` are the tensors of all new tokens, or of
+    /// this rank's share. Returns the visible tokens of this rank and the index of the first one, or `None` if there
+    /// are none.
     pub fn extend_own<const N: usize>(
         self,
         split: &CacheSplit,

@@ -1,4 +1,4 @@
-//! The arithmetic of a layer: in the type of its input, or in 8 bits.
+//! The arithmetic of a linear layer: in the type of its input, or in FP8.
 
 use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;
@@ -12,7 +12,7 @@ use super::hook::Pass;
 
 /// The three products of a linear layer, or of one expert.
 ///
-/// All tensors are plain; inputs and gradients of outputs are `[rows, width]`, weights `[in, out]`.
+/// All tensors are plain. Inputs and output gradients are `[rows, width]`, and weights are `[in, out]`.
 #[derive(Clone, Debug)]
 pub(super) enum LayerArithmetic {
     Float(FloatArithmetic),
@@ -36,7 +36,7 @@ impl LayerArithmetic {
         }
     }
 
-    /// Returns whether a hooked weight is read from the sink itself, in the form in which the sink holds it.
+    /// Returns whether a hooked weight is read directly from the sink, in the form in which the sink holds it.
     pub fn fetches_weight(&self) -> bool {
         matches!(self, Self::Fp8(_))
     }
@@ -46,8 +46,8 @@ impl LayerArithmetic {
         matches!(self, Self::Fp8(fp8) if fp8.saves_codes())
     }
 
-    /// Returns the number of tensors that a forward saves in addition to the input, given whether both 8-bit copies of
-    /// the weight were there.
+    /// Returns the number of tensors that a forward saves in addition to the input. `has_copies` tells whether both
+    /// 8-bit copies of the weight were available.
     pub fn saved_extras(&self, has_copies: bool) -> usize {
         match self {
             Self::Float(_) => 0,
@@ -55,7 +55,7 @@ impl LayerArithmetic {
         }
     }
 
-    /// Prepares the gradient of the output for the gradients that are needed.
+    /// Prepares the gradient of the output for the computation of the needed gradients.
     pub fn gradient(&self, dy: Tensor<2>, needed: NeededGradients) -> OutputGradient {
         match self {
             Self::Float(float) => OutputGradient::Float(*float, dy),
@@ -64,7 +64,7 @@ impl LayerArithmetic {
     }
 }
 
-/// The gradient of an output, as the other two products read it.
+/// The gradient of an output, in the form that the other two products read.
 pub(super) enum OutputGradient {
     Float(FloatArithmetic, Tensor<2>),
     Fp8(Fp8Arithmetic, Box<Fp8Gradient>),
@@ -81,7 +81,7 @@ impl OutputGradient {
         }
     }
 
-    /// Returns `x^T dy`, flat; at the one place of `target` where there is one.
+    /// Computes the flat weight gradient `x^T dy`, in the single place of `target` if there is a target.
     pub fn weight(
         self,
         x: SavedInput,

@@ -1,4 +1,4 @@
-//! The matrix product of the parallel layers: its operands, and the one function that computes it.
+//! The matrix product of the parallel layers.
 
 use burn::backend::DispatchTensor;
 use burn::module::Param;
@@ -18,27 +18,27 @@ use super::recompute::apply_discarding;
 use super::weight::Weight;
 use super::{Activation, Bias};
 
-/// The operands of a product in addition to its input, and how it is computed.
+/// The operands of a product other than its input, and its settings.
 pub struct LinearOperands<'a> {
-    /// `[in, out]`, or `[out, in]` if it is transposed.
+    /// The weight: `[in, out]`, or `[out, in]` if `transposed` is set.
     pub(super) weight: &'a Param<Tensor<2>>,
     pub(super) transposed: bool,
-    /// `[out]`
+    /// The bias: `[out]`.
     pub(super) bias: Option<Parameter>,
-    /// The distribution of the input, which tells what is communicated.
+    /// The distribution of the input, which determines the communication.
     pub(super) input: InputLayout,
-    /// Another term of the output, `[batch, seq, out]`, where the output is a sum over the ranks:
-    /// [`InputLayout::SplitFeatures`].
+    /// An additional term of the output, `[batch, seq, out]`, if the output is a sum over the ranks
+    /// ([`InputLayout::SplitFeatures`]).
     pub(super) addend: Option<Tensor<3>>,
-    /// The arithmetic of a layer that multiplies in 8 bits.
+    /// The FP8 layer, if the product uses FP8.
     pub(super) fp8: Option<&'a Fp8Layer>,
-    /// The settings of a product that is not in 8 bits.
+    /// The settings of a product that does not use FP8.
     pub(super) kernels: LinearKernels,
 }
 
 impl<'a> LinearOperands<'a> {
-    /// Returns the operands of a product without a bias, in the type of the input. `kernels` is `true` for fused
-    /// products by the default engine.
+    /// Returns the operands of a product in the type of the input, without a bias. `kernels` is `true` for fused
+    /// products with the default engine.
     pub fn new(
         weight: &'a Param<Tensor<2>>,
         input: InputLayout,
@@ -55,8 +55,8 @@ impl<'a> LinearOperands<'a> {
         }
     }
 
-    /// Returns the product, and its inputs other than `x`. `anchor` is `x`, or the tensor that `x` is computed from.
-    /// `may_save_codes` tells whether `x` itself is the first input, so that its 8-bit codes may be saved.
+    /// Returns the product and its inputs other than `x`. `anchor` is `x`, or the tensor from which `x` is computed.
+    /// `may_save_codes` tells whether `x` is the first input, so that its 8-bit codes may be saved.
     pub(super) fn into_function(
         self,
         anchor: &Tensor<3>,
@@ -101,8 +101,8 @@ impl<'a> LinearOperands<'a> {
         (function, others)
     }
 
-    /// Returns the property that keeps the product from having GELU as its epilogue, or from reading GELU that a product has
-    /// computed, if there is one.
+    /// Returns the property that prevents a GELU epilogue of the product, or a GELU input from another product, if
+    /// there is one.
     pub(super) fn epilogue_obstacle(&self, has_adapter: bool) -> Option<&'static str> {
         let obstacles = [
             (self.fp8.is_some(), "layers in 8 bits (fp8)"),
@@ -116,21 +116,21 @@ impl<'a> LinearOperands<'a> {
         found.map(|(_, name)| name)
     }
 
-    /// Returns whether the quantiser of the layer can compute this activation as it reads its input.
+    /// Returns whether the quantizer of the layer can compute this activation function while it reads its input.
     fn quantizes(&self, activation: Activation) -> bool {
         self.fp8.is_some_and(Fp8Layer::quantizes_activations)
             && activation.options() == ActivationOptions::default()
     }
 }
 
-/// Returns `x weight + bias`: `[batch, seq, in]`, `[in, out]`, `[out]` to `[batch, seq, out]`.
+/// Computes `x weight + bias`: `[batch, seq, in]`, `[in, out]`, `[out]` to `[batch, seq, out]`.
 ///
-/// Where the input gradient is summed over ranks, the collective is in flight while the weight
-/// gradient is computed. Of a split sequence only this rank's part is saved; the backward gathers
-/// it again while it computes the input gradient (Korthikanti et al. 2022, arXiv:2205.05198).
+/// If the input gradient is summed over ranks, the collective overlaps the computation of the weight gradient. For a
+/// split sequence only this rank's part is saved. The backward gathers the sequence again while it computes the input
+/// gradient (Korthikanti et al. 2022, arXiv:2205.05198).
 pub fn linear(x: impl Into<LinearInput>, operands: LinearOperands<'_>) -> Tensor<3> {
     let x = match x.into() {
-        // An MLP with such an input has neither 8-bit layers nor exchanges in chunks, and the bias is added later.
+        // An MLP with this input has no FP8 layers and no exchanges in chunks. The bias is added later.
         LinearInput::Gelu(gelu) => return gelu.product(operands),
         LinearInput::Activation {
             x,
@@ -154,7 +154,7 @@ pub fn linear(x: impl Into<LinearInput>, operands: LinearOperands<'_>) -> Tensor
     apply([vec![x.into_dispatch()], others].concat(), product)
 }
 
-/// Returns the product of an activation that the backward computes again.
+/// Returns the product of an activation that is recomputed in the backward.
 fn recomputed_activation(
     x: Tensor<3>,
     bias: Option<Bias>,
@@ -174,7 +174,7 @@ fn recomputed_activation(
     y
 }
 
-/// Returns the product in 8 bits of an activation that the quantiser computes.
+/// Returns the FP8 product of an activation that the quantizer computes.
 fn quantized_activation(
     x: Tensor<3>,
     bias: Option<Bias>,
@@ -184,7 +184,7 @@ fn quantized_activation(
     let bias = bias.map(Bias::into_parameter);
     let is_constant = |bias: &Parameter| !is_tracked(&bias.value);
     if !is_tracked(&x) && !bias.as_ref().is_none_or(is_constant) {
-        // The weight is anchored to a tracked input.
+        // The weight must be anchored to a tracked input.
         let options = ActivationOptions::default();
         return linear(
             kernels::activate_with(x, bias, None, kind, options),

@@ -14,15 +14,15 @@ use super::recompute::SavesInput;
 use super::weight::HookedWeight;
 use crate::collective::PendingTensor;
 
-/// The product in any arithmetic: what is communicated, what is saved, and where gradients go.
+/// The differentiable product with any arithmetic: its communication, saved tensors and gradient destinations.
 ///
-/// Inputs: `x`, the weight, and the bias or the addend if there is one.
+/// Inputs: `x`, the weight, and the bias or the addend, if any.
 #[derive(Clone, Debug)]
 pub(super) struct LinearFunction {
     pub input: InputLayout,
-    /// Supplies the weight and takes its gradient; the graph does both where there is none.
+    /// The hook that supplies the weight and takes its gradient. `None`: both go through the graph.
     pub hooked: Option<HookedWeight>,
-    /// Where the gradient of the bias goes, if not to the graph.
+    /// The destination of the gradient of the bias. `None`: the graph.
     pub bias: Option<Destination>,
     pub arithmetic: LayerArithmetic,
 }
@@ -92,7 +92,7 @@ impl Function for LinearFunction {
 }
 
 impl SavesInput for LinearFunction {
-    /// Only the gradient of the weight is computed from it.
+    /// Only the weight gradient needs the input.
     fn saves_input(&self) -> bool {
         !self.hooked.as_ref().is_some_and(|hooked| hooked.is_frozen)
     }
@@ -103,7 +103,7 @@ impl SavesInput for LinearFunction {
 }
 
 impl LinearFunction {
-    /// Returns the tensors that the backward needs: of the inputs, and of the results of the product.
+    /// Returns the inputs and results of the product that the backward needs.
     pub(super) fn saved(
         &self,
         inputs: Vec<DispatchTensor>,
@@ -120,7 +120,7 @@ impl LinearFunction {
         saved
     }
 
-    /// Splits the [saved](Self::saved) tensors: into the input, the weight, and the additional ones.
+    /// Splits the [saved](Self::saved) tensors into the input, the weight, and the additional tensors.
     pub(super) fn split_saved<'a>(
         &'a self,
         saved: &'a [DispatchTensor],
@@ -141,26 +141,26 @@ impl LinearFunction {
         (x, rest)
     }
 
-    /// Returns the hooked weight that the backward fetches, where the graph does not hold the value.
+    /// Returns the hooked weight that the backward fetches, or `None` if the graph holds the value.
     fn fetched_weight(&self) -> Option<&HookedWeight> {
         let fetches = self.arithmetic.fetches_weight();
         let hooked = self.hooked.as_ref();
         hooked.filter(|hooked| fetches || hooked.takes_gradient || hooked.is_frozen)
     }
 
-    /// Returns whether the weight has a gradient, given whether the graph needs a gradient. A frozen weight has no gradient,
-    /// and the input is not saved for it.
+    /// Returns whether the weight gradient is needed. `in_graph` tells whether the graph needs it. A frozen weight
+    /// has no gradient, and its input is not saved.
     fn needs_weight(&self, in_graph: bool) -> bool {
         self.gradient_hook().is_some() || in_graph && self.saves_input()
     }
 
-    /// Returns the hook that takes the weight gradient, if the graph does not.
+    /// Returns the hook that takes the weight gradient, or `None` if the graph takes it.
     fn gradient_hook(&self) -> Option<&HookHandle> {
         self.hooked.as_ref().and_then(HookedWeight::taking)
     }
 
-    /// Passes the gradient of the weight to the hook, which may compute it later. Without a hook computes it, and returns
-    /// it for the graph: `[in, out]`.
+    /// Passes the weight gradient to the hook, which may compute it later. Without a hook, computes the gradient and
+    /// returns it for the graph: `[in, out]`.
     pub(super) fn pass_weight_gradient(
         &self,
         out: usize,

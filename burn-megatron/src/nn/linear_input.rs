@@ -1,4 +1,4 @@
-//! The input of a linear layer: values, or an activation that the layer may compute as it reads them.
+//! Inputs of linear layers: values, or an activation that the layer may compute while it reads its input.
 
 use burn::tensor::Tensor;
 
@@ -16,19 +16,19 @@ pub enum LinearInput {
         x: Tensor<3>,
         /// The bias, if there is one.
         bias: Option<Bias>,
-        /// The nonlinearity.
+        /// The activation function.
         activation: Activation,
-        /// Whether it may be one operation.
+        /// Whether the activation may be fused into one operation.
         fused: bool,
-        /// Whether the layer computes it again in the backward, instead of keeping it; only if it is fused.
+        /// Whether the layer recomputes the activation in the backward instead of keeping it. Requires `fused`.
         recomputed: bool,
     },
-    /// GELU, which the product before has computed.
+    /// The output of GELU, computed by the previous product.
     Gelu(GeluInput),
 }
 
 impl LinearInput {
-    /// The values; computes the activation.
+    /// Returns the values, and computes the activation if needed.
     pub fn into_values(self) -> Tensor<3> {
         match self {
             Self::Values(x) => x,

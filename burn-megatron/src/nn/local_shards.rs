@@ -1,4 +1,4 @@
-//! Which slices of a parameter a rank holds, and where they are in its local tensor. Pure values.
+//! The slices of a parameter that a rank holds, and their places in its local tensor.
 
 use std::ops::Range;
 
@@ -7,15 +7,15 @@ use super::{MeshRank, ParameterEntry, TensorSlice};
 /// A slice of a parameter that a rank holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LocalShard {
-    /// Its place in the whole parameter.
+    /// The place of the slice in the full parameter.
     pub global: TensorSlice,
-    /// Its place in the rank's local tensor.
+    /// The place of the slice in the local tensor of the rank.
     pub local: TensorSlice,
-    /// Whether this is the first rank that holds the slice on each axis that splits the parameter.
+    /// Whether this rank is the first holder of the slice on each axis that splits the parameter.
     pub is_first: bool,
 }
 
-/// The slices in a flat range of the local tensor that `rank` has of a parameter. Padding is in none of them.
+/// Returns the slices of a parameter in a flat range of the local tensor of `rank`. Padding is in no slice.
 pub fn local_shards(
     entry: &ParameterEntry,
     rank: &MeshRank,
@@ -36,7 +36,7 @@ pub fn local_shards(
         let mut found = vec![];
         for shard in &shards {
             for section in &sections {
-                // Beyond the end of the whole parameter there is only padding.
+                // There is only padding beyond the end of the full parameter.
                 let real = section.whole.end.min(entry.shape[dim]);
                 let len = real.saturating_sub(section.whole.start);
                 let mut of_section = TensorSlice::whole(&shape);
@@ -68,13 +68,14 @@ mod tests {
     use std::sync::Arc;
 
     proptest! {
-        /// Over all ranks and ranges each element is a first replica once, at the index that the placement gives.
+        /// Each element has exactly one first replica over all ranks and ranges, at the index that the placement
+        /// gives.
         #[test]
         fn first_holders_have_each_element_once(
             dim in 0usize..3, ranks in prop::sample::select(vec![1usize, 2, 4]), cuts in 1usize..5,
         ) {
             let mut shape = [3, 2, 5];
-            // Queries, two groups of keys and of values; or a padded vocabulary.
+            // Queries and two groups of keys and values, or a padded vocabulary.
             let sections = [(8, ranks), (4, ranks.min(2)), (4, ranks.min(2))]
                 .map(|(size, parts)| Section { size, parts })
                 .to_vec();

@@ -1,4 +1,4 @@
-//! Embedding lookup, with a gradient that is accumulated in f32.
+//! Embedding lookup with a gradient that is accumulated in f32.
 
 use std::sync::Arc;
 
@@ -12,21 +12,22 @@ use super::hook::{HookHandle, ParameterHook, forward_only_value};
 use super::unsaved::unsaved;
 use super::wide::wide;
 
-/// The ids that a lookup reads.
+/// The ids of a lookup.
 #[derive(Debug)]
 pub(super) struct LookupIds {
-    /// Rows of the weight, `[ids]`.
+    /// The rows of the weight to look up: `[ids]`.
     pub rows: Tensor<1, Int>,
-    /// The lookups of the ids, sorted, where the host has them. They may be of a larger table, of which the
-    /// weight has the rows from this one on; ids of other rows have no gradient then.
+    /// The sorted lookups of the ids, if the host has the ids, and the first row of the weight. The lookups may refer
+    /// to a larger table, of which the weight holds the rows from this row on. Ids of other rows then have no
+    /// gradient.
     pub sorted: Option<(Arc<SortedLookups>, usize)>,
 }
 
-/// The rows `ids` of `[rows, width]`: `[ids, width]`.
+/// Looks up the rows `ids` of a weight `[rows, width]`. Returns `[ids, width]`.
 ///
-/// The gradient of a row is the sum over all its lookups; in 16 bits the sum would stop growing at a few
-/// hundred times a single gradient. With a [`ParameterHook`] it is accumulated in f32; with sorted lookups
-/// in the rows of the ids alone, in the order of the lookups.
+/// The gradient of a row is the sum over all its lookups. A 16-bit sum would stop growing at a few hundred times a
+/// single gradient, so with a [`ParameterHook`] the gradient is accumulated in f32. With sorted lookups, only the
+/// rows of the ids are updated, in lookup order.
 pub(super) fn lookup(param: &Param<Tensor<2>>, ids: LookupIds) -> Tensor<2> {
     let hook = ParameterHook::of(param);
     let (Some(hook), Some(anchor)) = (hook, forward_context::anchor()) else {
@@ -75,7 +76,7 @@ fn pass_gradient(
     }
 }
 
-/// Returns the gradient of all rows, flat, where the host does not have the ids.
+/// Returns the flat gradient of all rows. Used if the ids are only on the device.
 fn whole_gradient(gradient: Tensor<2>, ids: Tensor<1, Int>, rows: usize) -> Tensor<1> {
     let dtype = wide(gradient.dtype());
     let gradient = gradient.cast(dtype);

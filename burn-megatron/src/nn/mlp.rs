@@ -1,4 +1,4 @@
-//! The MLP with its width split over the tensor axis.
+//! The MLP, with its width split over the tensor axis.
 
 use burn::config::Config;
 use burn::module::Module;
@@ -16,11 +16,11 @@ use crate::kernel_selection::{EpilogueShape, Operation};
 /// Configuration of a [`ParallelMlp`].
 #[derive(Config, Debug)]
 pub struct ParallelMlpConfig {
-    /// Features of the residual stream.
+    /// The number of features of the residual stream.
     pub hidden: usize,
-    /// Intermediate features, after the activation.
+    /// The number of intermediate features, after the activation.
     pub width: usize,
-    /// The nonlinearity; a gated one doubles the output of the first layer.
+    /// The activation function. A gated activation doubles the output of the first layer.
     pub activation: Activation,
     /// Whether the linear layers have biases.
     #[config(default = true)]
@@ -33,18 +33,18 @@ pub struct ParallelMlpConfig {
     pub output_init: Init,
 }
 
-/// Two linear layers with an activation between them; one collective each way.
+/// Two linear layers with an activation between them. The forward and the backward have one collective each.
 #[derive(Module, Debug)]
 pub struct ParallelMlp {
-    /// Up projection; gate and value in one weight if the activation is gated.
+    /// The up projection. With a gated activation the weight holds the gate and the value.
     pub up: ColumnParallelLinear,
-    /// Down projection.
+    /// The down projection.
     pub down: RowParallelLinear,
     #[module(skip)]
     activation: Activation,
     #[module(skip)]
     fused: bool,
-    /// Whether GELU is an epilogue of the products.
+    /// Whether GELU is computed as an epilogue of the products.
     #[module(skip)]
     pub(super) epilogues: bool,
     #[module(skip)]
@@ -54,18 +54,18 @@ pub struct ParallelMlp {
 }
 
 impl ParallelMlpConfig {
-    /// Builds this rank's part.
+    /// Builds this rank's part of the layer.
     ///
     /// # Errors
     ///
-    /// [`BuildError::Mesh`] if the width cannot be split over the tensor axis; [`BuildError::Config`] for
-    /// [epilogues](crate::kernel_selection::KernelChoices::epilogue_fusion) that it cannot have.
+    /// [`BuildError::Mesh`] if the width cannot be split over the tensor axis. [`BuildError::Config`] if [epilogue
+    /// fusion](crate::kernel_selection::KernelChoices::epilogue_fusion) is requested but not available for this MLP.
     pub fn init(&self, builder: &ModelBuilder) -> Result<ParallelMlp, BuildError> {
         let region = builder.recompute_region(Some(RecomputeModule::Mlp));
         self.init_in(region, builder)
     }
 
-    /// The same, recomputed as this region says.
+    /// Builds this rank's part of the layer with the given recompute region.
     pub(super) fn init_in(
         &self,
         region: RecomputeRegion,
@@ -111,21 +111,21 @@ impl ParallelMlpConfig {
 }
 
 impl ParallelMlp {
-    /// `[batch, seq, hidden]` to the same; `[batch, seq / tensor, hidden]` under sequence
-    /// parallelism.
+    /// Applies the MLP to `[batch, seq, hidden]` and returns the same shape. Under sequence parallelism the shape is
+    /// `[batch, seq / tensor, hidden]`.
     pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
         let y = self.product(x);
         self.down.with_bias(y)
     }
 
-    /// The output before the last bias, and that bias, for an operation that adds it.
+    /// Returns the output before the last bias, and the last bias. The caller adds the bias in a fused operation.
     pub fn forward_without_bias(&self, x: Tensor<3>) -> (Tensor<3>, Option<Bias>) {
         let y = self.product(x);
         let bias = self.down.bias_of(&y);
         (y, bias)
     }
 
-    /// The output before the last bias.
+    /// Returns the output before the last bias.
     fn product(&self, x: Tensor<3>) -> Tensor<3> {
         if !self.region.is_active() {
             return self.down.product(self.activated(x));
@@ -133,14 +133,15 @@ impl ParallelMlp {
         self.down.reduced(self.region.run(x, self.body()))
     }
 
-    /// The body of a recomputed region.
+    /// Returns the body of the recomputed region.
     fn body(&self) -> impl Fn(Tensor<3>) -> Tensor<3> + use<> {
         let mlp = self.clone();
         move |x| mlp.down.partial(mlp.activated(x))
     }
 
-    /// [`forward_without_bias`](Self::forward_without_bias) of a normalized residual stream, and the sum of the stream.
-    /// The norm is that of [`NormConfig::init_for_linear`](super::NormConfig::init_for_linear).
+    /// Applies [`forward_without_bias`](Self::forward_without_bias) to a normalized residual stream. Also returns the
+    /// sum of the stream. `norm` must be built with
+    /// [`NormConfig::init_for_linear`](super::NormConfig::init_for_linear).
     pub fn forward_normalized(
         &self,
         norm: &Norm,
@@ -184,11 +185,11 @@ impl ParallelMlp {
     }
 }
 
-/// Whether an MLP has these epilogues: they are requested. Then the MLP is added to the selection of the model.
+/// Returns whether epilogue fusion is requested. If it is, records the shape of the MLP in the kernel selection.
 ///
 /// # Errors
 ///
-/// [`BuildError::Config`] if it cannot have them.
+/// [`BuildError::Config`] if epilogue fusion is requested but not available for this MLP.
 fn has_epilogues(
     activation: Activation,
     [hidden, width]: [usize; 2],

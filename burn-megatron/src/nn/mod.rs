@@ -1,12 +1,11 @@
 //! Parallel layers as Burn modules.
 //!
-//! A layer is built from a [`ModelBuilder`], to which it declares the placement of each parameter on the
-//! tensor axis; these declarations form the [`ParameterTable`] of the model. Its forward uses no ranks:
-//! the operations that it calls communicate. On one rank each layer is the plain one.
+//! A layer is built from a [`ModelBuilder`]. It declares the placement of each parameter on the tensor axis to the
+//! builder. These declarations form the [`ParameterTable`] of the model. On one rank each layer is an ordinary layer.
 //!
-//! Activations are `[batch, seq, hidden]`; under sequence parallelism (Korthikanti et al. 2022) those
-//! between the blocks are `[batch, seq / tensor, hidden]`. A layer reads from the builder whether it is on:
-//! [`ModelBuilder::sequence_parallel`].
+//! Activations are `[batch, seq, hidden]`. Under sequence parallelism (Korthikanti et al. 2022) activations between
+//! the blocks are `[batch, seq / tensor, hidden]`. [`ModelBuilder::sequence_parallel`] tells a layer whether sequence
+//! parallelism is enabled.
 //!
 //! | layer | split |
 //! |---|---|
@@ -18,15 +17,15 @@
 //! | [`moe::MoeMlp`] | experts, and the width of each |
 //! | [`Norm`], [`LearnedPositions`], [`ReplicatedLinear`] | nothing; the sequence under sequence parallelism |
 //!
-//! [`ColumnParallelLinear`] and [`RowParallelLinear`] can multiply in 8 bits: [`fp8`].
+//! [`ColumnParallelLinear`] and [`RowParallelLinear`] can use FP8 arithmetic: see [`fp8`].
 //!
-//! Attention and positions support packed documents ([`PackedSequences`]) and cached generation
-//! ([`KvCache`]), selected by [`BatchFormat`] and [`AttentionContext`].
+//! Attention and positions support packed documents ([`PackedSequences`]) and cached generation ([`KvCache`]), which
+//! are selected by [`BatchFormat`] and [`AttentionContext`].
 //!
-//! The weights can be frozen, and low-rank adapters trained in their place: [`lora`].
+//! Weights can be frozen, and low-rank adapters trained instead: see [`lora`].
 //!
-//! The activations of any block, of these layers or of burn-nn's, can be recomputed in the backward:
-//! [`recompute`].
+//! The activations of any block can be recomputed in the backward, whether it uses these layers or burn-nn layers:
+//! see [`recompute`].
 
 mod activation;
 mod arithmetic;

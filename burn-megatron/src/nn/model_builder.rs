@@ -1,4 +1,4 @@
-//! Builds a model: creates and declares its parameters, with the ranks, device, seed and path of each.
+//! The model builder, which creates and declares the parameters of a model.
 
 mod settings;
 
@@ -25,8 +25,8 @@ use crate::kernel_selection::{KernelChoices, KernelSelection};
 
 /// Builds the parameters of a model. [`ModelBuilder::child`] returns the builder of a submodule.
 ///
-/// A layer declares the placement of a parameter in the call that creates it, so that the parameter table
-/// of the model ([`ModelBuilder::finish`]) is complete by construction.
+/// A layer declares the placement of a parameter in the call that creates the parameter. The parameter table of the
+/// model ([`ModelBuilder::finish`]) is therefore always complete.
 #[derive(Clone, Debug)]
 pub struct ModelBuilder {
     shared: Arc<BuilderShared>,
@@ -36,9 +36,9 @@ pub struct ModelBuilder {
     pub(super) pipeline_copies: Vec<usize>,
     /// The pipeline stage of the parameters.
     pub(super) stage: usize,
-    /// The type in which the model computes.
+    /// The data type in which the model computes.
     compute: DType,
-    /// Whether layers may use their 8-bit recipe.
+    /// Whether layers may use their FP8 recipe.
     allows_fp8: bool,
     /// Whether the activations between the layers are split along the sequence.
     sequence_parallel: bool,
@@ -46,7 +46,7 @@ pub struct ModelBuilder {
     is_outline: bool,
     /// See [`with_composed_epilogues`](Self::with_composed_epilogues).
     pub(super) composes_epilogues: bool,
-    /// Whether parameters are trained in a model with adapters.
+    /// Whether parameters are trained even in a model with adapters.
     is_adapter: bool,
 }
 
@@ -58,9 +58,9 @@ struct BuilderShared {
     position: DropoutPosition,
     kernels: Mutex<KernelSelection>,
     engines: Mutex<AttentionEngines>,
-    /// By the size of a group of neighbours.
+    /// The context groups, keyed by the number of neighbours in a group.
     context_groups: Mutex<BTreeMap<usize, ContextGroups>>,
-    /// By increasing size.
+    /// The hybrid context groups, in order of increasing size.
     hybrid_context_groups: Mutex<Vec<ContextGroups>>,
     fp8: Mutex<Fp8>,
     recompute: Mutex<Recompute>,
@@ -70,8 +70,8 @@ struct BuilderShared {
     declared: Mutex<Vec<ParameterEntry>>,
 }
 
-/// A tensor of this shape with one element of memory, NaN, so that reading it instead of the parameter
-/// shows.
+/// Creates a tensor of this shape that uses the memory of one element. The element is NaN, so that reading the
+/// placeholder instead of the parameter is noticed.
 pub(crate) fn placeholder<const D: usize>(
     shape: [usize; D],
     options: (&Device, DType),
@@ -83,7 +83,7 @@ pub(crate) fn placeholder<const D: usize>(
     one.reshape([1; D]).expand(shape)
 }
 
-/// A module with its parameter table and the position of its dropout streams.
+/// A module with its parameter table and the settings and registries of its layers.
 #[derive(Clone, Debug)]
 pub struct ParallelModule<M> {
     /// The module, with this rank's part of each parameter.
@@ -92,22 +92,22 @@ pub struct ParallelModule<M> {
     pub table: ParameterTable,
     /// The position of the dropout streams.
     pub position: DropoutPosition,
-    /// Which operations are fused.
+    /// The selection of fused and unfused operations.
     pub kernels: KernelSelection,
-    /// The layers that multiply in 8 bits.
+    /// The layers that use FP8.
     pub fp8: Fp8,
     /// The layers that are recomputed in the backward.
     pub recompute: Recompute,
-    /// The routers of experts.
+    /// The routers of MoE layers.
     pub routers: Routers,
-    /// The layers with attention, and their largest logits.
+    /// The attention layers, and their largest logits.
     pub attention_logits: AttentionLogits,
-    /// The adapters of a model whose other parameters are frozen.
+    /// The adapters, if the other parameters of the model are frozen.
     pub lora: Option<LoraLayers>,
 }
 
 impl<M: Module> ParallelModule<M> {
-    /// A module that is replicated on every rank, such as one of burn-nn's.
+    /// Wraps a module that is replicated on every rank, such as a burn-nn module.
     pub fn replicated(module: M) -> Self {
         let table = ParameterTable::replicated(&module);
         let device = module.devices().into_iter().next();
@@ -125,8 +125,8 @@ impl<M: Module> ParallelModule<M> {
         }
     }
 
-    /// Sets the 8-bit layers of a module with [`Fp8Linear`](super::fp8::Fp8Linear)s, whose paths must be
-    /// those in the module. A [`ModelBuilder`] sets them itself.
+    /// Sets the FP8 layers of a module with [`Fp8Linear`](super::fp8::Fp8Linear)s. Their paths must be the paths in
+    /// the module. A [`ModelBuilder`] sets the FP8 layers automatically.
     pub fn with_fp8(mut self, fp8: &Fp8) -> Self {
         self.fp8 = fp8.clone();
         self
@@ -142,12 +142,12 @@ fn automatic_kernels(device: &Device, dtype: DType) -> KernelSelection {
 }
 
 impl ModelBuilder {
-    /// The builder of a model in f32 with seed 0.
+    /// Creates the builder of a model with f32 parameters and seed 0.
     pub fn new(groups: &ParallelContext, device: &Device) -> Self {
         Self::with(groups, device, 0, DType::F32)
     }
 
-    /// The builder of a model with this seed and type of parameters.
+    /// Creates the builder of a model with this seed and parameter type.
     pub fn with(groups: &ParallelContext, device: &Device, seed: u64, dtype: DType) -> Self {
         let shared = BuilderShared {
             device: device.clone(),
@@ -180,7 +180,7 @@ impl ModelBuilder {
         }
     }
 
-    /// Sets the type in which the model computes, if it is not that of the parameters. Call on the root
+    /// Sets the data type in which the model computes, if it differs from the parameter type. Call it on the root
     /// builder, before [`with_kernels`](Self::with_kernels).
     pub fn with_compute_dtype(mut self, dtype: DType) -> Self {
         self.compute = dtype;
@@ -188,8 +188,8 @@ impl ModelBuilder {
         self
     }
 
-    /// Builds placeholders: parameters with shapes but without values and memory, as on PyTorch's meta
-    /// device. Call on the root builder.
+    /// Makes the parameters placeholders: they have shapes but no values or memory, like tensors on PyTorch's meta
+    /// device. Call it on the root builder.
     pub fn outline(self) -> Self {
         Self {
             is_outline: true,
@@ -197,17 +197,17 @@ impl ModelBuilder {
         }
     }
 
-    /// The type in which the model computes.
+    /// Returns the data type in which the model computes.
     pub fn compute_dtype(&self) -> DType {
         self.compute
     }
 
-    /// Whether parameters are placeholders, see [`outline`](Self::outline).
+    /// Returns whether parameters are placeholders. See [`outline`](Self::outline).
     pub fn is_outline(&self) -> bool {
         self.is_outline
     }
 
-    /// The builder of the field `name`, or of a list element.
+    /// Returns the builder of the field or list element `name`.
     pub fn child(&self, name: impl Display) -> Self {
         Self {
             path: self.join(name),
@@ -215,7 +215,7 @@ impl ModelBuilder {
         }
     }
 
-    /// The same builder with other groups.
+    /// Returns this builder with other process groups.
     pub fn with_groups(&self, groups: ParallelContext) -> Self {
         Self {
             groups,
@@ -223,13 +223,13 @@ impl ModelBuilder {
         }
     }
 
-    /// The same builder; each of these ranks of the pipeline axis, this one among them, holds a copy of its
-    /// parameters. See [`ParameterEntry::pipeline_copies`].
+    /// Returns this builder for parameters with a copy on each of these ranks of the pipeline axis. `ranks` must
+    /// include this rank. See [`ParameterEntry::pipeline_copies`].
     pub fn with_pipeline_copies(&self, ranks: impl IntoIterator<Item = usize>) -> Self {
         let mut ranks: Vec<_> = ranks.into_iter().collect();
         ranks.sort_unstable();
         ranks.dedup();
-        // One copy needs no list.
+        // A single copy needs no list.
         let pipeline_copies = if ranks.len() > 1 { ranks } else { vec![] };
         Self {
             pipeline_copies,
@@ -237,7 +237,7 @@ impl ModelBuilder {
         }
     }
 
-    /// The same builder, for the parameters of a pipeline stage.
+    /// Returns this builder for the parameters of a pipeline stage.
     pub fn in_stage(&self, stage: usize) -> Self {
         Self {
             stage,
@@ -245,47 +245,47 @@ impl ModelBuilder {
         }
     }
 
-    /// The process groups.
+    /// Returns the process groups.
     pub fn groups(&self) -> &ParallelContext {
         &self.groups
     }
 
-    /// The device of the parameters.
+    /// Returns the device of the parameters.
     pub fn device(&self) -> &Device {
         &self.shared.device
     }
 
-    /// The type of the parameters.
+    /// Returns the data type of the parameters.
     pub fn dtype(&self) -> DType {
         self.shared.dtype
     }
 
-    /// This rank's place on the tensor axis.
+    /// Returns this rank's position on the tensor axis.
     pub fn place(&self) -> AxisRank {
         self.groups.place()
     }
 
-    /// The path of the module.
+    /// Returns the path of the module.
     pub fn path(&self) -> &str {
         &self.path
     }
 
-    /// The position of the dropout streams.
+    /// Returns the position of the dropout streams.
     pub fn position(&self) -> &DropoutPosition {
         &self.shared.position
     }
 
-    /// The seed of the model.
+    /// Returns the seed of the model.
     pub(super) fn seed(&self) -> u64 {
         self.shared.seed
     }
 
-    /// The key of the module's random stream.
+    /// Returns the key of the random stream of the module.
     pub fn stream_key(&self) -> u64 {
         stream_key(self.shared.seed, &self.path)
     }
 
-    /// A configuration error of the module.
+    /// Creates a configuration error of the module.
     pub fn error(&self, message: impl Into<String>) -> BuildError {
         BuildError::Config {
             path: self.path.clone(),
@@ -293,7 +293,7 @@ impl ModelBuilder {
         }
     }
 
-    /// Creates and declares the parameter in field `name`.
+    /// Creates and declares the parameter in the field `name`.
     pub fn parameter<const D: usize>(
         &self,
         name: &str,
@@ -337,12 +337,12 @@ impl ModelBuilder {
         self.shared.declared.lock().push(entry);
     }
 
-    /// Finishes the model: checks that the declared parameters are those of the module.
+    /// Finishes the model. Checks that the declared parameters are the parameters of the module.
     ///
     /// # Errors
     ///
-    /// [`TableError`](super::TableError) if a parameter was not created by the builder, not under its path in the
-    /// module, or with an [inconsistent](ParameterEntry::check) declaration.
+    /// [`TableError`](super::TableError) if a parameter was not created by the builder, if its path differs from its
+    /// path in the module, or if its declaration is [inconsistent](ParameterEntry::check).
     pub fn finish<M: Module>(self, module: M) -> Result<ParallelModule<M>, BuildError> {
         let declared = self.shared.declared.lock().clone();
         let table = ParameterTable::new(&module, declared, self.groups.mesh_rank())?;

@@ -18,7 +18,7 @@ use super::{
 use crate::kernel_selection::Operation;
 use crate::mesh::Axis;
 
-/// The kind of normalisation.
+/// The kind of normalization.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum NormKind {
@@ -31,26 +31,26 @@ pub enum NormKind {
 /// Configuration of a [`Norm`].
 #[derive(Config, Debug)]
 pub struct NormConfig {
-    /// The kind of normalisation.
+    /// The kind of normalization.
     pub kind: NormKind,
-    /// Features.
+    /// The number of features.
     pub hidden: usize,
-    /// Added to the variance.
+    /// The constant that is added to the variance.
     pub epsilon: f64,
-    /// Whether the weight is stored as its difference from 1, so that weight decay pulls it to 1.
+    /// Whether the weight is stored as its difference from 1, so that weight decay pulls the factor towards 1.
     #[config(default = false)]
     pub zero_centered: bool,
 }
 
 /// LayerNorm or RMSNorm of `[batch, seq, hidden]`.
 ///
-/// Under sequence parallelism each rank normalises its part of the sequence, so the gradients of
-/// weight and bias are summed over the tensor axis.
+/// Under sequence parallelism each rank normalizes its part of the sequence, so the gradients of the weight and the
+/// bias are summed over the tensor axis.
 #[derive(Module, Debug)]
 pub struct Norm {
-    /// `[hidden]`; initially a factor of 1.
+    /// The weight `[hidden]`, initialized to a factor of 1.
     pub weight: Param<Tensor<1>>,
-    /// `[hidden]`; initially 0; LayerNorm only.
+    /// The bias `[hidden]`, initialized to 0. LayerNorm only.
     pub bias: Option<Param<Tensor<1>>>,
     #[module(skip)]
     options: NormOptions,
@@ -67,7 +67,7 @@ impl NormConfig {
         self.init_with(|spec| spec.with_sum_over(sum_over), builder)
     }
 
-    /// The same with this placement on the tensor axis.
+    /// Builds the norm with this placement on the tensor axis.
     pub(super) fn init_placed(&self, placement: Placement, builder: &ModelBuilder) -> Norm {
         let placed = |spec: ParameterSpec<1>| spec.with_placement(Axis::Tensor, placement.clone());
         self.init_with(placed, builder)
@@ -92,13 +92,14 @@ impl NormConfig {
         }
     }
 
-    /// The norm of a residual stream whose output a linear layer reads, in the backward too unless the settings of
-    /// recomputation name [`RecomputeModule::Norm`]: see [`ParallelAttention::forward_normalized`](super::ParallelAttention::forward_normalized) and
-    /// [`ParallelMlp::forward_normalized`](super::ParallelMlp::forward_normalized).
+    /// Builds a norm of a residual stream whose output is the input of a linear layer. See
+    /// [`ParallelAttention::forward_normalized`](super::ParallelAttention::forward_normalized) and
+    /// [`ParallelMlp::forward_normalized`](super::ParallelMlp::forward_normalized). The norm is recomputed in the
+    /// backward if the recompute settings contain [`RecomputeModule::Norm`].
     ///
     /// # Errors
     ///
-    /// [`BuildError::Config`] if they do, and the norm is not fused.
+    /// [`BuildError::Config`] if the norm is to be recomputed but is not fused.
     pub fn init_for_linear(&self, builder: &ModelBuilder) -> Result<Norm, BuildError> {
         let region = builder.recompute_fused(RecomputeModule::Norm, Operation::Norm)?;
         Ok(Norm {
@@ -109,7 +110,7 @@ impl NormConfig {
 }
 
 impl Norm {
-    /// `[batch, seq, hidden]` to the same.
+    /// Normalizes `[batch, seq, hidden]` and returns the same shape.
     pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
         let options = self.options;
         if self.fused {
@@ -126,7 +127,7 @@ impl Norm {
         }
     }
 
-    /// The sum of a residual stream and its branch, normalised, and the sum.
+    /// Adds the branch to the residual stream. Returns the normalized sum, and the sum.
     pub fn forward_add(&self, x: Residual) -> (Tensor<3>, Tensor<3>) {
         if !self.fused {
             let sum = x.sum();
@@ -137,8 +138,8 @@ impl Norm {
         stream.normalise(self.kind(), weight, bias, self.options)
     }
 
-    /// Returns `body` of the normalized stream, recomputed as `region` says, and the stream. Where the norm is
-    /// [recomputed](NormConfig::init_for_linear) too, it is a part of the region, which keeps the stream alone.
+    /// Applies `body` to the normalized stream in `region`. Returns its output and the sum of the stream. If the norm
+    /// is [recomputed](NormConfig::init_for_linear) too, it is part of the region, which then keeps only the stream.
     pub(super) fn run_in(
         &self,
         region: &RecomputeRegion,
@@ -157,13 +158,13 @@ impl Norm {
         (y, stream)
     }
 
-    /// Whether the output is computed again in the backward of the micro-batch that goes forward.
+    /// Returns whether the norm is recomputed in the backward of the current micro-batch.
     pub(super) fn is_recomputed(&self) -> bool {
         self.region.is_active()
     }
 
-    /// Returns the product of the normalized stream, which is not kept for the backward, and the sum of the stream.
-    /// `operands` gets the tensor to which parameters are anchored.
+    /// Returns a matrix product of the normalized stream, and the sum of the stream. The normalized stream is not
+    /// kept for the backward. `operands` gets the tensor to which parameters are anchored.
     pub(super) fn product<'a>(
         &self,
         x: Residual,

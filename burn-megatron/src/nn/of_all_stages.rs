@@ -1,11 +1,11 @@
-//! Gathers information of the ranks of a pipeline about their own stages.
+//! Gathers information about all pipeline stages.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::comm::{CommError, ParallelContext, all_gather_bytes};
 
-/// The entries of this rank's stages and of all others, by stage. Collective over the pipeline axis.
+/// Gathers the entries of all pipeline ranks, sorted by stage. Collective over the pipeline axis.
 pub(super) fn of_all_stages<T: Serialize + DeserializeOwned>(
     own: &[T],
     stage: impl Fn(&T) -> usize,

@@ -8,15 +8,15 @@ use crate::mesh::{Axis, AxisSet, Grid};
 /// The specification of a parameter.
 #[derive(Clone, Debug)]
 pub struct ParameterSpec<const D: usize> {
-    /// The shape of the whole parameter.
+    /// The shape of the full parameter.
     pub shape: [usize; D],
     /// See [`ParameterEntry::grid`].
     pub grid: Grid,
     /// See [`ParameterEntry::placements`].
     pub placements: Placements,
-    /// Its initial values.
+    /// The initial values of the parameter.
     pub init: Init,
-    /// The axes of [`ParameterEntry::sum_over`] besides the data axes of the grid.
+    /// The axes of [`ParameterEntry::sum_over`] in addition to the data axes of the grid.
     pub sum_over: AxisSet,
     /// See [`ParameterEntry::decay`].
     pub decay: bool,
@@ -25,7 +25,7 @@ pub struct ParameterSpec<const D: usize> {
 }
 
 impl<const D: usize> ParameterSpec<D> {
-    /// A replicated parameter of the dense grid, decayed by the optimizer if it has two or more dimensions.
+    /// Creates a replicated parameter of the dense grid. Weight decay applies if it has two or more dimensions.
     pub fn new(shape: [usize; D], init: Init) -> Self {
         Self {
             shape,
@@ -38,7 +38,7 @@ impl<const D: usize> ParameterSpec<D> {
         }
     }
 
-    /// Declares that it is no matrix of a hidden layer, as of an embedding or the output.
+    /// Declares that the parameter is not a matrix of a hidden layer, such as an embedding or an output weight.
     pub fn not_hidden(mut self) -> Self {
         self.hidden = false;
         self
@@ -56,7 +56,7 @@ impl<const D: usize> ParameterSpec<D> {
         self
     }
 
-    /// Adds axes over which its gradient is summed, besides the data axes of the grid; `None` adds none.
+    /// Adds axes over which the gradient is summed, in addition to the data axes of the grid. `None` adds no axes.
     pub fn with_sum_over(mut self, axes: impl Into<AxisSet>) -> Self {
         self.sum_over = self.sum_over.union(axes.into());
         self

@@ -1,4 +1,4 @@
-//! The placement of a parameter on the axes of its grid. Pure values.
+//! The placement of a parameter on the axes of its grid.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -10,13 +10,13 @@ use crate::mesh::{Axis, AxisRank, AxisSet};
 /// The placement of a parameter on one axis.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Placement {
-    /// Every rank has the whole parameter.
+    /// Every rank has the full parameter.
     Replicated,
     /// Each rank has a part of each section of `dim`.
     Split {
         /// The split dimension.
         dim: usize,
-        /// The sections along `dim`, in order; each is split on its own.
+        /// The sections along `dim`, in order. Each section is split separately.
         sections: Vec<Section>,
     },
 }
@@ -24,27 +24,27 @@ pub enum Placement {
 /// A range of a split dimension, such as the queries, the keys or the values of a fused QKV weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Section {
-    /// Its size in the whole parameter.
+    /// The size of the section in the full parameter.
     pub size: usize,
-    /// The number of parts. With fewer parts than ranks, adjacent ranks hold replicas of the same part
-    /// (the keys and values of grouped-query attention with few groups).
+    /// The number of parts. If there are fewer parts than ranks, adjacent ranks hold replicas of the same part. This
+    /// happens to the keys and values of grouped-query attention with few groups.
     pub parts: usize,
 }
 
 impl Section {
-    /// The part of this section on the rank at `place`, relative to the section.
+    /// Returns the part of this section on the rank at `place`, relative to the section.
     pub fn range(&self, place: AxisRank) -> Range<usize> {
         let len = self.size / self.parts;
         let part = place.index * self.parts / place.size;
         part * len..(part + 1) * len
     }
 
-    /// The number of ranks that hold the same part.
+    /// Returns the number of ranks that hold the same part.
     pub fn replicas(&self, ranks: usize) -> usize {
         ranks / self.parts
     }
 
-    /// Whether the rank at `place` is the first with its part.
+    /// Returns whether the rank at `place` is the first rank with its part.
     pub fn is_first_replica(&self, place: AxisRank) -> bool {
         place.index.is_multiple_of(self.replicas(place.size))
     }
@@ -53,16 +53,16 @@ impl Section {
 /// The part of a section on one rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LocalSection {
-    /// Its range of the whole dimension, which may end beyond a padded parameter.
+    /// The range of the part in the full dimension. It may end beyond a padded parameter.
     pub whole: Range<usize>,
-    /// Its range of the rank's local dimension.
+    /// The range of the part in the local dimension of the rank.
     pub local: Range<usize>,
     /// The section.
     pub section: Section,
 }
 
 impl Placement {
-    /// One section along `dim`, split over all ranks.
+    /// Splits a single section along `dim` over all ranks.
     pub fn split(dim: usize, size: usize, ranks: usize) -> Self {
         Self::Split {
             dim,
@@ -70,7 +70,7 @@ impl Placement {
         }
     }
 
-    /// The parts of the sections on the rank at `place`, in order. Empty for a replicated parameter.
+    /// Returns the parts of the sections on the rank at `place`, in order. Empty for a replicated parameter.
     pub fn local_sections(&self, place: AxisRank) -> Vec<LocalSection> {
         let Self::Split { sections, .. } = self else {
             return vec![];
@@ -91,14 +91,14 @@ impl Placement {
     }
 }
 
-/// The placement of a parameter on each axis; on an axis that is not named it is replicated.
+/// The placement of a parameter on each axis. It is replicated on axes that are not listed.
 ///
-/// `Placements::from((Axis::Tensor, Placement::split(1, 8, 2)))`. Axes split different dimensions.
+/// Example: `Placements::from((Axis::Tensor, Placement::split(1, 8, 2)))`. Axes must split different dimensions.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Placements(BTreeMap<Axis, Placement>);
 
 impl Placements {
-    /// The same with another placement on `axis`.
+    /// Sets the placement on `axis`.
     pub fn with(mut self, axis: Axis, placement: Placement) -> Self {
         match placement {
             Placement::Replicated => self.0.remove(&axis),
@@ -107,12 +107,12 @@ impl Placements {
         self
     }
 
-    /// The placement on `axis`.
+    /// Returns the placement on `axis`.
     pub fn on(&self, axis: Axis) -> &Placement {
         self.0.get(&axis).unwrap_or(&Placement::Replicated)
     }
 
-    /// The axes along which the parameter is split, each with the dimension and its sections.
+    /// Returns the axes along which the parameter is split, each with the dimension and its sections.
     pub fn splits(&self) -> impl Iterator<Item = (Axis, usize, &[Section])> {
         self.0
             .iter()
@@ -122,14 +122,14 @@ impl Placements {
             })
     }
 
-    /// The axes along which the parameter is split.
+    /// Returns the axes along which the parameter is split.
     pub fn split_axes(&self) -> AxisSet {
         self.splits().map(|(axis, ..)| axis).collect()
     }
 
-    /// The shape of the part of a parameter of `shape` on the rank that is at `on(axis)` on each axis.
+    /// Returns the local shape of a parameter of `shape`. `on(axis)` is the position of the rank on an axis.
     ///
-    /// The sections are longer than a padded parameter: see
+    /// With padding, the sections are longer than the parameter: see
     /// [`ParameterEntry::shape`](super::ParameterEntry::shape).
     pub fn local_shape(&self, shape: &[usize], on: impl Fn(Axis) -> AxisRank) -> Vec<usize> {
         let ranges = self.ranges(shape, on);
@@ -137,7 +137,8 @@ impl Placements {
         ranges.iter().map(len).collect()
     }
 
-    /// The elements of a whole parameter on the rank that is at `on(axis)` on each axis; padding is zero.
+    /// Returns the elements of a full parameter on a rank. `on(axis)` is the position of the rank on an axis. Padding
+    /// is zero.
     pub fn part<T: Copy + Default>(
         &self,
         shape: &[usize],
@@ -153,8 +154,9 @@ impl Placements {
         part
     }
 
-    /// Assembles a parameter from the parts of the ranks that differ on the split axes, each with where it is
-    /// on an axis; padding beyond `shape` is dropped. Of several whole parameters the first counts.
+    /// Assembles a parameter from the parts of the ranks that differ on the split axes. Each part comes with the
+    /// position of its rank on an axis. Padding beyond `shape` is dropped. For a replicated parameter the first part
+    /// is used.
     pub fn assemble<'a, T: Copy + Default + 'a, F: Fn(Axis) -> AxisRank>(
         &self,
         shape: &[usize],
@@ -191,7 +193,7 @@ impl Placements {
             last: last.unwrap_or(0),
         };
         match shape {
-            // A scalar is one run.
+            // A scalar is a single run.
             [] => visit(ContiguousRun {
                 at: Some(0),
                 len: 1,
@@ -201,7 +203,7 @@ impl Placements {
         }
     }
 
-    /// The ranges of each dimension on a rank, in their local order.
+    /// Returns the ranges of each dimension on a rank, in local order.
     fn ranges(&self, shape: &[usize], on: impl Fn(Axis) -> AxisRank) -> Vec<Vec<Range<usize>>> {
         let whole = |size: &usize| std::iter::once(0..*size).collect();
         let mut ranges: Vec<Vec<_>> = shape.iter().map(whole).collect();
@@ -222,26 +224,26 @@ impl From<(Axis, Placement)> for Placements {
 /// Elements that are contiguous both in the whole parameter and in a rank's part.
 #[derive(Debug, PartialEq)]
 pub(super) struct ContiguousRun {
-    /// Its offset in the whole parameter; `None` if the run is padding only.
+    /// The offset of the run in the full parameter; `None` if the run is only padding.
     pub at: Option<usize>,
-    /// Its elements in the whole parameter.
+    /// The number of elements in the full parameter.
     pub len: usize,
-    /// Its elements in the part; more than `len` if it ends with padding.
+    /// The number of elements in the part. It exceeds `len` if the run ends with padding.
     pub padded_len: usize,
 }
 
-/// The walk over the elements of a rank's part.
+/// A traversal of the elements of a rank's part.
 struct Walk<'a> {
     shape: &'a [usize],
-    /// The rank's ranges of each dimension.
+    /// The ranges of the rank in each dimension.
     ranges: &'a [Vec<Range<usize>>],
-    /// The last split dimension: what follows is contiguous.
+    /// The last split dimension. The dimensions after it are contiguous.
     last: usize,
 }
 
 impl Walk<'_> {
-    /// Walks the dimensions from `dim` on. `row` is the index so far, flat over the dimensions before, and
-    /// `None` in padding.
+    /// Visits the dimensions from `dim` on. `row` is the flat index over the previous dimensions, or `None` in
+    /// padding.
     fn dim(&self, dim: usize, row: Option<usize>, visit: &mut impl FnMut(ContiguousRun)) {
         let size = self.shape[dim];
         if dim < self.last {
@@ -270,7 +272,7 @@ impl Walk<'_> {
 mod tests {
     use super::*;
 
-    /// The parts of 0, 1, 2, ... on each rank.
+    /// Returns the parts of 0, 1, 2, ... on each rank.
     fn parts(placements: &Placements, shape: &[usize], ranks: usize) -> Vec<Vec<i32>> {
         let whole: Vec<i32> = (0..shape.iter().product::<usize>() as i32).collect();
         let part = |index| placements.part(shape, &whole, |_| AxisRank { index, size: ranks });
@@ -302,7 +304,7 @@ mod tests {
 
     #[test]
     fn sections_are_split_one_by_one_and_can_be_replicated() {
-        // Four query heads and two groups of keys and values over four ranks.
+        // Four query heads, and two groups of keys and values, over four ranks.
         let q = Section { size: 4, parts: 4 };
         let kv = Section { size: 2, parts: 2 };
         let placements = on_tensor(Placement::Split {

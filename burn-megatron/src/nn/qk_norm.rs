@@ -11,22 +11,22 @@ use super::{
 };
 use crate::collective::{self, Comm};
 
-/// The extent of a norm of queries and keys.
+/// The features over which queries and keys are normalized.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum QkNorm {
-    /// Each head by itself, with one weight for all, as in Qwen 3.
+    /// Each head separately, with one weight for all heads, as in Qwen 3.
     Heads,
-    /// All heads of a token together, as in OLMoE: the mean square is that of all tensor ranks.
+    /// All heads of a token together, as in OLMoE. The mean square is computed over all tensor ranks.
     Whole,
 }
 
-/// RMSNorm of queries and keys, before rotary positions.
+/// Configuration of the RMSNorm of queries and keys, before rotary positions.
 #[derive(Config, Debug)]
 pub struct QkNormConfig {
-    /// The extent of the norm.
+    /// The features over which the norm is computed.
     pub kind: QkNorm,
-    /// Added to the mean square.
+    /// The constant that is added to the mean square.
     pub epsilon: f64,
     /// Whether the weight is stored as its difference from 1.
     #[config(default = false)]
@@ -34,7 +34,7 @@ pub struct QkNormConfig {
 }
 
 impl QkNormConfig {
-    /// The norm of the queries or of the keys, the units of this section.
+    /// Builds the norm of the queries or of the keys. `units` is their output section.
     pub(super) fn init(
         &self,
         units: &OutputSection,
@@ -62,7 +62,7 @@ impl QkNormConfig {
         }
     }
 
-    /// The norms over all tensor ranks; none if each is computed on a rank by itself.
+    /// Returns the norms over all tensor ranks, or `None` if each rank computes its norms separately.
     pub(super) fn over_ranks(
         &self,
         units: [&OutputSection; 2],
@@ -85,7 +85,7 @@ impl QkNormConfig {
 /// RMSNorm of queries and keys, whose features are split over tensor ranks.
 #[derive(Clone, Debug)]
 pub(super) struct WholeNorm {
-    /// Of queries and keys.
+    /// The sections of the queries and of the keys.
     sections: [Section; 2],
     epsilon: f64,
     zero_centered: bool,
@@ -93,10 +93,11 @@ pub(super) struct WholeNorm {
 }
 
 impl WholeNorm {
-    /// `x / sqrt(mean of x^2 + epsilon) * weight` of queries and keys, `[batch, seq, features]` of this rank; the means
-    /// are those of all ranks. One collective each way.
+    /// Computes `x / sqrt(mean of x^2 + epsilon) * weight` for this rank's queries and keys, each
+    /// `[batch, seq, features]`. The means are computed over all ranks. The forward and the backward have one
+    /// collective each.
     ///
-    /// A rank's gradients of the means are those of its heads, so they are summed too.
+    /// The gradients of the means on a rank only cover its heads, so they are summed over the ranks too.
     pub fn forward(&self, parts: [Tensor<3>; 2], norms: [&Norm; 2]) -> [Tensor<3>; 2] {
         let dtype = parts[0].dtype();
         let wide = wide(dtype);

@@ -1,23 +1,23 @@
-//! The real tokens of a batch, as opposed to padding.
+//! The real tokens of a batch, which are the tokens that are not padding.
 
 use std::sync::Arc;
 
 use super::context::SequenceShard;
 
-/// The tokens of a batch in which some are padding: they only fill the rows.
+/// The real tokens of a batch with padding.
 ///
-/// Padding has no loss, and no real token attends to it. Routers of experts leave it out: see
+/// Padding has no loss, and no real token attends to it. Expert routers ignore it: see
 /// [`RoutedTokens`](super::moe::RoutedTokens).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RealTokens {
-    /// For each token of this rank, row by row.
+    /// Whether each token of this rank is real, row by row.
     is_real: Vec<bool>,
     /// The number of real tokens in each row, over all ranks that share the rows.
     in_rows: Vec<usize>,
 }
 
 impl RealTokens {
-    /// Returns the real tokens of `rows` whole rows, or `None` if no token is padding.
+    /// Returns the real tokens of `rows` complete rows, or `None` if no token is padding.
     ///
     /// # Panics
     ///
@@ -36,7 +36,7 @@ impl RealTokens {
         Some(Arc::new(Self { is_real, in_rows }))
     }
 
-    /// Returns the part of one rank of a context group.
+    /// Returns the part of this rank of a context group.
     pub fn part(&self, shard: &SequenceShard) -> Arc<Self> {
         Arc::new(Self {
             is_real: shard.part(&self.is_real),
@@ -44,13 +44,13 @@ impl RealTokens {
         })
     }
 
-    /// Returns for each token of this rank, row by row, whether it is real.
+    /// Returns whether each token of this rank is real, row by row.
     pub fn is_real(&self) -> &[bool] {
         &self.is_real
     }
 
-    /// Returns the number of real tokens of each document of whole rows. `ends` are the ends of the documents in the
-    /// concatenated rows; without `real` no token is padding.
+    /// Returns the number of real tokens of each document in complete rows. `ends` are the ends of the documents in
+    /// the concatenated rows. `None` for `real` means that no token is padding.
     pub(super) fn in_documents(real: Option<&Self>, ends: &[usize]) -> Vec<usize> {
         let mut start = 0;
         let of_document = |&end: &usize| {

@@ -1,4 +1,5 @@
-//! Modules of Burn in a model: replicated on every rank of their stage, with the same initial values in every layout.
+//! Burn modules in a model. They are replicated on every rank of their stage, with the same initial values in every
+//! layout.
 
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{Device, Tensor};
@@ -9,17 +10,17 @@ use super::init::stream_key;
 use super::model_builder::placeholder;
 use super::{ModelBuilder, ParameterEntry};
 
-/// Burn's random generators belong to the process, and ranks may be threads of one.
+/// Guards Burn's random generators, which are global to the process. Ranks may be threads of one process.
 static GENERATOR: Mutex<()> = Mutex::new(());
 
 impl ModelBuilder {
-    /// Builds a module that is not ours, such as one of burn-nn, and declares its parameters, which are replicated on
-    /// every rank of the pipeline stage and decayed by the optimizer if they have two or more dimensions.
+    /// Builds a module of another crate, such as burn-nn, and declares its parameters. The parameters are replicated
+    /// on every rank of the pipeline stage. Weight decay applies to parameters with two or more dimensions.
     ///
-    /// The values are those of the module's own initializers. Burn's generator is seeded for each parameter from the
-    /// seed of the model and its path, so that they depend on neither the layout nor the rank. The forward of the
-    /// module must not draw random numbers (use [`Dropout`](super::Dropout) of this library). Running states, such as the
-    /// mean of a batch norm, are averaged over the data axis where they are saved.
+    /// The initializers of the module supply the values. Burn's generator is seeded for each parameter from the model
+    /// seed and the parameter path, so that the values do not depend on the layout or the rank. The forward of the
+    /// module must not draw random numbers (use the [`Dropout`](super::Dropout) of this crate). Running states, such
+    /// as the mean of a batch norm, are averaged over the data axis when they are saved.
     ///
     /// ```
     /// # use burn::nn::LayerNormConfig;
@@ -34,7 +35,7 @@ impl ModelBuilder {
         let _guard = GENERATOR.lock();
         // A recording draws no values.
         if !record::is_recording() {
-            // For parameters that are drawn here already; most are drawn when their value is first read.
+            // Seeds parameters that are drawn immediately. Most are drawn when their value is first read.
             self.device().seed(self.stream_key());
         }
         let module = init(self.device());
@@ -48,7 +49,7 @@ impl ModelBuilder {
 /// Initializes and declares each parameter.
 struct Declare<'a> {
     builder: &'a ModelBuilder,
-    /// Below the builder's path.
+    /// The path below the path of the builder.
     path: Vec<String>,
 }
 
@@ -70,7 +71,7 @@ impl ModuleMapper for Declare<'_> {
             placeholder(shape.dims(), options)
         } else {
             builder.device().seed(stream_key(builder.seed(), &path));
-            // Read at once: a lazy device would draw the values later, with another seed.
+            // The values are read immediately. A lazy device would draw them later, with another seed.
             Tensor::from_data(param.val().into_data(), options)
         };
         builder.declare(ParameterEntry {

@@ -1,4 +1,4 @@
-//! A linear layer that every rank of the tensor axis holds whole.
+//! A linear layer that is replicated on every rank of the tensor axis.
 
 use burn::config::Config;
 use burn::module::{Module, Param};
@@ -14,9 +14,9 @@ use crate::mesh::Axis;
 /// Configuration of a [`ReplicatedLinear`].
 #[derive(Config, Debug)]
 pub struct ReplicatedLinearConfig {
-    /// Input features.
+    /// The number of input features.
     pub input: usize,
-    /// Output features.
+    /// The number of output features.
     pub output: usize,
     /// The initial values of the weight.
     #[config(default = "Init::Normal(0.02)")]
@@ -28,7 +28,7 @@ impl ReplicatedLinearConfig {
     ///
     /// # Errors
     ///
-    /// [`BuildError`] if an 8-bit layer with this path exists.
+    /// [`BuildError`] if an FP8 layer with this path exists.
     pub fn init(&self, builder: &ModelBuilder) -> Result<ReplicatedLinear, BuildError> {
         let split = builder.sequence_parallel();
         let weight = ParameterSpec::new([self.input, self.output], self.init)
@@ -44,14 +44,14 @@ impl ReplicatedLinearConfig {
     }
 }
 
-/// `y = x W` with the same `W` on every rank of the tensor axis.
+/// A linear layer `y = x W` with the same `W` on every rank of the tensor axis.
 ///
-/// Under sequence parallelism each rank multiplies its part of the sequence, so that the gradient of the weight is summed
-/// over the tensor axis. Otherwise every rank has the same input, and what follows must give every rank the gradient of
-/// the whole output: [`collective::copy`](crate::collective::copy) does.
+/// Under sequence parallelism each rank multiplies its part of the sequence, and the gradient of the weight is summed
+/// over the tensor axis. Otherwise every rank has the same input. The next operation must then give every rank the
+/// gradient of the full output, as [`collective::copy`](crate::collective::copy) does.
 #[derive(Module, Debug)]
 pub struct ReplicatedLinear {
-    /// `[in, out]`
+    /// The weight: `[in, out]`.
     pub weight: Param<Tensor<2>>,
     fp8: Option<Fp8Layer>,
     #[module(skip)]
@@ -59,7 +59,7 @@ pub struct ReplicatedLinear {
 }
 
 impl ReplicatedLinear {
-    /// `[batch, seq, in]` to `[batch, seq, out]`; `seq / tensor` tokens under sequence parallelism.
+    /// Maps `[batch, seq, in]` to `[batch, seq, out]`. Under sequence parallelism there are `seq / tensor` tokens.
     pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
         let operands = LinearOperands {
             fp8: self.fp8.as_ref(),

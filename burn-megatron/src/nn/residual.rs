@@ -1,4 +1,4 @@
-//! A residual stream whose last addition is left to the norm that follows.
+//! A residual stream whose last addition is fused into the following norm.
 
 use burn::tensor::Tensor;
 use burn_megatron_kernels::column_sum::bias_gradient;
@@ -9,11 +9,11 @@ use burn_megatron_kernels::norm::StreamNorm;
 use super::forward_context::is_tracked;
 use super::unsaved::identity;
 
-/// A residual stream `[batch, seq, hidden]`, and the output of a branch with its bias that is still to be added.
+/// A residual stream `[batch, seq, hidden]` with the output and the bias of a branch that is still to be added.
 ///
-/// [`Dropout::forward_add`](super::Dropout::forward_add) returns it, at the end of a branch.
-/// [`Norm::forward_add`](super::Norm::forward_add) adds and normalises in one operation, which may be in the next
-/// block; where no norm follows, as at the end of a pipeline stage, [`sum`](Self::sum) adds.
+/// [`Dropout::forward_add`](super::Dropout::forward_add) returns a `Residual` at the end of a branch.
+/// [`Norm::forward_add`](super::Norm::forward_add), which may be in the next block, adds and normalizes in one
+/// operation. If no norm follows, as at the end of a pipeline stage, call [`sum`](Self::sum).
 ///
 /// ```
 /// use burn::tensor::Tensor;
@@ -27,31 +27,31 @@ use super::unsaved::identity;
 /// }
 /// ```
 ///
-/// Dropping it loses the branch, whose bias then has no gradient.
+/// If a `Residual` is dropped, the branch is lost and its bias has no gradient.
 #[derive(Debug)]
 #[must_use]
 pub struct Residual {
     pub(super) stream: Tensor<3>,
     pub(super) branch: Option<Branch>,
-    /// A bias in the stream whose gradient the next norm computes.
+    /// A bias that is included in the stream. The next norm computes its gradient.
     pub(super) added_bias: Option<Parameter>,
 }
 
 /// The output of a branch `[batch, seq, hidden]`, and its bias `[hidden]`.
 ///
-/// The value of the bias was read where the branch ran: under full sharding its block may be resharded since.
+/// The bias is read when the branch runs, because under full sharding its block may be resharded afterwards.
 #[derive(Debug)]
 pub(super) struct Branch {
     pub output: Tensor<3>,
     pub bias: Option<BranchBias>,
 }
 
-/// A bias that is added to the stream with its branch.
+/// A bias that is added to the stream together with its branch.
 #[derive(Debug)]
 pub(super) struct BranchBias {
     pub parameter: Parameter,
-    /// For what computes the gradient after the addition; it does not keep the value alive. None: the gradient goes
-    /// through the graph.
+    /// The bias for the operation that computes its gradient after the addition. It does not keep the value alive.
+    /// `None`: the gradient goes through the graph.
     pub of_gradient: Option<Parameter>,
 }
 
@@ -62,7 +62,7 @@ impl From<Tensor<3>> for Residual {
 }
 
 impl Residual {
-    /// The stream, with the branch added to it: `(output + bias) + stream`.
+    /// Returns the stream with the branch added: `(output + bias) + stream`.
     pub fn sum(self) -> Tensor<3> {
         let stream = self.stream;
         match (self.branch, self.added_bias) {
@@ -82,10 +82,11 @@ impl Residual {
         }
     }
 
-    /// The sum, and the bias of the branch: [`from_parts`](Self::from_parts) of both is the same stream for a norm.
+    /// Returns the sum and the bias of the branch. [`from_parts`](Self::from_parts) creates the same stream for a
+    /// norm.
     ///
-    /// A recomputed region keeps its input, so that it begins and ends with a sum. The gradients have the bits of one
-    /// stream that was not divided: the kernel of the norm that follows sums that of the bias.
+    /// A recomputed region keeps its input, so it begins and ends with a sum. The gradients are bit-identical to the
+    /// gradients of an undivided stream, because the kernel of the following norm sums the gradient of the bias.
     pub(super) fn into_parts(self) -> (Tensor<3>, Option<Parameter>) {
         match self.branch {
             None => (self.stream, self.added_bias),
@@ -107,7 +108,7 @@ impl Residual {
         }
     }
 
-    /// The operands of a fused norm.
+    /// Returns the operands of a fused norm.
     pub(super) fn for_norm(self) -> StreamNorm<3> {
         match self.branch {
             Some(Branch { output, bias }) => StreamNorm {
@@ -116,7 +117,7 @@ impl Residual {
                 x_bias: bias.map(|bias| bias.parameter),
             },
             None => StreamNorm {
-                // In a first pass there is no gradient to compute.
+                // A first pass computes no gradient.
                 x_bias: self.added_bias.filter(|_| is_tracked(&self.stream)),
                 x: self.stream,
                 residual: None,
@@ -124,7 +125,7 @@ impl Residual {
         }
     }
 
-    /// The stream of a sum, and the bias in it whose gradient is left to a norm.
+    /// Creates the stream of a sum, and the bias in it whose gradient a norm computes.
     pub(super) fn from_parts(sum: Tensor<3>, added_bias: Option<Parameter>) -> Self {
         Self {
             stream: sum,

@@ -18,20 +18,20 @@ use crate::mesh::{Axis, split_evenly};
 /// Configuration of a [`RowParallelLinear`].
 #[derive(Config, Debug)]
 pub struct RowParallelLinearConfig {
-    /// Input features, over all ranks.
+    /// The number of input features, over all ranks.
     pub input: usize,
-    /// Output features.
+    /// The number of output features.
     pub output: usize,
-    /// The initial values of the weight; those of the bias are 0.
+    /// The initial values of the weight. The bias is initialized to 0.
     #[config(default = "Init::Normal(0.02)")]
     pub init: Init,
     /// Whether the layer has a bias.
     #[config(default = true)]
     pub bias: bool,
-    /// Whether the input is split over the ranks, or replicated.
+    /// Whether the input is already split over the ranks. Otherwise it is replicated.
     #[config(default = true)]
     pub input_is_split: bool,
-    /// The kind of layer, if it may have an adapter.
+    /// The LoRA target of the layer, if it may have an adapter.
     pub target: Option<LoraTarget>,
 }
 
@@ -40,15 +40,16 @@ impl RowParallelLinearConfig {
     ///
     /// # Errors
     ///
-    /// [`BuildError`] if the input features cannot be split over the tensor axis, or if an 8-bit layer with
-    /// this path exists.
+    /// [`BuildError`] if the input features cannot be split over the tensor axis, or if an FP8 layer with this path
+    /// exists.
     pub fn init(&self, builder: &ModelBuilder) -> Result<RowParallelLinear, BuildError> {
         let ranks = builder.place().size;
         split_evenly("input features", self.input, Axis::Tensor, ranks)?;
         let lora = row_adapters(builder, [self.input, self.output], self.target)?;
         let weight = ParameterSpec::new([self.input, self.output], self.init)
             .with_placement(Axis::Tensor, Placement::split(0, self.input, ranks));
-        // Added after the reduction, so to this rank's part of the sequence under sequence parallelism.
+        // The bias is added after the reduction, so under sequence parallelism only to this rank's part of the
+        // sequence.
         let bias = ParameterSpec::new([self.output], Init::Constant(0.0))
             .with_sum_over(builder.sequence_parallel().then_some(Axis::Tensor));
         let fp8 = builder.fp8_layer(SplitOperands {
@@ -69,16 +70,16 @@ impl RowParallelLinearConfig {
     }
 }
 
-/// `y = x W + b` with the rows of `W` split over the tensor axis; `b` is added after the sum.
+/// A linear layer `y = x W + b` with the rows of `W` split over the tensor axis. `b` is added after the reduction.
 ///
-/// On one rank this is the plain linear layer.
+/// On one rank this is an ordinary linear layer.
 #[derive(Module, Debug)]
 pub struct RowParallelLinear {
     /// This rank's rows: `[in / tensor, out]`.
     pub weight: Param<Tensor<2>>,
-    /// The same on every rank: `[out]`.
+    /// The bias `[out]`, which is the same on every rank.
     pub bias: Option<Param<Tensor<1>>>,
-    /// Its adapter.
+    /// The LoRA adapter of the layer.
     pub lora: Option<LoraAdapters>,
     fp8: Option<Fp8Layer>,
     #[module(skip)]
@@ -87,7 +88,7 @@ pub struct RowParallelLinear {
     input_is_split: bool,
     #[module(skip)]
     sequence_parallel: bool,
-    /// The tensor axis, where the output is summed chunk by chunk.
+    /// The tensor axis, if the output is summed in chunks.
     #[module(skip)]
     overlapped: Option<TpCommOverlapGroup>,
     #[module(skip)]
@@ -95,13 +96,13 @@ pub struct RowParallelLinear {
 }
 
 impl RowParallelLinear {
-    /// `[batch, seq, in / tensor]` to `[batch, seq, out]`, or to `[batch, seq / tensor, out]`
+    /// Applies the layer to `[batch, seq, in / tensor]`. Returns `[batch, seq, out]`, or `[batch, seq / tensor, out]`
     /// under sequence parallelism.
     pub fn forward(&self, x: impl Into<LinearInput>) -> Tensor<3> {
         self.with_bias(self.product(x))
     }
 
-    /// Returns the property that keeps the product from reading GELU that a product has computed, if there is one.
+    /// Returns the property that prevents the product from reading a GELU of another product, if there is one.
     pub(super) fn epilogue_obstacle(&self) -> Option<&'static str> {
         let operands = self.operands(self.overlapped.clone());
         operands.epilogue_obstacle(self.lora.is_some())
@@ -119,19 +120,19 @@ impl RowParallelLinear {
         }
     }
 
-    /// The output before the bias, and the bias, for an operation that adds it.
+    /// Returns the output before the bias, and the bias. The caller adds the bias in a fused operation.
     pub fn forward_without_bias(&self, x: impl Into<LinearInput>) -> (Tensor<3>, Option<Bias>) {
         let y = self.product(x);
         let bias = self.bias_of(&y);
         (y, bias)
     }
 
-    /// The bias of this product.
+    /// Returns the bias of this product.
     pub(super) fn bias_of(&self, y: &Tensor<3>) -> Option<Bias> {
         self.bias.as_ref().map(|bias| Bias::new(bias, y))
     }
 
-    /// The output before the bias.
+    /// Returns the output before the bias.
     pub(super) fn product(&self, x: impl Into<LinearInput>) -> Tensor<3> {
         match &self.overlapped {
             Some(group) => self.product_in(x.into(), Some(group.clone())),
@@ -139,16 +140,16 @@ impl RowParallelLinear {
         }
     }
 
-    /// The term of the output of this rank's rows, which is not [reduced](Self::reduced): a recomputed region ends with
-    /// it, so that the collective does not run again. Where the sum is computed chunk by chunk it is the output already,
-    /// which the second pass does not compute again.
+    /// Returns this rank's term of the output, before the [reduction](Self::reduced). A recomputed region ends with
+    /// this term, so that the collective does not run again. If the sum is computed in chunks, the result is the
+    /// complete output, which the second pass does not compute again.
     pub(super) fn partial(&self, x: impl Into<LinearInput>) -> Tensor<3> {
         let group = self.overlapped.clone();
         let group = group.map(TpCommOverlapGroup::ending_region);
         self.product_in(x.into(), group)
     }
 
-    /// The output before the bias where there is a group that sums it, otherwise the term of this rank.
+    /// Returns the output before the bias if `group` sums it, or else this rank's term.
     fn product_in(&self, x: LinearInput, group: Option<TpCommOverlapGroup>) -> Tensor<3> {
         let x = if self.input_is_split {
             x
@@ -160,7 +161,7 @@ impl RowParallelLinear {
         let Some(lora) = &self.lora else {
             return linear(x, operands);
         };
-        // Both products read it.
+        // Both products read the values.
         let x = x.into_values();
         if !is_sum {
             return linear(x.clone(), operands) + lora.delta(x);
@@ -180,7 +181,7 @@ impl RowParallelLinear {
         }
     }
 
-    /// The sum of the [terms](Self::partial) of the ranks, which is the output before the bias.
+    /// Returns the sum of the [terms](Self::partial) of the ranks, which is the output before the bias.
     pub(super) fn reduced(&self, partial: Tensor<3>) -> Tensor<3> {
         if self.overlapped.is_some() {
             partial

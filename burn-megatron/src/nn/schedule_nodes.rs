@@ -1,22 +1,24 @@
-//! The forward of a micro-batch in nodes, which are divided by exchanges between ranks.
+//! The forward of a micro-batch in nodes, which are separated by exchanges between ranks.
 //!
-//! A layer whose ranks exchange rows gives its forward as nodes: that of a [`MoeMlp`](super::moe::MoeMlp) ends a node
-//! where rows leave, and begins one where they arrive. The graph of autodiff is cut there, as it is between pipeline
-//! stages, so that the backward of a micro-batch runs node by node too. Between the start and the end of each exchange the
-//! engine runs a node of the other pass: the forward of one micro-batch and the backward of another hide each other's
-//! exchanges (Megatron-LM's combined 1F1B; DualPipe, arXiv:2412.19437). With `A` for attention, router and permutation, `E`
-//! for the experts, `D` and `C` for dispatch and combine, and a prime for the backward:
+//! A layer whose ranks exchange rows splits its forward into nodes. The forward of a [`MoeMlp`](super::moe::MoeMlp)
+//! ends a node when rows are sent, and begins a node when they arrive. The autodiff graph is cut there, as between
+//! pipeline stages, so that the backward of a micro-batch also runs node by node. Between the start and the end of
+//! each exchange the engine runs a node of the other pass. The forward of one micro-batch and the backward of another
+//! hide each other's exchanges (Megatron-LM's combined 1F1B; DualPipe, arXiv:2412.19437). In the diagram, `A` is
+//! attention, router and permutation, `E` are the experts, and `D` and `C` are dispatch and combine. A prime marks
+//! the backward:
 //!
 //! ```text
 //! compute   A     E' W'    E     A' W'
 //! exchange    C'  D     D'    C     C' of the layer before
 //! ```
 //!
-//! `W'` are the weight gradients of linear layers and experts, which are computed once the exchange that follows the input
-//! gradients is started; those of the last node, which has the loss, before. The first of them after `A'` is held until the
-//! numbers of rows of the next dispatch travel. Where none is held, as in the first layer, those travel under `E'`, and only
-//! `W'` is left for the rows: for all layers that would be later for the rows than need be.
-//! Everything else, such as a dense layer or a module of burn-nn, is a part of the node that it stands in.
+//! `W'` are the weight gradients of linear layers and experts. They are computed after the exchange that follows the
+//! input gradients has started. In the last node, which has the loss, they are computed before the exchange. The
+//! first weight gradient after `A'` is held until the row counts of the next dispatch are exchanged. If no weight
+//! gradient is held, as in the first layer, the row counts are exchanged during `E'`, and only `W'` overlaps the
+//! rows. Doing this in all layers would delay the rows unnecessarily. All other operations, such as dense layers or
+//! burn-nn modules, belong to the surrounding node.
 
 use std::fmt;
 use std::mem;
@@ -31,34 +33,34 @@ use super::gradient_slot::{GradientSlot, backward_root};
 use super::hook::{Deferred, DeferringSink};
 use super::unsaved::identity;
 
-/// Rows that the ranks of a group exchange, and their gradients on the way back.
+/// Rows that the ranks of a group exchange, and their gradients in the backward.
 pub(crate) trait Exchange: fmt::Debug + Send + Sync + 'static {
-    /// Starts to send the rows, plain tensors; the handle has what arrives in their place.
+    /// Starts to send the rows, which are plain tensors. The handle returns the rows that arrive.
     fn start(&self, rows: Vec<Tensor<2>>) -> PendingExchange;
 
-    /// Starts to send the gradients of what has arrived back; those of rows that have none are not sent.
+    /// Starts to send back the gradients of the rows that have arrived. Rows without a gradient are not sent.
     fn start_backward(&self, gradients: Vec<Option<Tensor<2>>>) -> PendingExchange;
 
-    /// Whether the numbers of rows of another exchange may be next to travel.
+    /// Returns whether the row counts of another exchange may follow this exchange.
     fn precedes_counts(&self) -> bool;
 }
 
-/// Waits for an exchange that was started.
+/// Waits for an exchange that has started.
 pub(crate) type PendingExchange = Box<dyn FnOnce() -> Vec<Option<Tensor<2>>> + Send>;
 
-/// The nodes of the forward of a micro-batch, as far as it has run.
+/// The nodes of the forward of a micro-batch that have run so far.
 ///
-/// The engine hands it to [`Stage::forward_nodes`](crate::pipeline::engine::Stage::forward_nodes), and a model in
-/// [`Tokens`](super::Tokens) to its layers of experts. After a layer that it was given to, a model may use the output of
-/// that layer, and no other tensor that autodiff has tracked before.
+/// The engine passes it to [`Stage::forward_nodes`](crate::pipeline::engine::Stage::forward_nodes), and a model
+/// passes it to its MoE layers in [`Tokens`](super::Tokens). After such a layer, a model may use the output of the
+/// layer, but no tensor that autodiff has tracked before the layer.
 #[derive(Clone)]
 pub struct ScheduleNodes(Arc<Mutex<NodesSoFar>>);
 
 struct NodesSoFar {
     cuts: Vec<Cut>,
-    /// The anchor of the node that runs.
+    /// The anchor of the current node.
     anchor: Tensor<1>,
-    /// The backward of another micro-batch, of which a node runs in each exchange.
+    /// The backward of another micro-batch. One of its nodes runs in each exchange.
     beside: Option<BackwardNodes>,
 }
 
@@ -68,7 +70,7 @@ impl fmt::Debug for ScheduleNodes {
     }
 }
 
-/// Where a node ends and the next one begins.
+/// The boundary between two nodes.
 pub(crate) struct Cut {
     exchange: Arc<dyn Exchange>,
     /// The root of the backward of the node that ends.
@@ -77,11 +79,11 @@ pub(crate) struct Cut {
     carried: Vec<Option<Crossing>>,
 }
 
-/// A tracked tensor of both nodes at a cut.
+/// A tracked tensor that crosses a cut.
 struct Crossing {
-    /// Has its gradient after the backward of the later node.
+    /// The slot that holds the gradient after the backward of the later node.
     after: GradientSlot,
-    /// Takes the gradient for the backward of the earlier one.
+    /// The slot that takes the gradient for the backward of the earlier node.
     before: GradientSlot,
 }
 
@@ -95,7 +97,8 @@ impl Crossing {
 }
 
 impl ScheduleNodes {
-    /// The first node, whose parameters are anchored to `anchor`. A node of `beside` runs in each exchange.
+    /// Starts the first node, whose parameters are anchored to `anchor`. `beside` is the backward whose nodes run during
+    /// exchanges.
     pub(crate) fn new(anchor: Tensor<1>, beside: Option<BackwardNodes>) -> Self {
         Self(Arc::new(Mutex::new(NodesSoFar {
             cuts: vec![],
@@ -104,15 +107,15 @@ impl ScheduleNodes {
         })))
     }
 
-    /// Ends the last node: its anchor, the cuts before it, and what is left of the backward.
+    /// Ends the last node. Returns its anchor, the cuts before it, and the remaining backward.
     pub(crate) fn finish(&self) -> (Tensor<1>, Vec<Cut>, Option<BackwardNodes>) {
         let mut so_far = self.0.lock();
         let cuts = mem::take(&mut so_far.cuts);
         (so_far.anchor.clone(), cuts, so_far.beside.take())
     }
 
-    /// Ends a node with `rows`, which are exchanged, and begins the next one with what arrives. `carried` has the other
-    /// tracked tensors that the next node or a later one uses. All become tensors of the next node.
+    /// Ends a node by exchanging `rows`, and begins the next node with the rows that arrive. `carried` holds the
+    /// other tracked tensors that later nodes use. All of them become tensors of the next node.
     pub(crate) fn cross(
         &self,
         rows: Vec<Tensor<2>>,
@@ -164,12 +167,12 @@ impl ScheduleNodes {
         self.0.lock().anchor.clone()
     }
 
-    /// Runs a part of the other backward while the numbers of rows that [`cross`](Self::cross) will exchange are under way.
+    /// Runs a part of the other backward while the row counts of the next [`cross`](Self::cross) are exchanged.
     pub(crate) fn cover_counts(&self) {
         self.with_beside(BackwardNodes::cover_counts);
     }
 
-    /// Runs a part of the other backward. The lock is not held.
+    /// Runs a part of the other backward, without holding the lock.
     fn with_beside(&self, run: impl FnOnce(&mut BackwardNodes)) {
         let beside = self.0.lock().beside.take();
         if let Some(mut beside) = beside {
@@ -179,12 +182,12 @@ impl ScheduleNodes {
     }
 }
 
-/// A tracked scalar, to which the parameters of a node are anchored.
+/// Returns a tracked scalar to which the parameters of a node are anchored.
 pub fn new_anchor(device: &Device) -> Tensor<1> {
     Tensor::zeros([1], &device.clone().inner().autodiff()).require_grad()
 }
 
-/// A plain tensor in the graph of the node of this anchor.
+/// Converts a plain tensor to a tensor in the graph of the node of this anchor.
 fn entered<const D: usize>(
     x: Tensor<D>,
     crossing: Option<&Crossing>,
@@ -192,7 +195,7 @@ fn entered<const D: usize>(
 ) -> Tensor<D> {
     match crossing {
         Some(crossing) => {
-            // Unlike a leaf it does not keep its tensor until the backward.
+            // Unlike a leaf, this operation does not keep its tensor until the backward.
             let inputs = vec![x.into_dispatch(), anchor.clone().into_dispatch()];
             let slot = crossing.after.clone();
             identity("NodeInput", inputs, move |gradient| {
@@ -204,50 +207,50 @@ fn entered<const D: usize>(
     }
 }
 
-/// Weight gradients that a backward leaves to its caller.
+/// The weight gradients that a backward leaves to its caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LeftWgrads {
     None,
-    /// Of one weight, by its index in the parameter table.
+    /// The gradients of one weight, given by its index in the parameter table.
     Of(usize),
     All,
 }
 
-/// The backward of a micro-batch, which runs node by node from the last.
+/// The backward of a micro-batch, which runs node by node, starting with the last node.
 pub(crate) struct BackwardNodes {
     cuts: Vec<Cut>,
     /// The root of the next node.
     root: Option<Tensor<1>>,
-    /// Whether no node has run.
+    /// Whether no node has run yet.
     is_last: bool,
     /// Waits for the gradients of the next node.
     arriving: Option<Box<dyn FnOnce() + Send>>,
     sink: Arc<dyn DeferringSink>,
     leaves: LeftWgrads,
     left: Vec<Deferred>,
-    /// A node whose input gradients are computed: its gradients, and its weight gradients, which are not.
+    /// A node whose input gradients have been computed: its gradients, and its pending weight gradients.
     begun: Option<(Gradients, Vec<Deferred>)>,
-    /// Weight gradients of the last node for the time in which numbers of rows are under way.
+    /// Weight gradients of the previous node, held for the exchange of row counts.
     held: Vec<Deferred>,
     /// The gradients of the leaves of the first node, once it has run.
     gradients: Option<Gradients>,
     runs: Vec<NodeRun>,
 }
 
-/// The start and the end of nodes that ran without another one between.
+/// The start and the end of nodes that ran without interruption.
 pub(crate) type NodeRun = [Instant; 2];
 
-/// The remainder of a backward.
+/// The results of the end of a backward.
 pub(crate) struct BackwardEnd {
     /// The gradients of the leaves of the first node.
     pub gradients: Gradients,
     pub left: Vec<Deferred>,
-    /// In order; between them the forward ran.
+    /// The runs of nodes, in order. The forward ran between them.
     pub runs: Vec<NodeRun>,
 }
 
 impl BackwardNodes {
-    /// The backward from `root`, that of the last node.
+    /// Creates the backward from `root`, the root of the last node.
     pub fn new(
         root: Tensor<1>,
         cuts: Vec<Cut>,
@@ -269,9 +272,10 @@ impl BackwardNodes {
         }
     }
 
-    /// Computes what can be while numbers of rows are under way, and is not needed for the rows: the weight gradients that
-    /// the last node has held, or else the input gradients of the next one, of which [`run_node`](Self::run_node) then
-    /// computes the weight gradients. Nothing before the first node, of which it could not leave any.
+    /// Computes what is possible while row counts are exchanged, without delaying the rows. These are the held weight
+    /// gradients of the previous node, or else the input gradients of the next node. [`run_node`](Self::run_node)
+    /// then computes the weight gradients of that node. Does nothing before the first node, which leaves no work for
+    /// later.
     pub fn cover_counts(&mut self) {
         if !self.held.is_empty() {
             self.timed(Self::compute_held);
@@ -280,8 +284,8 @@ impl BackwardNodes {
         }
     }
 
-    /// Runs the next node in a pair, or the rest of the one that has begun. Nothing after the first node. It holds the
-    /// gradients of one weight for [`cover_counts`](Self::cover_counts) if that may be next.
+    /// Runs the next node, or the rest of a node that has begun. Does nothing after the first node. With `holds` it
+    /// holds the gradients of one weight for [`cover_counts`](Self::cover_counts).
     pub fn run_node(&mut self, holds: bool) {
         if self.root.is_some() || self.begun.is_some() {
             self.timed(|nodes| nodes.run(holds));
@@ -295,8 +299,8 @@ impl BackwardNodes {
         self.runs.push([start, Instant::now()]);
     }
 
-    /// Computes the input gradients of the next node, starts to send those of the node before, and then computes its
-    /// weight gradients.
+    /// Computes the input gradients of the next node, starts to send the gradients to the node before it, and then
+    /// computes its weight gradients.
     fn run(&mut self, holds: bool) {
         self.begin();
         let Some((gradients, deferred)) = self.begun.take() else {
@@ -314,7 +318,7 @@ impl BackwardNodes {
         let (left, now): (Vec<_>, Vec<_>) =
             deferred.into_iter().partition(|(index, _)| leaves(*index));
         self.left.extend(left);
-        // All of the weight, whose order is that of their sum.
+        // Holds all gradients of the weight, because their order is the order of their sum.
         let held = now.first().filter(|_| holds).map(|(index, _)| *index);
         let (held, now) = now.into_iter().partition(|(index, _)| held == Some(*index));
         self.held = held;
@@ -332,18 +336,18 @@ impl BackwardNodes {
         }
     }
 
-    /// Waits for the gradients of the next node, unless it has begun, and runs its backward without weight gradients.
+    /// Waits for the gradients of the next node and runs its backward without weight gradients, unless it has begun.
     fn begin(&mut self) {
         let Some(root) = self.root.take() else {
             return;
         };
-        // Before other gradients of the same weight.
+        // The held gradients must precede other gradients of the same weight.
         self.compute_held();
         if let Some(arriving) = self.arriving.take() {
             arriving();
         }
-        // Nothing is exchanged after the first node. A tied weight may have gradients of several kinds in the last one, which
-        // are summed in the order of one graph.
+        // Nothing is exchanged after the first node. In the last node a tied weight may have gradients of several
+        // kinds, which must be summed in the order of one graph.
         let defers = !(self.is_last || self.cuts.is_empty()) || self.leaves != LeftWgrads::None;
         self.is_last = false;
         self.begun = Some(if defers {
@@ -355,7 +359,7 @@ impl BackwardNodes {
         });
     }
 
-    /// Hands the gradients at a cut to the node before it.
+    /// Passes the gradients at a cut to the node before it.
     fn enter(&mut self, cut: Cut) {
         for crossing in cut.carried.iter().flatten() {
             if let Some(gradient) = crossing.after.take() {
@@ -383,7 +387,7 @@ impl BackwardNodes {
         self.root = Some(cut.root);
     }
 
-    /// Runs the nodes that are left.
+    /// Runs the remaining nodes.
     pub fn finish(mut self) -> BackwardEnd {
         let start = Instant::now();
         loop {
@@ -401,7 +405,7 @@ impl BackwardNodes {
     }
 }
 
-/// Weight gradients are deferred until this is dropped, also if a backward panics.
+/// Defers weight gradients until it is dropped, even if a backward panics.
 struct DeferGuard<'a>(&'a dyn DeferringSink);
 
 impl<'a> DeferGuard<'a> {

@@ -1,15 +1,15 @@
-//! Which keys a query attends to, and what becomes of its scores.
+//! Options of attention scores: the visible keys, the scale and the soft cap.
 
 use burn_megatron_kernels::attention::{AttentionOptions, KeyRanges, Window};
 
-/// Which keys a query attends to, and what becomes of its scores.
+/// Options of attention scores: the visible keys, the scale and the soft cap.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct ScoreOptions {
-    /// The sliding window. None: a query attends to all earlier tokens.
+    /// The sliding window. `None`: a query attends to all earlier tokens.
     pub window: Option<Window>,
-    /// The factor of the scores. None: `1 / sqrt(width)`.
+    /// The factor of the scores. `None`: `1 / sqrt(width)`.
     pub scale: Option<f64>,
-    /// `c`: a scaled score `s` becomes `c tanh(s / c)`.
+    /// The soft cap `c`: a scaled score `s` becomes `c tanh(s / c)`.
     pub soft_cap: Option<f64>,
 }
 
@@ -23,7 +23,7 @@ impl ScoreOptions {
         }
     }
 
-    /// Returns the options of attention to these keys.
+    /// Returns the options of attention to these key ranges.
     pub fn of_ranges(&self, ranges: KeyRanges) -> AttentionOptions {
         AttentionOptions {
             ranges: Some(ranges),

@@ -1,7 +1,7 @@
-//! The parameter table of a model: shape, placement and gradient reduction of each parameter.
+//! The parameter table of a model: the shape, placement and gradient reduction of each parameter.
 //!
-//! The layers fill it through [`ModelBuilder::parameter`](super::ModelBuilder::parameter); the data-parallel
-//! wrapper, the gradient norm, the optimizer and `verify` read it, and none has a list of its own.
+//! The layers fill the table through [`ModelBuilder::parameter`](super::ModelBuilder::parameter). The data-parallel
+//! wrapper, the gradient norm, the optimizer and `verify` all read the same table.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,7 +18,7 @@ pub struct ParameterTable {
     entries: Vec<ParameterEntry>,
 }
 
-/// A table that does not fit its module.
+/// An error of a parameter table that does not fit its module.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TableError {
     /// The module has parameters that no layer declared.
@@ -33,30 +33,30 @@ pub enum TableError {
     /// A declaration is inconsistent or does not fit the mesh.
     #[error("{path}: {reason}")]
     Invalid {
-        /// The parameter.
+        /// The path of the parameter.
         path: String,
-        /// The given value and the expected one.
+        /// The given value and the expected value.
         reason: String,
     },
     /// The shape of a parameter differs from its declaration.
     #[error("{path} has the shape {found:?}, expected {declared:?} on this rank")]
     Shape {
-        /// The parameter.
+        /// The path of the parameter.
         path: String,
-        /// Its shape in the module.
+        /// The shape of the parameter in the module.
         found: Vec<usize>,
-        /// The local shape of its entry.
+        /// The local shape in its declaration.
         declared: Vec<usize>,
     },
 }
 
 impl ParameterTable {
-    /// The table of `module` from the declarations of its layers.
+    /// Builds the table of `module` from the declarations of its layers.
     ///
     /// # Errors
     ///
-    /// [`TableError`] if a parameter was not declared, was declared twice, with another shape or
-    /// [inconsistently](ParameterEntry::check), or is not in the module.
+    /// [`TableError`] if a parameter was not declared, was declared twice, or is not in the module. Also if its
+    /// declaration has another shape or is [inconsistent](ParameterEntry::check).
     pub fn new<M: Module>(
         module: &M,
         declared: Vec<ParameterEntry>,
@@ -105,9 +105,9 @@ impl ParameterTable {
         Ok(Self { entries })
     }
 
-    /// The table of a module that is replicated on every rank, such as one of burn-nn's.
+    /// Builds the table of a module that is replicated on every rank, such as a burn-nn module.
     ///
-    /// Weight decay applies to parameters of two and more dimensions.
+    /// Weight decay applies to parameters with two or more dimensions.
     pub fn replicated<M: Module>(module: &M) -> Self {
         let entry = |(path, shape): (String, _)| ParameterEntry::replicated(path, shape);
         Self {
@@ -115,17 +115,17 @@ impl ParameterTable {
         }
     }
 
-    /// The entries, in the order of the module.
+    /// Returns the entries, in module order.
     pub fn entries(&self) -> &[ParameterEntry] {
         &self.entries
     }
 
-    /// Mutable entries, for a model that overrides the declarations of its layers.
+    /// Returns mutable entries, for a model that overrides the declarations of its layers.
     pub fn entries_mut(&mut self) -> &mut [ParameterEntry] {
         &mut self.entries
     }
 
-    /// Returns the table of the parameters that are [frozen](ParameterEntry::frozen), or of the others.
+    /// Returns the table of the [frozen](ParameterEntry::frozen) parameters, or of all other parameters.
     pub fn filtered(&self, frozen: bool) -> Self {
         let own = |entry: &&ParameterEntry| entry.frozen == frozen;
         Self {
@@ -133,24 +133,24 @@ impl ParameterTable {
         }
     }
 
-    /// The index of a path.
+    /// Returns the index of the parameter with this path.
     pub fn index(&self, path: &str) -> Option<usize> {
         self.entries.iter().position(|entry| entry.path == path)
     }
 
-    /// The number of elements of the whole model, each parameter counted once.
+    /// Returns the number of elements of the full model. Each parameter is counted once.
     pub fn num_elements(&self) -> usize {
         self.entries.iter().map(ParameterEntry::len).sum()
     }
 
-    /// The number of elements on `rank`.
+    /// Returns the number of elements on `rank`.
     pub fn local_elements(&self, rank: &MeshRank) -> usize {
         let local = |entry: &ParameterEntry| entry.local_shape(rank).iter().product::<usize>();
         self.entries.iter().map(local).sum()
     }
 }
 
-/// Path and shape of each float parameter.
+/// Returns the path and shape of each float parameter.
 fn shapes<M: Module>(module: &M) -> Vec<(String, Vec<usize>)> {
     let mut visitor = ShapeVisitor::default();
     module.visit(&mut visitor);

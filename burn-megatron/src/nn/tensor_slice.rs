@@ -1,4 +1,4 @@
-//! Rectangular slices of tensors. Pure values.
+//! Rectangular slices of tensors.
 
 use std::fmt;
 use std::ops::Range;
@@ -9,25 +9,25 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TensorSlice {
-    /// The first index, per dim.
+    /// The first index in each dim.
     pub offset: Vec<usize>,
-    /// The number of elements, per dim.
+    /// The number of elements in each dim.
     pub shape: Vec<usize>,
 }
 
 /// Elements that are contiguous both in a slice and in its tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ContiguousRun {
-    /// Flat index of the first element in the tensor, row-major.
+    /// The flat, row-major index of the first element in the tensor.
     pub in_tensor: usize,
-    /// Flat index of the first element in the slice, row-major.
+    /// The flat, row-major index of the first element in the slice.
     pub in_slice: usize,
     /// The number of elements.
     pub len: usize,
 }
 
 impl TensorSlice {
-    /// The whole tensor.
+    /// Returns the slice that covers a tensor of this shape.
     pub fn whole(shape: &[usize]) -> Self {
         Self {
             offset: vec![0; shape.len()],
@@ -35,22 +35,22 @@ impl TensorSlice {
         }
     }
 
-    /// The number of elements.
+    /// Returns the number of elements.
     pub fn len(&self) -> usize {
         self.shape.iter().product()
     }
 
-    /// Whether there are no elements.
+    /// Returns whether there are no elements.
     pub fn is_empty(&self) -> bool {
         self.shape.contains(&0)
     }
 
-    /// The index range of a dim.
+    /// Returns the index range of a dim.
     pub fn range(&self, dim: usize) -> Range<usize> {
         self.offset[dim]..self.offset[dim] + self.shape[dim]
     }
 
-    /// Whether the slice is within a tensor of this shape.
+    /// Returns whether the slice is inside a tensor of this shape.
     pub fn fits(&self, shape: &[usize]) -> bool {
         let dims = [self.offset.len(), self.shape.len()];
         let ends_in = |dim: usize| {
@@ -60,7 +60,7 @@ impl TensorSlice {
         dims == [shape.len(); 2] && (0..shape.len()).all(ends_in)
     }
 
-    /// The intersection; `None` if it is empty.
+    /// Returns the intersection, or `None` if it is empty.
     pub fn intersection(&self, other: &Self) -> Option<Self> {
         let dims = 0..self.shape.len();
         let both: Vec<_> = dims
@@ -75,7 +75,7 @@ impl TensorSlice {
         })
     }
 
-    /// The same slice relative to `outer`, which contains it.
+    /// Returns the slice relative to `outer`, which must contain it.
     pub fn within(&self, outer: &Self) -> Self {
         let offset = self.offset.iter().zip(&outer.offset);
         Self {
@@ -84,13 +84,13 @@ impl TensorSlice {
         }
     }
 
-    /// The contiguous runs of the slice in a tensor of this `shape`, in row-major order; none if the slice is
-    /// empty.
+    /// Returns the contiguous runs of the slice in a tensor of this `shape`, in row-major order. Empty if the slice
+    /// is empty.
     pub fn runs(&self, shape: &[usize]) -> Vec<ContiguousRun> {
         if self.is_empty() {
             return vec![];
         }
-        // The inner dims that the slice covers whole, and the one outside of them, form one run.
+        // The inner dims that the slice covers completely, and the next outer dim, form one run.
         let inner = (1..shape.len())
             .rev()
             .take_while(|dim| self.shape[*dim] == shape[*dim]);
@@ -119,8 +119,8 @@ impl TensorSlice {
         (0..count).map(run).collect()
     }
 
-    /// A flat range of a tensor of this `shape` as slices, in row-major order: at most `2 dims - 1` of
-    /// them.
+    /// Splits a flat range of a tensor of this `shape` into slices, in row-major order. There are at most
+    /// `2 dims - 1` slices.
     pub fn from_flat_range(shape: &[usize], range: Range<usize>) -> Vec<Self> {
         let mut slices = vec![];
         cut(shape, range, &mut vec![], &mut slices);
@@ -132,7 +132,7 @@ impl TensorSlice {
 impl fmt::Display for TensorSlice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let dims = self.offset.iter().zip(&self.shape);
-        // Also for a slice that overflows, so that errors can show it.
+        // The sum must not overflow, so that errors can show an invalid slice.
         let dims = dims.map(|(start, len)| format!("{start}..{}", *start as u128 + *len as u128));
         write!(f, "[{}]", dims.collect::<Vec<_>>().join(", "))
     }
@@ -157,7 +157,7 @@ fn cut(
         return;
     };
     let row: usize = inner.iter().product();
-    // A part of the row at `at`.
+    // Cuts a part of the row at `at`.
     let part = |at: usize, range: Range<usize>, above: &mut Vec<usize>, slices: &mut Vec<_>| {
         above.push(at);
         let range = range.start - at * row..range.end - at * row;
@@ -195,7 +195,7 @@ mod tests {
         }
     }
 
-    /// The flat indices of a slice.
+    /// Returns the flat indices of a slice.
     fn places(of: &TensorSlice, shape: &[usize]) -> Vec<usize> {
         let runs = of.runs(shape);
         let places = runs

@@ -1,4 +1,4 @@
-//! The input of a decoder.
+//! Input tokens of a decoder.
 
 use std::sync::Arc;
 
@@ -12,37 +12,39 @@ use super::{BatchFormat, PackedSequences, RealTokens, ScheduleNodes};
 /// The input of a decoder.
 #[derive(Clone, Debug)]
 pub struct Tokens {
-    /// `[batch, seq]`
+    /// The token ids: `[batch, seq]`.
     pub ids: Tensor<2, Int>,
-    /// The offsets of packed documents in the concatenated rows, followed by the end of the last one:
-    /// `0, ..., batch * seq`. None if every row is one sequence.
+    /// The offsets of packed documents in the concatenated rows, followed by the end of the last document:
+    /// `0, ..., batch * seq`. `None` if every row is one sequence.
     pub documents: Option<Arc<[i32]>>,
-    /// The lookups of `ids`, row by row, sorted: with them the gradient of an embedding is added to the rows
-    /// of these tokens alone. None, as for ids that only the device has, makes a gradient of the whole
-    /// embedding, which is slow on GPUs.
+    /// The sorted lookups of `ids`, row by row. With them, the embedding gradient is only added to the rows of these
+    /// tokens. `None`, for example if the ids are only on the device, computes the gradient of the full embedding,
+    /// which is slow on GPUs.
     pub sorted: Option<Arc<SortedLookups>>,
-    /// The receiver of the reports of experts' routers, in a training step: the argument of
+    /// The receiver of router reports in a training step: an argument of
     /// [`MoeMlp::forward_with`](super::moe::MoeMlp::forward_with).
     pub router_step: Option<RouterStep>,
-    /// The nodes of a forward that runs beside the backward of another micro-batch: an argument of
-    /// [`MoeMlp::forward_normalized`](super::moe::MoeMlp::forward_normalized). A model may ignore them, and is then one node.
+    /// The nodes of a forward that overlaps the backward of another micro-batch: an argument of
+    /// [`MoeMlp::forward_normalized`](super::moe::MoeMlp::forward_normalized). A model that ignores it runs as a
+    /// single node.
     pub nodes: Option<ScheduleNodes>,
-    /// Which tokens of each row this rank has, under context parallelism; `documents` is None then, as the shard
-    /// knows them.
+    /// The tokens of each row on this rank, under context parallelism. `documents` is then `None`, because the shard
+    /// holds the documents.
     pub shard: Option<Arc<SequenceShard>>,
     /// The real tokens. `None` if no token is padding.
     pub real: Option<Arc<RealTokens>>,
-    /// The inputs of each depth of multi-token prediction: depth `k`, from 1 on, reads the ids `k` tokens later, in the
-    /// same rows. Only their ids, lookups and real tokens are read. Empty without it, as for generation.
+    /// The inputs of each depth of multi-token prediction. Depth `k`, from 1 on, reads the ids `k` tokens later, in
+    /// the same rows. Only ids, lookups and real tokens are read. Empty without multi-token prediction, and for
+    /// generation.
     pub further: Vec<Tokens>,
 }
 
 impl Tokens {
-    /// Tokens `[batch, seq]` from the host, row by row, one sequence in each.
+    /// Creates tokens `[batch, seq]` from ids on the host, row by row. Each row is one sequence.
     ///
     /// # Panics
     ///
-    /// If the number of ids is not that of the shape.
+    /// If the number of ids differs from `batch * seq`.
     pub fn new(ids: &[i32], shape: [usize; 2], device: &Device) -> Self {
         let sorted = SortedLookups::new(ids);
         let ids = Tensor::from_data(TensorData::new(ids.to_vec(), shape), device);
@@ -52,7 +54,7 @@ impl Tokens {
         }
     }
 
-    /// Their format, for the layers of a decoder.
+    /// Returns the batch format of the tokens, for the layers of a decoder.
     ///
     /// # Panics
     ///
@@ -65,7 +67,7 @@ impl Tokens {
         let documents = match (&self.documents, &self.real) {
             (Some(documents), _) => documents.clone(),
             (None, None) => return BatchFormat::Rows,
-            // Padding does not count in the length of a row.
+            // Padding does not count towards the length of a row.
             (None, Some(_)) => (0..=shape[0]).map(|row| (row * shape[1]) as i32).collect(),
         };
         match PackedSequences::with_padding(&documents, self.real.clone(), shape, &device) {

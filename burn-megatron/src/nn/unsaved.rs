@@ -1,4 +1,4 @@
-//! Differentiable operations that save nothing, given as two functions.
+//! Differentiable operations that save nothing, given as two closures.
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;
 use burn_megatron_kernels::{MultiFunction, apply_multi};
 
-/// Returns `forward` of the inputs. The backward calls `backward` with the gradient, for the gradients of the inputs.
+/// Applies `forward` to the inputs. In the backward, `backward` maps the output gradient to the input gradients.
 ///
 /// `name` is the name of the operation in reports.
 pub(super) fn unsaved<const D: usize>(
@@ -24,7 +24,7 @@ pub(super) fn unsaved<const D: usize>(
     output
 }
 
-/// Returns the first of the inputs, with the backward of [`unsaved`].
+/// Returns the first input, with a backward like [`unsaved`].
 pub(super) fn identity<const D: usize>(
     name: &'static str,
     inputs: Vec<DispatchTensor>,

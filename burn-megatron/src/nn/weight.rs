@@ -6,7 +6,7 @@ use burn::tensor::Tensor;
 use super::forward_context::{self, is_tracked};
 use super::hook::{HookHandle, ParameterHook, Pass, anchored_value};
 
-/// The weight of a linear layer, and the path that its gradient takes.
+/// The weight of a linear layer, and the destination of its gradient.
 #[derive(Clone, Debug)]
 pub struct Weight {
     pub(super) tensor: Tensor<2>,
@@ -19,12 +19,12 @@ pub(super) struct HookedWeight {
     pub handle: HookHandle,
     /// The tensor that the module holds.
     base: Tensor<2>,
-    /// Whether the product passes the gradient to the hook. Then the graph does not hold the value,
-    /// which may be gathered again for the backward.
+    /// Whether the product passes the gradient to the hook. The graph then does not hold the value, which may be
+    /// gathered again for the backward.
     pub(super) takes_gradient: bool,
-    /// Whether the weight is frozen: the graph does not hold its value either.
+    /// Whether the weight is frozen. The graph does not hold the value of a frozen weight either.
     pub(super) is_frozen: bool,
-    /// Whether the module holds it as `[out, in]`.
+    /// Whether the module holds the weight as `[out, in]`.
     pub(super) transposed: bool,
 }
 
@@ -39,16 +39,16 @@ impl HookedWeight {
         }
     }
 
-    /// The hook that takes the gradient, if the graph does not.
+    /// Returns the hook that takes the gradient, or `None` if the graph takes it.
     pub fn taking(&self) -> Option<&HookHandle> {
         Some(&self.handle).filter(|_| self.takes_gradient)
     }
 }
 
 impl Weight {
-    /// The weight `[in, out]` of a layer with the input `x`.
+    /// Returns the weight `[in, out]` of a layer with the input `x`.
     ///
-    /// With a [`ParameterHook`] the product itself passes the gradient to the sink, so that it can be deferred.
+    /// With a [`ParameterHook`] the product passes the gradient directly to the sink, so that it can be deferred.
     pub fn of(param: &Param<Tensor<2>>, x: &Tensor<3>) -> Self {
         let hooked = match (ParameterHook::of(param), ParameterHook::of_frozen(param)) {
             (Some(hook), _) if is_tracked(x) => HookedWeight::taking_gradient(hook, param),
@@ -61,8 +61,8 @@ impl Weight {
         }
     }
 
-    /// The same for a product that reads the value from the hook itself, which may hold it in 8 bits
-    /// only.
+    /// Returns the weight for a product that reads the value directly from the hook, which may hold it only in 8
+    /// bits.
     pub(super) fn unfetched(param: &Param<Tensor<2>>, x: &Tensor<3>) -> Self {
         if let Some(hook) = ParameterHook::of_frozen(param) {
             hook.handle().note();
@@ -96,7 +96,7 @@ impl Weight {
         }
     }
 
-    /// Whether it has a gradient.
+    /// Returns whether the weight has a gradient.
     pub(super) fn trains(&self) -> bool {
         match &self.hooked {
             // In a recording every tensor counts as tracked.
@@ -108,7 +108,7 @@ impl Weight {
         }
     }
 
-    /// Returns the weight `[out, in]` as `[in, out]`; its module goes on to hold it as `[out, in]`.
+    /// Returns the weight `[out, in]` as `[in, out]`. The module still holds it as `[out, in]`.
     pub fn transposed(self) -> Self {
         Self {
             tensor: self.tensor.transpose(),
@@ -119,14 +119,14 @@ impl Weight {
         }
     }
 
-    /// Whether the hook takes the gradient as `[out, in]`.
+    /// Returns whether the hook takes the gradient as `[out, in]`.
     pub(super) fn is_transposed(&self) -> bool {
         self.hooked.as_ref().is_some_and(|hooked| hooked.transposed)
     }
 }
 
 impl HookedWeight {
-    /// A weight whose gradient the product passes to the hook; announces that gradient.
+    /// Creates a weight whose gradient the product passes to the hook, and announces this gradient.
     fn taking_gradient(hook: &ParameterHook, param: &Param<Tensor<2>>) -> Self {
         hook.handle().expect();
         Self {
@@ -135,7 +135,7 @@ impl HookedWeight {
         }
     }
 
-    /// A weight whose gradient, if it has one, goes through the graph.
+    /// Creates a weight whose gradient, if any, goes through the graph.
     fn new(hook: &ParameterHook, param: &Param<Tensor<2>>, is_frozen: bool) -> Self {
         Self {
             handle: hook.handle().clone(),
@@ -148,7 +148,7 @@ impl HookedWeight {
 }
 
 impl From<Tensor<2>> for Weight {
-    /// A weight whose gradient stays in the graph.
+    /// Creates a weight whose gradient stays in the graph.
     fn from(tensor: Tensor<2>) -> Self {
         Self {
             tensor,

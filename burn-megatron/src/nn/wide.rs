@@ -1,4 +1,4 @@
-//! The type of sums.
+//! The data type of sums.
 
 use burn::tensor::DType;
 

@@ -20,15 +20,15 @@ use crate::nn::wide::wide;
 #[derive(Clone, Debug)]
 pub(in crate::nn) struct ContextAttention {
     pub groups: ContextGroups,
-    /// Between groups of neighbours; none if there is one.
+    /// The exchange between groups of neighbours. `None` if there is only one group.
     pub exchange: Option<Arc<dyn KeyValueExchange>>,
-    /// Whether gradients of keys and values travel in the type of the model.
+    /// Whether gradients of keys and values are exchanged in the type of the model.
     pub narrow_gradients: bool,
 }
 
 impl ContextAttention {
-    /// The heads that a rank computes, of `heads` before the all-to-all. Of fewer groups than neighbours each has
-    /// one.
+    /// Returns the heads that a rank computes after the all-to-all. If there are fewer groups than neighbours, each
+    /// neighbour has one group.
     pub fn local_heads(&self, heads: Heads) -> Heads {
         let neighbours = self.groups.inner.size();
         Heads {
@@ -38,23 +38,24 @@ impl ContextAttention {
         }
     }
 
-    /// The sinks of the heads that a rank computes, of those of `heads` before the all-to-all.
+    /// Returns the sinks of the heads that a rank computes. `heads` are the heads before the all-to-all.
     pub fn own_sink(&self, sink: Tensor<1>, heads: Heads) -> Tensor<1> {
         let own = self.local_heads(heads).heads;
         sink.narrow(0, self.first_head(heads), own)
     }
 
-    /// The first of the heads that a rank computes, of those of `heads` before the all-to-all.
+    /// Returns the first head that a rank computes. `heads` are the heads before the all-to-all.
     pub fn first_head(&self, heads: Heads) -> usize {
         self.groups.inner.rank() * self.local_heads(heads).heads
     }
 
-    /// The ranks whose tokens this rank computes.
+    /// Returns the ranks whose queries this rank computes.
     pub fn queries(&self) -> Members {
         self.groups.outer.members(self.groups.outer.comm.rank())
     }
 
-    /// `[batch, seq / context, (heads + 2 groups) * width]` to `[batch, seq / context, heads * width]`, by an engine.
+    /// Applies fused attention to `[batch, seq / context, (heads + 2 * groups) * width]`. Returns
+    /// `[batch, seq / context, heads * width]`.
     pub fn attend(
         &self,
         engine: Arc<dyn AttentionEngine>,
@@ -84,15 +85,15 @@ impl ContextAttention {
                 narrow_gradients: self.narrow_gradients,
             };
             let exchange = exchange.clone();
-            // In the type of the statistics.
+            // The sink is in the type of the statistics.
             let sink = sink.map(|sink| sink.cast::<DType>(wide(qkv.dtype())).into_dispatch());
             let inputs = std::iter::once(qkv.into_dispatch()).chain(sink);
             apply(inputs.collect(), ExchangedAttention { of, exchange })
         })
     }
 
-    /// Runs `compute` on the projection `[tokens, heads + 2 groups, width]` of this rank's heads for the tokens of
-    /// its neighbours, in ascending order, and brings what it returns, `[tokens, heads, width]`, back.
+    /// Runs `compute` on the projection `[tokens, heads + 2 groups, width]` of this rank's heads, for the tokens of
+    /// its neighbours in ascending order. Sends the result `[tokens, heads, width]` back to the owners of the tokens.
     pub fn with_own_heads(
         &self,
         qkv: Tensor<3>,
@@ -123,11 +124,11 @@ impl ContextAttention {
     }
 }
 
-/// Whether queries and groups can be split over `neighbours` ranks of an all-to-all.
+/// Checks that query heads and groups can be split over `neighbours` ranks of an all-to-all.
 ///
 /// # Errors
 ///
-/// Why they cannot, and the numbers of ranks that they can be split over.
+/// A message with the reason, and the possible numbers of ranks.
 pub(in crate::nn) fn check_heads(heads: Heads, neighbours: usize) -> Result<(), String> {
     let fits = |ranks: usize| {
         heads.heads.is_multiple_of(ranks)

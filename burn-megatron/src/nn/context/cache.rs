@@ -1,4 +1,4 @@
-//! Keys and values of generation on the ranks of a context group. On plain tensors.
+//! The KV cache of generation, split over the ranks of a context group. All tensors are plain.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -15,8 +15,8 @@ use crate::nn::wide::wide;
 
 /// A cache that is split over a context group: rank `r` has the tokens `r`, `r + ranks`, `r + 2 ranks`, ...
 ///
-/// Queries travel, as they are fewer than the keys of a long text: each rank computes their attention to its own keys, and
-/// the results are merged in the order of the ranks, so that every rank has the same bits.
+/// Queries are exchanged, because they are fewer than the keys of a long text. Each rank computes their attention to
+/// its own keys. The results are merged in rank order, so that they are bit-identical on every rank.
 #[derive(Clone, Debug)]
 pub(in crate::nn) struct CacheSplit {
     /// The ranks that share a text.
@@ -26,30 +26,30 @@ pub(in crate::nn) struct CacheSplit {
 /// The attention of one layer on a tensor rank.
 pub(in crate::nn) struct CacheAttention {
     pub scores: ScoreOptions,
-    /// `[heads]`
+    /// The attention sinks: `[heads]`.
     pub sink: Option<Tensor<1>>,
-    /// Features of a value.
+    /// The number of features of a value.
     pub value_width: usize,
-    /// None: attention is not fused.
+    /// The engine of fused attention. `None`: attention is not fused.
     pub engine: Option<Arc<dyn AttentionEngine>>,
 }
 
 impl CacheSplit {
-    /// Returns the number of the first `len` tokens that this rank has.
+    /// Returns how many of the first `len` tokens this rank holds.
     pub fn own(&self, len: usize) -> usize {
         let (rank, ranks) = (self.comm.rank(), self.comm.size());
         (len + ranks - 1 - rank) / ranks
     }
 
-    /// The places of this rank's tokens among those of `tokens`.
+    /// Returns the indices of this rank's tokens within `tokens`.
     pub fn own_places(&self, tokens: Range<usize>) -> impl Iterator<Item = usize> {
         let (rank, ranks) = (self.comm.rank(), self.comm.size());
         let first = (rank + ranks - tokens.start % ranks) % ranks;
         (first..tokens.len()).step_by(ranks)
     }
 
-    /// The queries `[batch, part, heads, width]` of each rank, as `[batch, part * ranks, heads, width]` in the order of
-    /// their tokens, the first of which is `first`.
+    /// Gathers the queries `[batch, part, heads, width]` of each rank to `[batch, part * ranks, heads, width]` in
+    /// token order. `first` is the first token.
     pub fn gather(&self, part: Tensor<4>, first: usize) -> Tensor<4> {
         let ([batch, count, heads, width], ranks) = (part.dims(), self.comm.size());
         let by_rank = start_all_gather(part.unsqueeze_dim::<5>(0), 0, &self.comm).wait();
@@ -59,7 +59,8 @@ impl CacheSplit {
         ascending.reshape([batch, count * ranks, heads, width])
     }
 
-    /// Of the results that each rank has for all queries, those for this rank's, one of each rank.
+    /// Exchanges results. Each rank has results for all queries, and receives the results of all ranks for its own
+    /// queries.
     fn exchange(&self, all: Tensor<4>, first: usize) -> Tensor<5> {
         let ([batch, queries, heads, width], ranks) = (all.dims(), self.comm.size());
         let ascending = all.reshape([batch, queries / ranks, ranks, heads, width]);
@@ -73,9 +74,10 @@ impl CacheSplit {
         start(by_rank, &op, &self.comm).wait()
     }
 
-    /// Attention of `q` `[batch, queries, heads, width]` of the tokens from `first` on to the keys and values of this
-    /// rank, `[batch, keys, groups, ..]` with the number of the first, and of the others; to `[batch, queries, heads, value width]`. With `is_part`
-    /// these queries are [gathered](Self::gather), and the result is that of this rank's, `[batch, queries / ranks, ..]`.
+    /// Computes the attention of the queries `q` `[batch, queries, heads, width]`, whose first token is `first`, to
+    /// the keys and values of all ranks. `own` holds this rank's keys and values `[batch, keys, groups, ..]` and the
+    /// index of the first one. Returns `[batch, queries, heads, value width]`. With `is_part` the queries are
+    /// [gathered](Self::gather), and the result covers only this rank's queries, `[batch, queries / ranks, ..]`.
     pub fn attend(
         &self,
         of: &CacheAttention,
@@ -109,7 +111,7 @@ impl CacheSplit {
         out.cast(dtype)
     }
 
-    /// The attention of the queries to the keys of this rank.
+    /// Computes the attention of the queries to the keys of this rank.
     fn attend_to_own(
         &self,
         of: &CacheAttention,
@@ -142,7 +144,7 @@ impl CacheSplit {
     }
 }
 
-/// The rows of the first dim, from row `by` on and then those before it.
+/// Rotates the rows of the first dim, so that row `by` becomes the first row.
 fn rotate(x: Tensor<5>, by: usize) -> Tensor<5> {
     if by == 0 {
         return x;

@@ -1,4 +1,4 @@
-//! The costs of an exchange, and the choice between exchanges. Pure arithmetic, for layers and for planners.
+//! The costs of context-parallel exchanges, and the choice between them. For layers and for planners.
 
 use crate::mesh::{ContextExchange, ParallelConfig};
 
@@ -8,33 +8,33 @@ use burn_megatron_kernels::attention::Heads;
 /// The attention of one layer under context parallelism.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ExchangeProblem {
-    /// Tokens of a whole sequence; with several sequences per micro-batch, of all of them.
+    /// The number of tokens of a sequence, or of all sequences of a micro-batch together.
     pub tokens: usize,
     /// The heads of a tensor rank.
     pub heads: Heads,
-    /// The ranks of the context axis.
+    /// The number of ranks of the context axis.
     pub ranks: usize,
-    /// The ranks of an all-to-all in the hierarchical exchange.
+    /// The number of ranks of an all-to-all in the hierarchical exchange.
     pub inner: Option<usize>,
-    /// Bytes of an element in the forward.
+    /// The number of bytes of an element in the forward.
     pub bytes: usize,
-    /// Bytes of an element of the gradients of keys and values that travel.
+    /// The number of bytes of an element of the exchanged gradients of keys and values.
     pub gradient_bytes: usize,
 }
 
-/// The bytes that a rank sends in one layer, and the bytes that it holds meanwhile.
+/// The bytes that a rank sends in one layer, and the memory that it needs for this.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ExchangeCost {
-    /// Sent in the forward.
+    /// Bytes sent in the forward.
     pub forward: f64,
-    /// Sent in the backward.
+    /// Bytes sent in the backward.
     pub backward: f64,
-    /// Held during the forward beside inputs and outputs: keys and values of other ranks, or heads of other ranks'
-    /// tokens.
+    /// Bytes held during the forward in addition to inputs and outputs: keys and values of other ranks, or heads of
+    /// the tokens of other ranks.
     pub transient: f64,
 }
 
-/// The speeds that an exchange is compared with.
+/// The compute and link speeds that are used to compare exchanges.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LinkSpeed {
     /// Floating-point operations of attention per second.
@@ -44,7 +44,7 @@ pub struct LinkSpeed {
 }
 
 impl LinkSpeed {
-    /// An H100 and its NVLink: 400e12 operations and 400e9 bytes per second.
+    /// The speeds of an H100 with NVLink: 400e12 operations and 400e9 bytes per second.
     pub const NVLINK: Self = Self {
         flops_per_second: 400e12,
         bytes_per_second: 400e9,
@@ -52,7 +52,7 @@ impl LinkSpeed {
 }
 
 impl ExchangeProblem {
-    /// The problem of a layer in a layout, with the heads of a tensor rank and elements of `bytes` bytes.
+    /// Creates the problem of a layer in a layout, with the heads of a tensor rank and elements of `bytes` bytes.
     pub fn of_layout(layout: &ParallelConfig, heads: Heads, tokens: usize, bytes: usize) -> Self {
         Self {
             tokens,
@@ -68,11 +68,12 @@ impl ExchangeProblem {
         }
     }
 
-    /// The requested exchange, or the [chosen](Self::choose) one. `fused` is whether attention is.
+    /// Returns the requested exchange, or the [best](Self::choose) exchange if none is requested. `fused` tells
+    /// whether attention is fused.
     ///
     /// # Errors
     ///
-    /// Why the requested one cannot be used, and what would fit.
+    /// A message with the reason why the requested exchange cannot be used, and the valid values.
     pub fn resolve(
         &self,
         requested: Option<ContextExchange>,
@@ -95,16 +96,16 @@ impl ExchangeProblem {
         Ok(exchange)
     }
 
-    /// Whether the exchange can be used.
+    /// Checks that the exchange can be used.
     ///
     /// # Errors
     ///
-    /// Why it cannot, and what would fit.
+    /// A message with the reason why it cannot be used, and the valid values.
     pub fn check(&self, exchange: ContextExchange) -> Result<(), String> {
         check_heads(self.heads, self.neighbours(exchange))
     }
 
-    /// The ranks of an all-to-all.
+    /// Returns the number of ranks of an all-to-all.
     pub fn neighbours(&self, exchange: ContextExchange) -> usize {
         match exchange {
             ContextExchange::Ring | ContextExchange::AllGather => 1,
@@ -113,8 +114,8 @@ impl ExchangeProblem {
         }
     }
 
-    /// Returns the bytes that the exchange sends and holds, with `s` tokens, `c` ranks, `q` heads, `kv` groups and
-    /// heads of `d` features:
+    /// Returns the bytes that the exchange sends and holds. In the table, there are `s` tokens, `c` ranks, `q` query
+    /// heads, `kv` groups, and `d` features per head:
     ///
     /// | exchange | elements sent in the forward | in the backward | held |
     /// |---|---|---|---|
@@ -122,8 +123,9 @@ impl ExchangeProblem {
     /// | all-gather | the same | the same | `2 kv d s` |
     /// | all-to-all | `(2 q + 2 kv) d s (c - 1) / c^2` | the same | `(2 q + 2 kv) d s / c` |
     ///
-    /// The hierarchical exchange is the all-to-all of `inner` ranks and a ring of the others, with `1 / inner` of
-    /// the heads. In an all-to-all of more ranks than groups, `kv` is the number of ranks: each gets a copy.
+    /// The hierarchical exchange combines an all-to-all of `inner` ranks and a ring of the other ranks, with
+    /// `1 / inner` of the heads. If an all-to-all has more ranks than groups, each rank gets a copy, and `kv` is the
+    /// number of ranks.
     pub fn cost(&self, exchange: ContextExchange) -> ExchangeCost {
         let inner = self.neighbours(exchange);
         let outer = self.ranks / inner;
@@ -150,9 +152,10 @@ impl ExchangeProblem {
         }
     }
 
-    /// The seconds of a forward and a backward for which a rank waits: what is sent, except for what a ring sends
-    /// while it computes with the block before. Causal attention of `s` tokens to half of them costs
-    /// `4 (s / c) (s / 2) q d` operations forwards and 2.5 times as many backwards.
+    /// Returns the time in seconds for which a rank waits for communication in a forward and a backward. A ring
+    /// overlaps communication with the computation of the previous block. Causal attention of `s` tokens to on
+    /// average half of them costs `4 (s / c) (s / 2) q d` operations in the forward, and 2.5 times that number in the
+    /// backward.
     pub fn exposed(&self, exchange: ContextExchange, speed: LinkSpeed) -> f64 {
         let cost = self.cost(exchange);
         let inner = self.neighbours(exchange);
@@ -184,9 +187,9 @@ impl ExchangeProblem {
             + waits(cost.backward - of_heads.backward, 2.5 * flops)
     }
 
-    /// The exchange with the least [exposed](Self::exposed) time among those that can be used: ring, all-gather and
-    /// all-to-all, and with `inner` also the hierarchical one. Of equal ones the first; a ring needs fused
-    /// attention.
+    /// Returns the usable exchange with the least [exposed](Self::exposed) time. The candidates are ring, all-gather
+    /// and all-to-all, and with `inner` the hierarchical exchange. Ties are resolved in this order. A ring requires
+    /// fused attention.
     pub fn choose(&self, speed: LinkSpeed, fused: bool) -> ContextExchange {
         let all = ContextExchange::ALL.into_iter();
         let usable = all.filter(|exchange| match exchange {
@@ -205,7 +208,7 @@ impl ExchangeProblem {
 mod tests {
     use super::*;
 
-    /// Llama 3 8B.
+    /// Returns the problem of Llama 3 8B.
     fn problem(tokens: usize, groups: usize, ranks: usize) -> ExchangeProblem {
         ExchangeProblem {
             tokens,
@@ -221,7 +224,7 @@ mod tests {
         }
     }
 
-    /// The published volumes: 469.8 MB around a ring, 293.6 MB by all-to-all, of 131072 tokens on 8 ranks.
+    /// Compares with the published volumes for 131072 tokens on 8 ranks: ring 469.8 MB, all-to-all 293.6 MB.
     #[test]
     fn volumes_are_the_known_ones() {
         let llama = problem(131_072, 8, 8);
@@ -239,7 +242,7 @@ mod tests {
         let heads = llama.cost(ContextExchange::AllToAll);
         assert_eq!(megabytes(heads.forward), 293.6);
         assert_eq!(heads.backward, heads.forward);
-        // Multi-head: c / 2 times less.
+        // With multi-head attention the all-to-all sends `c / 2` times less.
         let many = problem(131_072, 32, 8);
         let ratio =
             many.cost(ContextExchange::Ring).forward / many.cost(ContextExchange::AllToAll).forward;
@@ -267,8 +270,8 @@ mod tests {
         assert_eq!(cost.backward, inside.backward + between.backward);
     }
 
-    /// A ring of `s / c >= 2 kv / q F / B` tokens per rank hides what it sends in the forward: 500 for NVLink, with a
-    /// quarter as many groups as heads.
+    /// A ring with `s / c >= 2 kv / q F / B` tokens per rank hides the communication of its forward. With one group
+    /// per four heads, this is 500 tokens on NVLink.
     #[test]
     fn a_ring_hides_its_transfers_behind_enough_tokens() {
         let nvlink = LinkSpeed::NVLINK;

@@ -1,4 +1,4 @@
-//! The attention of a rank's queries to the keys and values of all ranks of a group. On plain tensors.
+//! Attention of a rank's queries to the keys and values of all ranks of a group. All tensors are plain.
 
 use std::fmt::Debug;
 
@@ -14,14 +14,14 @@ use crate::nn::wide::wide;
 
 /// An exchange of keys and values between the ranks of a group.
 ///
-/// All ranks of the group must call the same methods in the same order. Each has a block
-/// `[tokens, 2 groups, width]` of its own; see [`PartialAttention`].
+/// All ranks of the group must call the same methods in the same order. Each rank has its own block
+/// `[tokens, 2 groups, width]`. See [`PartialAttention`].
 pub trait KeyValueExchange: Debug + Send + Sync {
-    /// Attention of this rank's queries `[1, tokens, heads, width]` to all keys.
+    /// Returns the attention of this rank's queries `[1, tokens, heads, width]` to all keys.
     fn forward(&self, of: &PartialAttention, q: Tensor<4>, own: Tensor<3>) -> PartialResult;
 
-    /// The gradients of this rank's queries and block. `result` is that of the forward, with the output in the
-    /// type of the queries, and `dout` the gradient of the output.
+    /// Returns the gradients of this rank's queries and block. `result` is the result of the forward, with the output
+    /// in the type of the queries. `dout` is the gradient of the output.
     fn backward(
         &self,
         of: &PartialAttention,
@@ -32,17 +32,17 @@ pub trait KeyValueExchange: Debug + Send + Sync {
     ) -> PartialGradients;
 }
 
-/// The ranks of a context group in groups of neighbours, between which keys and values are exchanged.
+/// The ranks that exchange keys and values between groups of neighbours.
 #[derive(Clone, Debug)]
 pub struct OuterGroup {
-    /// One rank of each group of neighbours.
+    /// The ranks of the exchange, one from each group of neighbours.
     pub comm: Comm,
-    /// The ranks of a group of neighbours.
+    /// The number of ranks in a group of neighbours.
     pub neighbours: usize,
 }
 
 impl OuterGroup {
-    /// The ranks of the context group that rank `index` of the outer group stands for.
+    /// Returns the ranks of the context group that rank `index` of the outer group represents.
     pub fn members(&self, index: usize) -> Members {
         index * self.neighbours..(index + 1) * self.neighbours
     }
@@ -52,23 +52,24 @@ impl OuterGroup {
     }
 }
 
-/// Blocks travel around the ranks; while one is computed with, the next one arrives.
+/// Ring attention: blocks are sent around the ring. While a rank computes with a block, it receives the next block.
 ///
-/// Each rank sends `context - 1` blocks in the forward. In the backward they travel again, and one step behind them
-/// the sums of their gradients, which are at home after `context - 1` steps too: a rank adds those of its own
-/// queries last. All sums are in f32 (f64 for f64) and in a fixed order.
+/// Each rank sends `context - 1` blocks in the forward. In the backward the blocks are sent again, followed one step
+/// later by the sums of their gradients, which also arrive at their owner after `context - 1` steps. A rank adds the
+/// gradients of its own queries last. All sums are in f32 (f64 for f64) and in a fixed order.
 #[derive(Clone, Debug)]
 pub struct Ring(pub OuterGroup);
 
-/// Each rank gathers all blocks, in the forward and again in the backward, whose gradients are reduce-scattered.
+/// Each rank gathers all blocks, in the forward and again in the backward. The gradients of the blocks are
+/// reduce-scattered.
 ///
-/// A row is computed as on one rank, with the same keys in the same order.
+/// A row is computed as on a single rank, with the same keys in the same order.
 #[derive(Clone, Debug)]
 pub struct AllGather(pub OuterGroup);
 
 impl Ring {
-    /// Calls `compute` with each block and the ranks that it is from, the own one first; the next block is under
-    /// way meanwhile.
+    /// Calls `compute` with each block and the ranks that own it, starting with this rank's block. The next block is
+    /// received during the computation.
     fn each_block(&self, own: Tensor<3>, mut compute: impl FnMut(&Tensor<3>, Members)) {
         RingAllGather::start(vec![own], &self.0.comm).each(|block, rank, _| {
             compute(&block, self.0.members(rank));
@@ -107,7 +108,8 @@ impl KeyValueExchange for Ring {
             dq = dq.clone() + dq_part;
             Some(block)
         };
-        // One half of the own block is computed while the first block comes, the other while the last sum goes home.
+        // One half of the own block is computed while the first block arrives, and the other half while the last sum
+        // is sent.
         let mut of_own = None;
         let home = self.0.members(self.0.comm.rank());
         self.each_block(own.clone(), |block, keys| {
@@ -133,7 +135,7 @@ impl KeyValueExchange for Ring {
 }
 
 impl AllGather {
-    /// The keys and values of all ranks in ascending order.
+    /// Gathers the keys and values of all ranks in ascending order.
     fn gathered(&self, of: &PartialAttention, own: Tensor<3>) -> Tensor<3> {
         let order = of.shard.order(self.0.all(), &own.device());
         let all = start_all_gather(own, 0, &self.0.comm).wait();

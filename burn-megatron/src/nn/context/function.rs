@@ -9,8 +9,9 @@ use burn_megatron_kernels::Function;
 use super::exchange::KeyValueExchange;
 use super::partial::{PartialAttention, sink_gradient, with_sink};
 
-/// From a joint projection `[tokens, heads + 2 groups, width]`, and optionally the sinks `[heads]` in the type of the
-/// statistics, to `[tokens, heads, width]`. Of the other ranks' keys and values nothing is kept for the backward.
+/// Context-parallel attention. Inputs: a joint projection `[tokens, heads + 2 groups, width]`, and optionally the
+/// sinks `[heads]` in the type of the statistics. Output: `[tokens, heads, width]`. Keys and values of other ranks
+/// are not kept for the backward.
 #[derive(Clone, Debug)]
 pub(super) struct ExchangedAttention {
     pub of: PartialAttention,
@@ -18,7 +19,7 @@ pub(super) struct ExchangedAttention {
 }
 
 impl ExchangedAttention {
-    /// The queries `[1, tokens, heads, width]` and the block of a projection.
+    /// Returns the queries `[1, tokens, heads, width]` and the block of a projection.
     fn parts(&self, qkv: Tensor<3>) -> (Tensor<4>, Tensor<3>) {
         let heads = self.of.heads;
         let q = qkv.clone().narrow(1, 0, heads.heads).unsqueeze();
@@ -48,7 +49,7 @@ impl Function for ExchangedAttention {
         (out.into_dispatch(), saved)
     }
 
-    /// The parts of the gradients that the blocks of keys give do not depend on the sink, which the log-sum-exp includes.
+    /// The gradients for each block of keys do not depend on the sink, because the log-sum-exp includes it.
     fn backward(
         &self,
         saved: Vec<DispatchTensor>,

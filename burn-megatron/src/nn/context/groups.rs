@@ -1,30 +1,30 @@
-//! The groups in which a context axis exchanges.
+//! The process groups in which a context axis exchanges data.
 
 use crate::collective::Comm;
 use crate::comm::{CommError, consecutive_subgroups};
 
 use super::exchange::OuterGroup;
 
-/// A context group as groups of neighbours, which exchange heads by all-to-all, and the groups between these,
-/// which exchange keys and values.
+/// A context group, divided into groups of neighbours. Neighbours exchange heads by all-to-all. The outer groups
+/// exchange keys and values between the groups of neighbours.
 #[derive(Clone, Debug)]
 pub struct ContextGroups {
     /// All ranks that share a sequence.
     pub comm: Comm,
     /// The neighbours of this rank.
     pub inner: Comm,
-    /// One rank of each group of neighbours.
+    /// The ranks of the outer exchange, one from each group of neighbours.
     pub outer: OuterGroup,
 }
 
 impl ContextGroups {
     /// Splits `comm` into groups of `neighbours` consecutive ranks.
     ///
-    /// Collective: call on all ranks of `comm`, with the same size, which divides theirs.
+    /// Collective: call it on all ranks of `comm` with the same `neighbours`, which must divide the size of `comm`.
     ///
     /// # Errors
     ///
-    /// [`CommError`] if a rank is missing or has another size.
+    /// [`CommError`] if a rank is missing or passes another size.
     pub fn new(comm: &Comm, neighbours: usize) -> Result<Self, CommError> {
         let names = ["context: neighbours", "context: between"];
         let [inner, outer] = consecutive_subgroups(comm, neighbours, names)?;
@@ -38,10 +38,10 @@ impl ContextGroups {
         })
     }
 
-    /// Groups of 1, 2, 4, ... consecutive ranks of `comm`, up to all, each rank in one of every size. They exchange keys and
-    /// values alone.
+    /// Creates groups of 1, 2, 4, ... consecutive ranks of `comm`, up to all ranks. Each rank is in one group of
+    /// every size. The groups only exchange keys and values.
     ///
-    /// Collective: call on all ranks of `comm`, a power of two.
+    /// Collective: call it on all ranks of `comm`. Their number must be a power of two.
     ///
     /// # Errors
     ///

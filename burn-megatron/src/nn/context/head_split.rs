@@ -1,4 +1,4 @@
-//! The heads of a projection for each of some ranks.
+//! Splits the heads of a projection between ranks.
 
 use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;
@@ -6,11 +6,11 @@ use burn_megatron_kernels::attention::Heads;
 
 use crate::nn::unsaved::unsaved;
 
-/// The parts of a projection `[tokens, heads + 2 groups, width]` for each of some ranks, one after the other: `[ranks *
-/// tokens, own units, width]`. Where the ranks are more than the groups, several have a copy of one, whose gradients are
-/// summed in the order of the ranks.
+/// Splits a projection `[tokens, heads + 2 groups, width]` into parts for several ranks, concatenated to
+/// `[ranks * tokens, own units, width]`. If there are more ranks than groups, several ranks get a copy of a group.
+/// The gradients of the copies are summed in rank order.
 ///
-/// One operation, as the gradient of each part by itself would be as large as the projection.
+/// This is a single operation, because separate gradients of the parts would each be as large as the projection.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct HeadSplit {
     pub heads: Heads,
@@ -18,7 +18,7 @@ pub(super) struct HeadSplit {
 }
 
 impl HeadSplit {
-    /// The parts; differentiable.
+    /// Returns the parts. The operation is differentiable.
     pub fn split(self, qkv: Tensor<3>) -> Tensor<3> {
         unsaved(
             "HeadSplit",
@@ -28,7 +28,7 @@ impl HeadSplit {
         )
     }
 
-    /// Queries and groups of a rank.
+    /// Returns the numbers of query heads and groups of a rank.
     fn own(&self) -> (usize, usize) {
         let Self { heads, neighbours } = self;
         (heads.heads / neighbours, heads.groups.div_ceil(*neighbours))
@@ -55,7 +55,7 @@ impl HeadSplit {
         Tensor::cat(parts.collect(), 0).into_dispatch()
     }
 
-    /// Returns the gradient of the projection from those of its parts.
+    /// Returns the gradient of the projection, given the gradients of its parts.
     fn joined(self, gradient: DispatchTensor) -> DispatchTensor {
         let gradient = Tensor::<3>::from_dispatch(gradient);
         let tokens = gradient.dims()[0] / self.neighbours;
@@ -65,7 +65,7 @@ impl HeadSplit {
             own.narrow(1, first, count)
         };
         let copies = (self.neighbours / self.heads.groups).max(1);
-        // Of keys or values, which begin at `first`.
+        // Sums the copies of the keys or values that begin at `first`.
         let summed = |first: usize| {
             let of_first = (0..self.neighbours).step_by(copies);
             of_first.map(move |rank| {
@@ -85,7 +85,7 @@ mod tests {
     use super::*;
     use crate::nn::tests::{values, wave};
 
-    /// The gradient is that of the same parts, taken one by one.
+    /// The gradient equals the gradient of the same parts, taken one by one.
     #[test]
     fn gradients_of_copies_are_summed() {
         let heads = |groups| Heads {

@@ -1,17 +1,18 @@
-//! Context parallelism: the ranks of the context axis share each sequence, and exchange what attention needs.
+//! Context parallelism: the ranks of the context axis share each sequence, and exchange data for attention.
 //!
-//! - A [`SequenceShard`] says which tokens of a batch a rank has; [`Tokens`](super::Tokens) carry it. Everything
-//!   but attention computes each token by itself, so that the layers beside it are those of one rank: positions,
-//!   dropout and the loss go by the token's place in the whole batch.
-//! - A layer of attention brings queries together with the keys and values of other ranks by a
-//!   [`ContextExchange`]: an all-to-all of heads inside of groups of neighbours, and
-//!   a [`KeyValueExchange`] between these groups, [`Ring`] or [`AllGather`].
-//! - [`ExchangeProblem`] has the volumes of an exchange, and the choice between them.
+//! - A [`SequenceShard`] describes which tokens of a batch a rank holds. [`Tokens`](super::Tokens) carry it. All
+//!   layers except attention process each token separately, so they work as on one rank. Positions, dropout and the
+//!   loss use the place of the token in the complete batch.
+//! - An attention layer combines queries with the keys and values of other ranks by a [`ContextExchange`]. It
+//!   consists of an all-to-all of heads inside groups of neighbours, and a [`KeyValueExchange`] between these groups:
+//!   [`Ring`] or [`AllGather`].
+//! - [`ExchangeProblem`] computes the volumes of an exchange, and chooses between exchanges.
 //!
-//! A result that is merged from several blocks is so in f32 (f64 for f64), and so are the gradients of keys and
-//! values; see [`merge`]. An all-to-all and the all-gather compute each row from the keys of one rank in their order.
+//! Results that are merged from several blocks, and the gradients of keys and values, are in f32 (f64 for f64). See
+//! [`merge`]. The all-to-all and the all-gather compute each row from the same keys, in the same order, as a single
+//! rank.
 //!
-//! No parameter is split: the gradient of each is a partial sum over context x data.
+//! No parameter is split. The gradient of each parameter is a partial sum over context x data.
 
 mod attention;
 mod cache;
@@ -44,17 +45,17 @@ use super::{BuildError, ModelBuilder};
 use crate::mesh::{ContextExchange, LayoutError};
 
 impl ContextAttention {
-    /// The exchanges of a layer with these heads on a tensor rank and sequences of up to `tokens` tokens, one for each
-    /// number of ranks that share a batch: none without context parallelism, several if it is hybrid. `fused` is whether
-    /// attention is.
+    /// Creates the exchanges of a layer with these heads on a tensor rank and sequences of up to `tokens` tokens.
+    /// There is one exchange for each number of ranks that share a batch: none without context parallelism, and
+    /// several with hybrid context parallelism. `fused` tells whether attention is fused.
     ///
-    /// Collective over the context axis at the first call, over all ranks of the stage if it is hybrid: call on all ranks, in
-    /// the same order.
+    /// The first call is collective over the context axis, or over all ranks of the stage with hybrid context
+    /// parallelism. Call it on all ranks, in the same order.
     ///
     /// # Errors
     ///
-    /// [`BuildError::Config`] if the heads do not fit the exchange, or unfused attention a ring;
-    /// [`BuildError::Comm`].
+    /// [`BuildError::Config`] if the heads do not fit the exchange, or if a ring is combined with unfused attention.
+    /// [`BuildError::Comm`] if the collective fails.
     pub fn new(
         builder: &ModelBuilder,
         heads: Heads,
@@ -81,7 +82,8 @@ impl ContextAttention {
         }])
     }
 
-    /// Builds the attention for the groups of all powers of two; without a choice, by a ring.
+    /// Builds the attention for the groups of all powers of two. Uses a ring unless the layout requests the
+    /// all-gather.
     fn hybrid(builder: &ModelBuilder, fused: bool) -> Result<Vec<Self>, BuildError> {
         if !fused {
             let setting = "attention that holds its scores in memory (it has dropout, a soft cap or wide heads, or the kernel \
@@ -107,7 +109,7 @@ impl ContextAttention {
     }
 }
 
-/// Returns the exchange of keys and values between groups of neighbours; `None` for an all-to-all of all ranks.
+/// Returns the exchange of keys and values between groups of neighbours, or `None` for an all-to-all of all ranks.
 fn between(exchange: ContextExchange, groups: &ContextGroups) -> Option<Arc<dyn KeyValueExchange>> {
     let outer = groups.outer.clone();
     match exchange {

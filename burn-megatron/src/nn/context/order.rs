@@ -5,17 +5,17 @@ use burn::tensor::{Device, Int, Tensor};
 
 use crate::nn::unsaved::unsaved;
 
-/// The order that brings the tokens of some ranks, one rank after the other, into ascending order.
+/// The permutation between rank order and ascending token order.
 #[derive(Clone, Debug)]
 pub(in crate::nn) struct Order {
-    /// By place in the ascending order, the place in the order of the ranks.
+    /// Maps positions in ascending order to positions in rank order.
     ascending: Tensor<1, Int>,
-    /// The reverse.
+    /// Maps positions in rank order to positions in ascending order.
     by_rank: Tensor<1, Int>,
 }
 
 impl Order {
-    /// The order of tokens with these numbers.
+    /// Creates the order of tokens with these numbers.
     pub fn new(numbers: &[usize], device: &Device) -> Self {
         let mut ascending: Vec<_> = (0..numbers.len()).collect();
         ascending.sort_unstable_by_key(|place| numbers[*place]);
@@ -34,19 +34,19 @@ impl Order {
         }
     }
 
-    /// `[tokens, heads, width]` in ascending order; differentiable.
+    /// Returns `[tokens, heads, width]` in ascending order. The operation is differentiable.
     pub fn ascending(&self, x: Tensor<3>) -> Tensor<3> {
         permute(x, &self.ascending, &self.by_rank)
     }
 
-    /// `[tokens, heads, width]` in the order of the ranks; differentiable.
+    /// Returns `[tokens, heads, width]` in rank order. The operation is differentiable.
     pub fn by_rank(&self, x: Tensor<3>) -> Tensor<3> {
         permute(x, &self.by_rank, &self.ascending)
     }
 }
 
-/// Returns the rows in another order. The gradient has the reverse order `back`: it is read from its places, while the
-/// gradient of a selection is added to places that may repeat.
+/// Returns the rows in another order. The gradient is read in the reverse order `back`. The gradient of a selection
+/// would instead be added to places that may repeat.
 fn permute(x: Tensor<3>, places: &Tensor<1, Int>, back: &Tensor<1, Int>) -> Tensor<3> {
     let select = |x: DispatchTensor, places: &Tensor<1, Int>| {
         let x = Tensor::<3>::from_dispatch(x);
@@ -66,7 +66,7 @@ mod tests {
     use super::*;
     use crate::nn::tests::values;
 
-    /// One rank has 0, 3, the other 1, 2.
+    /// One rank has tokens 0 and 3, the other has tokens 1 and 2.
     #[test]
     fn tokens_and_gradients_find_their_places() {
         let device = Device::flex();

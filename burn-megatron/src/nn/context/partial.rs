@@ -1,4 +1,4 @@
-//! Attention of some queries to some of their keys, and how such results are merged. On plain tensors.
+//! Attention of some queries to some of their keys, and the merging of such results. All tensors are plain.
 
 use std::sync::Arc;
 
@@ -13,34 +13,34 @@ use super::shard::{Members, QueryPart, SequenceShard};
 use crate::nn::score_options::ScoreOptions;
 use crate::nn::wide::wide;
 
-/// Where the gradients of values begin in a flat buffer: kernels write from a multiple of this on.
+/// The alignment of value gradients in a flat buffer, in elements, as required by the kernels.
 const ALIGNMENT: usize = 4;
 
 /// The attention of one rank's queries to blocks of keys and values.
 ///
-/// Queries are `[1, tokens, heads, width]`, a block is `[tokens, 2 groups, width]`, keys before values; both in
-/// ascending order of their tokens.
+/// Queries are `[1, tokens, heads, width]`. A block is `[tokens, 2 groups, width]`, with the keys before the values.
+/// Both are in ascending token order.
 #[derive(Clone, Debug)]
 pub struct PartialAttention {
     pub(in crate::nn) engine: Arc<dyn AttentionEngine>,
     pub(in crate::nn) heads: Heads,
     pub(in crate::nn) scores: ScoreOptions,
     pub(in crate::nn) shard: Arc<SequenceShard>,
-    /// The ranks that have the tokens of the queries.
+    /// The ranks that hold the tokens of the queries.
     pub(in crate::nn) queries: Members,
-    /// Whether gradients of keys and values travel in the type of the model.
+    /// Whether gradients of keys and values are exchanged in the type of the model.
     pub(in crate::nn) narrow_gradients: bool,
 }
 
-/// An output `[1, queries, heads, width]` in the type of the statistics, and the log-sum-exp
-/// `[1, heads, queries]` of the scores that it covers.
+/// An output `[1, queries, heads, width]` in the type of the statistics, and the log-sum-exp `[1, heads, queries]` of
+/// the scores that it covers.
 pub type PartialResult = (Tensor<4>, Tensor<3>);
 
-/// The gradients of the queries and of a block, in the type of the statistics and of their shapes.
+/// The gradients of the queries and of a block, with their shapes, in the type of the statistics.
 pub type PartialGradients = (Tensor<4>, Tensor<3>);
 
 impl PartialAttention {
-    /// Attention to the block of the ranks `keys`; none where no query sees a key.
+    /// Returns the attention to the block of the ranks `keys`, or `None` if no query attends to a key.
     pub fn attend(&self, q: &Tensor<4>, block: &Tensor<3>, keys: Members) -> Option<PartialResult> {
         let options = self.options(keys, QueryPart::All, q)?;
         let [k, v] = self.keys_and_values(block);
@@ -49,8 +49,8 @@ impl PartialAttention {
         Some((out.cast(dtype), lse))
     }
 
-    /// The part of the gradients that the block of the ranks `keys` gives; none where no query sees a key.
-    /// `result` is merged from all blocks, with the output in the type of the queries.
+    /// Returns the contribution of the block of the ranks `keys` to the gradients, or `None` if no query attends to a
+    /// key. `result` is merged from all blocks, with the output in the type of the queries.
     pub fn gradients(
         &self,
         q: &Tensor<4>,
@@ -62,7 +62,8 @@ impl PartialAttention {
         self.gradients_of(QueryPart::All, q, block, keys, result, dout)
     }
 
-    /// [`gradients`](Self::gradients) of some of the queries, beside zeros of the others.
+    /// Returns the [`gradients`](Self::gradients) of a part of the queries. The gradients of the other queries are
+    /// zero.
     pub(super) fn gradients_of(
         &self,
         part: QueryPart,
@@ -106,7 +107,7 @@ impl PartialAttention {
         Some((dq.cast(dtype), block))
     }
 
-    /// The type in which gradients of keys and values of a model in `dtype` travel.
+    /// Returns the type in which gradients of keys and values are exchanged, for a model in `dtype`.
     pub fn travelling(&self, dtype: DType) -> DType {
         if self.narrow_gradients {
             dtype
@@ -115,7 +116,7 @@ impl PartialAttention {
         }
     }
 
-    /// None where no query sees a key.
+    /// Returns the attention options, or `None` if no query attends to a key.
     fn options(&self, keys: Members, part: QueryPart, q: &Tensor<4>) -> Option<AttentionOptions> {
         let members = (self.queries.clone(), keys);
         let ranges = self
@@ -130,7 +131,7 @@ impl PartialAttention {
     }
 }
 
-/// The result of queries that see no key.
+/// Returns the result of queries that attend to no key.
 pub(super) fn unseen(q: &Tensor<4>) -> PartialResult {
     let [batch, queries, heads, width] = q.dims();
     let options = (&q.device(), wide(q.dtype()));
@@ -140,12 +141,12 @@ pub(super) fn unseen(q: &Tensor<4>) -> PartialResult {
     )
 }
 
-/// The result with a sink `[heads]`, a logit without a value, in the softmax of each query.
+/// Adds a sink `[heads]`, a logit without a value, to the softmax of each query.
 pub(super) fn with_sink((out, lse): PartialResult, sink: Tensor<1>) -> PartialResult {
     let sink = sink.reshape([1, -1, 1]).expand(lse.dims());
     let difference = sink.clone() - lse.clone();
     let above_larger = difference.clone().abs().neg().exp().log1p();
-    // ln(1 + e^difference), the amount by which the log-sum-exp grows. It is infinite for a query that sees no key.
+    // ln(1 + e^difference), by which the log-sum-exp grows. It is infinite for a query that attends to no key.
     let growth = difference.clamp_min(0.0) + above_larger.clone();
     // [1, heads, queries] to [1, queries, heads, 1]
     let share = growth.neg().exp().swap_dims(1, 2);
@@ -155,7 +156,7 @@ pub(super) fn with_sink((out, lse): PartialResult, sink: Tensor<1>) -> PartialRe
     )
 }
 
-/// The gradient of the sink of a result: the sum over the queries of `-exp(sink - lse) dout . out`.
+/// Returns the gradient of the sink of a result: the sum over the queries of `-exp(sink - lse) dout . out`.
 pub(super) fn sink_gradient(
     sink: Tensor<1>,
     (out, lse): &PartialResult,
@@ -173,7 +174,7 @@ mod tests {
     use super::*;
     use burn::tensor::Device;
 
-    /// Padding attends to nothing. In its softmax the sink is alone.
+    /// Padding attends to nothing. Its softmax contains only the sink.
     #[test]
     fn a_query_that_sees_no_key_has_the_sink_alone() {
         let device = Device::flex();

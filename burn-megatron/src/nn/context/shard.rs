@@ -1,4 +1,4 @@
-//! The tokens of a batch that one rank of a context group has.
+//! The tokens of a batch that one rank of a context group holds.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -14,14 +14,14 @@ use crate::collective::{self, Comm};
 use crate::mesh::{ContextSplit, ContextSplitError};
 use crate::nn::RealTokens;
 
-/// Ranks of a context group, by their index in it.
+/// Ranks of a context group, as a range of their indices in the group.
 pub(in crate::nn) type Members = Range<usize>;
 
-/// The tokens of a batch `[batch, seq]` that one rank of a context group has: of each row `seq / context`, in
-/// ascending order.
+/// The tokens of a batch `[batch, seq]` that one rank of a context group holds: `seq / context` tokens of each row,
+/// in ascending order.
 ///
-/// Tokens are numbered in the concatenated rows, from 0 to `batch * seq`. A token attends to the earlier tokens
-/// of its document, so to one range of these numbers; of any ascending list of keys this is one range too
+/// Tokens are numbered in the concatenated rows, from 0 to `batch * seq`. A token attends to the earlier tokens of
+/// its document, which form a contiguous range. In any ascending list of keys they are contiguous too
 /// ([`KeyRanges`]).
 #[derive(Debug)]
 pub struct SequenceShard {
@@ -31,9 +31,9 @@ pub struct SequenceShard {
     /// The tokens of each rank.
     tokens: Vec<Vec<usize>>,
     rank: usize,
-    /// `None` if the rows are as they were sampled.
+    /// `None` if documents have not been padded or moved.
     places: Option<TokenPlaces>,
-    /// None if no token is padding.
+    /// The real tokens. `None` if no token is padding.
     real: Option<Arc<RealTokens>>,
     uploads: Mutex<Uploads>,
 }
@@ -50,8 +50,7 @@ pub struct TokenPlaces {
     pub in_global_batch: bool,
 }
 
-/// The queries of a call: those that come first or last in their order, of about half of the pairs of query and key
-/// each, or all of them.
+/// A part of the queries of a call. The first and the last part have about half of the query-key pairs each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(in crate::nn) enum QueryPart {
     All,
@@ -62,14 +61,14 @@ pub(in crate::nn) enum QueryPart {
 /// The tensors that layers have requested, on the device of the model.
 #[derive(Debug, Default)]
 struct Uploads {
-    /// By the rows of short sequences in the table of positions, if there are such.
+    /// Position tensors, keyed by the rows of short sequences in the rotary table, if it has such rows.
     positions: HashMap<Option<Range<usize>>, Tensor<2, Int>>,
-    /// By queries, keys, and the left side of the window.
+    /// Key ranges, keyed by queries, keys, the left side of the window, and the query part.
     ranges: HashMap<(Members, Members, Option<usize>, QueryPart), KeyRanges>,
     orders: HashMap<Members, Order>,
 }
 
-/// Compares the parts of the ranks; uploaded tensors do not count.
+/// Compares the shards. Uploaded tensors are ignored.
 impl PartialEq for SequenceShard {
     fn eq(&self, other: &Self) -> bool {
         let known = |of: &Self| (of.shape, of.rank);
@@ -84,9 +83,9 @@ impl PartialEq for SequenceShard {
 impl Eq for SequenceShard {}
 
 impl SequenceShard {
-    /// The shard of rank `rank` of `ranks`, of rows that are split by `split`. `documents` are the starts of packed
-    /// documents in the concatenated rows and the end of the last one, as in
-    /// `Batch::documents`; without them every row is one document.
+    /// Creates the shard of rank `rank` of `ranks`, for rows that are divided by `split`. `documents` are the starts
+    /// of packed documents in the concatenated rows and the end of the last document, as in `Batch::documents`.
+    /// Without them every row is one document.
     ///
     /// # Errors
     ///
@@ -100,7 +99,7 @@ impl SequenceShard {
         Self::of_tokens(shape, documents, (None, None), split, of)
     }
 
-    /// Returns the same as [`new`](Self::new) for rows with padding, or for documents that were padded or moved.
+    /// Creates a shard like [`new`](Self::new), for rows with padding, or for documents that were padded or moved.
     ///
     /// # Errors
     ///
@@ -141,70 +140,69 @@ impl SequenceShard {
         }))
     }
 
-    /// `[batch, seq]` of the whole batch.
+    /// Returns the shape of the complete batch, `[batch, seq]`.
     pub fn shape(&self) -> [usize; 2] {
         self.shape
     }
 
-    /// `[batch, seq / context]`, the shape of this rank's part.
+    /// Returns the shape of this rank's part, `[batch, seq / context]`.
     pub fn local_shape(&self) -> [usize; 2] {
         let [rows, _] = self.shape;
         [rows, self.tokens().len() / rows.max(1)]
     }
 
-    /// The ranks that share the batch.
+    /// Returns the number of ranks that share the batch.
     pub fn ranks(&self) -> usize {
         self.tokens.len()
     }
 
-    /// This rank's index among them.
+    /// Returns this rank's index in the context group.
     pub fn rank(&self) -> usize {
         self.rank
     }
 
-    /// Returns whether places are indices in all rows of the global batch, not only in the rows of the
-    /// micro-batch.
+    /// Returns whether places are indices in all rows of the global batch, not only in the rows of the micro-batch.
     pub fn is_in_global_batch(&self) -> bool {
         let places = self.places.as_ref();
         places.is_some_and(|places| places.in_global_batch)
     }
 
-    /// Returns the index of a token in the concatenated rows as they were sampled, before documents were padded or moved, or
+    /// Returns the index of a token in the original concatenated rows, before documents were padded or moved. Returns
     /// `None` for added padding. Random streams are indexed by this number.
     pub(in crate::nn) fn place(&self, token: usize) -> Option<usize> {
         let places = self.places.as_ref();
         places.map_or(Some(token), |places| places.numbers[token])
     }
 
-    /// Returns the length of the rows as they were sampled.
+    /// Returns the length of the original rows.
     pub(in crate::nn) fn row_of_places(&self) -> usize {
         let places = self.places.as_ref();
         places.map_or(self.shape[1], |places| places.row_length)
     }
 
-    /// This rank's tokens in the concatenated rows.
+    /// Returns this rank's tokens, as indices in the concatenated rows.
     pub fn tokens(&self) -> &[usize] {
         &self.tokens[self.rank]
     }
 
-    /// This rank's part of values `[batch, seq]` of the whole batch, row by row.
+    /// Returns this rank's part of values `[batch, seq]` of the complete batch, row by row.
     pub fn part<T: Copy>(&self, values: &[T]) -> Vec<T> {
         self.tokens().iter().map(|token| values[*token]).collect()
     }
 
-    /// The pairs of query and key that this rank computes: what the tokens of its rows see.
+    /// Returns the number of query-key pairs that this rank computes.
     pub fn pairs(&self, window: Option<Window>) -> u64 {
         let own = self.tokens().iter();
         own.map(|token| self.visible(*token, window).len() as u64)
             .sum()
     }
 
-    /// The position in its document of each token, of this part of each of this rank's rows.
+    /// Returns the position of each token in its document, for this part of each of this rank's rows.
     pub(in crate::nn) fn position_numbers(&self, part: Range<usize>) -> Vec<i32> {
         let [_, local] = self.local_shape();
         let rows = self.tokens().chunks(local.max(1));
         let own = rows.flat_map(|row| &row[part.clone()]);
-        // Padding may be longer than the context, and has no positions.
+        // Padding has no positions, and may be longer than the context.
         let position = |token| match self.is_padding(token) {
             true => 0,
             false => (token - self.document(token).start) as i32,
@@ -212,7 +210,8 @@ impl SequenceShard {
         own.map(|token| position(*token)).collect()
     }
 
-    /// Returns the rows of a table for this rank's tokens. The whole documents choose the rows.
+    /// Returns the rows of a rotary table for this rank's tokens. They depend on the length of the complete
+    /// documents.
     pub(in crate::nn) fn positions(&self, table: &RopeTable, device: &Device) -> Positions {
         let [rows, local] = self.local_shape();
         let mut uploads = self.uploads.lock();
@@ -231,18 +230,18 @@ impl SequenceShard {
         Positions::Each(positions.clone())
     }
 
-    /// The tokens of some ranks in ascending order.
+    /// Returns the tokens of some ranks in ascending order.
     pub(in crate::nn) fn of_members(&self, members: &Members) -> Vec<usize> {
         let mut tokens = self.tokens[members.clone()].concat();
-        // Those of one rank are in order.
+        // The tokens of a single rank are already in order.
         if members.len() > 1 {
             tokens.sort_unstable();
         }
         tokens
     }
 
-    /// Returns the ranges of `keys` that the tokens of `queries` see, both in ascending order; tokens that are not in
-    /// `part` see nothing.
+    /// Returns the ranges of `keys` that the tokens of `queries` attend to, both in ascending order. Queries outside
+    /// `part` attend to nothing.
     pub(in crate::nn) fn ranges(
         &self,
         (queries, keys): (Members, Members),
@@ -271,7 +270,7 @@ impl SequenceShard {
         ranges.clone()
     }
 
-    /// Returns the ranges of all ranks' tokens that this rank's tokens see.
+    /// Returns the ranges of all ranks' tokens that this rank's tokens attend to.
     pub(in crate::nn) fn ranges_in_batch(
         &self,
         window: Option<Window>,
@@ -291,14 +290,15 @@ impl SequenceShard {
         order.clone()
     }
 
-    /// Returns `[tokens, ..]` of all ranks in ascending order, from this rank's; differentiable. `comm` are the ranks, or one of
-    /// each group of neighbours that have the same.
+    /// Gathers `[tokens, ..]` of all ranks in ascending order. The operation is differentiable. `comm` are the ranks,
+    /// or one rank of each group of neighbours that hold the same tokens.
     pub(in crate::nn) fn gathered(&self, own: Tensor<3>, comm: &Comm) -> Tensor<3> {
         let order = self.order(0..self.ranks(), &own.device());
         order.ascending(collective::gather_sequence(own, 0, comm))
     }
 
-    /// Returns the tokens that a token attends to. Padding attends to no token, so it counts in no statistic of attention.
+    /// Returns the tokens that a token attends to. Padding attends to no token, so it does not affect attention
+    /// statistics.
     pub(in crate::nn) fn visible(&self, token: usize, window: Option<Window>) -> Range<usize> {
         let first = self.document(token).start;
         let first = match window {
@@ -328,7 +328,7 @@ impl SequenceShard {
     }
 }
 
-/// Empties the ranges of the queries that are not in `part`; starts and ends do not decrease.
+/// Empties the ranges of the queries outside `part`. Starts and ends must not decrease.
 fn keep_part(ranges: &mut [Range<usize>], part: QueryPart) {
     let pairs: usize = ranges.iter().map(Range::len).sum();
     let mut before = 0;

@@ -1,4 +1,4 @@
-//! Attention with its scores in memory, under context parallelism: each rank gathers all keys and values.
+//! Unfused attention under context parallelism: each rank gathers all keys and values.
 
 use std::sync::Arc;
 
@@ -13,17 +13,17 @@ use crate::nn::dropout::MaskRows;
 /// The rows of scores that a rank computes.
 pub(in crate::nn) struct QueryRows<'a> {
     pub shard: &'a SequenceShard,
-    /// The tokens of the queries, as many of each sample.
+    /// The tokens of the queries, with the same number for each sample.
     pub tokens: Vec<usize>,
-    /// The heads of this rank.
+    /// The number of heads of this rank.
     pub heads: usize,
-    /// The first of them among the heads of all ranks.
+    /// The index of the first head of this rank among the heads of all ranks.
     pub first_head: usize,
     pub all_heads: usize,
 }
 
 impl QueryRows<'_> {
-    /// Which keys of its sample a query does not see.
+    /// Returns the mask of the keys of its sample that a query does not attend to.
     pub fn mask(&self, window: Option<Window>, device: &Device) -> Mask {
         let [batch, seq] = self.shard.shape();
         let hidden = self.tokens.iter().flat_map(|token| {
@@ -36,8 +36,9 @@ impl QueryRows<'_> {
         Mask::Hidden(Tensor::from_data(hidden, &device.clone().inner()))
     }
 
-    /// Returns the draws of the rows `[batch, heads, queries]` of probabilities, numbered as in the rows before padding,
-    /// `[batch, heads, seq, seq]`. Padding moves a document back, and a query draws for the keys of its document.
+    /// Returns the draws of the rows `[batch, heads, queries]` of probabilities. They are numbered as in the rows
+    /// before padding, `[batch, heads, seq, seq]`. Padding moves a document back, and a query draws for the keys of
+    /// its document.
     pub fn draws(&self) -> MaskRows {
         let (shard, seq) = (self.shard, self.shard.row_of_places());
         let [batch, padded] = shard.shape();
@@ -64,10 +65,12 @@ impl QueryRows<'_> {
 }
 
 impl ContextAttention {
-    /// `[batch, seq / context, (heads + 2 groups) * width]` to `[batch, seq / context, heads * width]`. `attend`
-    /// gets the queries `[batch, queries, heads, width]`, the keys and the values `[batch, seq, groups, width]`, the mask, and
-    /// the draws of the rows `[batch, heads, queries]`, and returns `[batch, queries, heads * width]`. `first_head` of
-    /// `all_heads` is the first head of this tensor rank.
+    /// Applies unfused attention to `[batch, seq / context, (heads + 2 * groups) * width]`. Returns
+    /// `[batch, seq / context, heads * width]`.
+    ///
+    /// `attend` gets the queries `[batch, queries, heads, width]`, the keys and the values
+    /// `[batch, seq, groups, width]`, the mask, and the draws of the rows `[batch, heads, queries]`. It returns
+    /// `[batch, queries, heads * width]`. `first_head` of `all_heads` is the first head of this tensor rank.
     pub fn attend_unfused(
         &self,
         qkv: Tensor<3>,

@@ -1,5 +1,5 @@
-//! The product of an activation in 8 bits: the activation is quantised as it is computed, and its values are
-//! not written.
+//! The FP8 product of an activation. The activation is quantized while it is computed, and its values are not
+//! written.
 
 use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;
@@ -9,12 +9,12 @@ use burn_megatron_kernels::activation::ActivationFunction;
 use crate::nn::layer_arithmetic::LayerArithmetic;
 use crate::nn::linear_function::LinearFunction;
 
-/// Inputs: the input of the activation, the weight, and the bias of the activation if it has one. The bits
-/// are those of the activation and the product one after the other.
+/// An activation and a linear product in one operation. Inputs: the input of the activation, the weight, and the bias
+/// of the activation, if any. The result is bit-identical to separate operations.
 #[derive(Debug)]
 pub(in crate::nn) struct ActivatedLinear {
     pub activation: ActivationFunction,
-    /// A product without a bias; it must not gather its input.
+    /// A product without a bias. It must not gather its input.
     pub product: LinearFunction,
 }
 

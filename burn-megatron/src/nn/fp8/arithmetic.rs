@@ -1,4 +1,4 @@
-//! The products of a linear layer in 8 bits.
+//! The FP8 products of a linear layer.
 
 use std::sync::Arc;
 
@@ -19,8 +19,7 @@ use crate::nn::arithmetic::{
 use crate::nn::forward_context;
 use crate::nn::hook::Pass;
 
-/// Products in 8 bits, accumulated in f32 (in f64 for an input in f64), with results in the type of the
-/// input:
+/// FP8 products, accumulated in f32 (in f64 for an f64 input), with results in the type of the input:
 ///
 /// ```text
 /// y  = x w        x rowwise    w columnwise
@@ -28,22 +27,22 @@ use crate::nn::hook::Pass;
 /// dw = x^T dy     x columnwise dy columnwise
 /// ```
 ///
-/// The backward quantises the input and the weight again, from the same values and with the same scale,
-/// unless their codes were saved.
+/// The backward quantizes the input and the weight again, from the same values and with the same scale, unless their
+/// codes were saved.
 #[derive(Clone, Debug)]
 pub(in crate::nn) struct Fp8Arithmetic {
     layer: Fp8Layer,
-    /// Whether a backward follows: only then magnitudes are recorded.
+    /// Whether a backward follows. Magnitudes are only recorded if it does.
     is_recorded: bool,
     /// Whether the codes of the input are saved for the backward instead of the input.
     saves_codes: bool,
-    /// The activation, with its bias, whose output is the input.
+    /// The activation, with its bias, that produces the input.
     activation: Option<(Activation, Option<Tensor<1>>)>,
 }
 
 impl Fp8Arithmetic {
-    /// `can_save_codes` tells whether the backward multiplies the input as it is in the forward: not if the
-    /// weight has no gradient, nor if this rank has a part of the sequence and gathers the input again.
+    /// Creates the arithmetic. `can_save_codes` tells whether the backward multiplies the same input as the forward.
+    /// This is not the case if the weight has no gradient, or if the rank gathers the sequence again.
     pub fn new(layer: &Fp8Layer, is_recorded: bool, can_save_codes: bool) -> Self {
         Self {
             saves_codes: is_recorded && can_save_codes && layer.shared.save_activations,
@@ -53,14 +52,14 @@ impl Fp8Arithmetic {
         }
     }
 
-    /// The same, with an activation of the input of [`output`](Self::output) in its place. The
-    /// backward must not need it: where the weight has a gradient, the codes must be saved.
+    /// Sets an activation that [`output`](Self::output) applies to its input. The backward must not need the
+    /// activation: if the weight has a gradient, the codes must be saved.
     pub fn activated(self, kind: Activation, bias: Option<Tensor<1>>) -> Self {
         let activation = Some((kind, bias));
         Self { activation, ..self }
     }
 
-    /// Both copies of the weight, where they are given, or the sink or the layer caches them.
+    /// Returns both copies of the weight, if they are given, or if the sink or the layer caches them.
     fn quantized_weight(
         &self,
         weight: &WeightSource<'_>,
@@ -79,7 +78,7 @@ impl Fp8Arithmetic {
         handle.sink.quantized(handle.index, pass).or_else(of_layer)
     }
 
-    /// The columnwise copy of the weight, and the scale with which the backward quantises it again.
+    /// Returns the columnwise copy of the weight, and the scale with which the backward quantizes it again.
     fn weight(&self, weight: WeightSource<'_>) -> (Fp8Matrix, Option<TensorScale>) {
         let pass = forward_context::pass();
         if let Some(weight) = self.quantized_weight(&weight, pass) {
@@ -92,8 +91,8 @@ impl Fp8Arithmetic {
         (expect_copy(copy), scale)
     }
 
-    /// Copies of a tensor, rowwise and columnwise. Where a backward follows, its magnitude is recorded and
-    /// its error measured.
+    /// Returns the rowwise and columnwise copies of a tensor. If a backward follows, also records the magnitude and
+    /// measures the quantization error.
     fn quantize(
         &self,
         operand: Operand,
@@ -116,8 +115,8 @@ impl Fp8Arithmetic {
         copies
     }
 
-    /// Returns the scales that the forward saved in addition to the input: the scales of the input and of the weight,
-    /// where the backward quantises these again.
+    /// Returns the scales that the forward saved for the input and for the weight, if the backward quantizes them
+    /// again.
     fn scales_of(&self, extra: &[DispatchTensor]) -> [Option<TensorScale>; 2] {
         let mut scales = extra.iter().cloned().map(Tensor::from_dispatch);
         let mut next = |operand| Some(self.layer.scale_in(operand, scales.next()?));
@@ -126,8 +125,8 @@ impl Fp8Arithmetic {
         [input, next(Operand::Weight)]
     }
 
-    /// Returns the number of scales that a forward saves, see [`scales_of`](Self::scales_of), given whether both copies
-    /// of the weight were there.
+    /// Returns the number of scales that a forward saves (see [`scales_of`](Self::scales_of)). `has_copies` tells
+    /// whether both copies of the weight were available.
     pub fn saved_scales(&self, has_copies: bool) -> usize {
         if self.layer.has_one_scale() {
             usize::from(!self.saves_codes) + usize::from(!has_copies)
@@ -136,7 +135,7 @@ impl Fp8Arithmetic {
         }
     }
 
-    /// The columnwise copy of the input.
+    /// Returns the columnwise copy of the input.
     fn input(&self, x: SavedInput, tokens: usize, extra: &[DispatchTensor]) -> Fp8Matrix {
         match x {
             SavedInput::Codes(codes) => self.layer.matrix(Operand::Input, codes, tokens),
@@ -153,12 +152,12 @@ impl Fp8Arithmetic {
     }
 }
 
-/// The gradient of the output in 8 bits.
+/// The gradient of the output in FP8.
 #[derive(Clone, Debug)]
 pub(in crate::nn) struct Fp8Gradient {
     rowwise: Option<Fp8Matrix>,
     columnwise: Option<Fp8Matrix>,
-    /// The type that it had.
+    /// The type before quantization.
     dtype: FloatDType,
 }
 
@@ -198,12 +197,12 @@ impl Fp8Arithmetic {
         (y, saved)
     }
 
-    /// Returns whether the codes of the input are saved in place of it.
+    /// Returns whether the codes of the input are saved instead of the input.
     pub fn saves_codes(&self) -> bool {
         self.saves_codes
     }
 
-    /// Quantises the gradient of the output for the gradients that are needed.
+    /// Quantizes the gradient of the output for the gradients that are needed.
     pub fn gradient(&self, dy: Tensor<2>, needed: NeededGradients) -> Fp8Gradient {
         let dtype = FloatDType::from(dy.dtype());
         let usage = QuantizerUsage {
@@ -235,7 +234,7 @@ impl Fp8Arithmetic {
             None => {
                 let value = weight.value(Pass::Backward);
                 let [_, scale] = self.scales_of(extra);
-                // A forward that found the weight cached has saved no scale.
+                // A forward that found a cached weight has saved no scale.
                 let scale = scale.or_else(|| self.layer.scale_of(Operand::Weight, &value));
                 let usage = QuantizerUsage::ROWWISE;
                 let (copies, _) =
@@ -254,7 +253,7 @@ impl Fp8Arithmetic {
         )
     }
 
-    /// Returns `x^T dy`, flat; at the one place of `target` where there is one.
+    /// Computes the flat weight gradient `x^T dy`, in the single place of `target` if there is a target.
     pub fn weight_gradient(
         &self,
         x: SavedInput,

@@ -1,4 +1,4 @@
-//! The magnitudes and scales of all operands of a model, in buffers on the device.
+//! The magnitudes and scales of all operands of a model, in device buffers.
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 #[cfg(doc)]
@@ -10,39 +10,38 @@ use super::history::ScaleState;
 use super::operand::Operand;
 use crate::comm::CommError;
 
-/// The slots of a layer, in the order of [`Operand::ALL`].
+/// The number of slots per layer, in the order of [`Operand::ALL`].
 const OPERANDS: usize = Operand::ALL.len();
 
-/// The log of the present step and the state of delayed scaling, see [`burn_megatron_kernels::fp8`]. The
-/// host makes copies of neither in a step.
+/// The log of the current step and the state of delayed scaling (see [`burn_megatron_kernels::fp8`]). They are not
+/// copied to the host during a step.
 #[derive(Debug, Default)]
 pub(super) struct OperandBuffers(Mutex<Buffers>);
 
 #[derive(Clone, Debug, Default)]
 struct Buffers {
     rules: Vec<Option<ScaleRule>>,
-    /// Where the buffers are, or will be at their first use.
+    /// The device of the buffers, or the device on which they will be created.
     device: Option<Device>,
-    /// None before its first use.
+    /// The state on the device. `None` before its first use.
     state: Option<(ScaleRules, Tensor<1>)>,
-    /// None if there was no tensor in this step.
+    /// The log on the device. `None` if no tensor was recorded in this step.
     log: Option<Tensor<1>>,
-    /// The state on the host, by slot, and whether the device has a newer one.
+    /// The state on the host, by slot. `is_stale` tells whether the device has a newer state.
     host: Vec<ScaleState>,
     is_stale: bool,
 }
 
-/// The state and the log at one time.
+/// The state and the log at one point in time.
 #[derive(Debug)]
 pub struct Fp8Snapshot {
     buffers: Buffers,
-    /// On the host, as layers add to it in place.
+    /// The log on the host, because layers add to the device log in place.
     log: Option<TensorData>,
 }
 
 impl OperandBuffers {
-    /// Returns the state that [`restore_snapshot`](Self::restore_snapshot) restores. Waits for the device if there is a
-    /// log.
+    /// Returns a snapshot for [`restore_snapshot`](Self::restore_snapshot). Waits for the device if there is a log.
     pub fn snapshot(&self) -> Fp8Snapshot {
         let mut buffers = self.0.lock().clone();
         let log = buffers.log.take().map(|log| log.to_data());
@@ -65,7 +64,7 @@ impl OperandBuffers {
         };
     }
 
-    /// Adds the slots of a layer on `device`, and returns the first one.
+    /// Adds the slots of a layer on `device`, and returns the first slot.
     pub fn add(&self, rules: [Option<ScaleRule>; OPERANDS], device: &Device) -> usize {
         let buffers = &mut *self.0.lock();
         buffers.drop_state();
@@ -82,14 +81,14 @@ impl OperandBuffers {
         first
     }
 
-    /// The scales on `device`: that of a slot is the element with its number.
+    /// Returns the scales on `device`, indexed by slot.
     pub fn scales(&self, device: &Device) -> Tensor<1> {
         let buffers = &mut *self.0.lock();
         buffers.move_to(device);
         buffers.state(device).1.clone()
     }
 
-    /// Has `add` add magnitudes on `device` to the log, which it gets and returns.
+    /// Calls `add` to add magnitudes on `device` to the log. `add` gets and returns the log.
     pub fn log<R>(&self, device: &Device, add: impl FnOnce(Tensor<1>) -> (R, Tensor<1>)) -> R {
         let buffers = &mut *self.0.lock();
         buffers.move_to(device);
@@ -99,7 +98,7 @@ impl OperandBuffers {
         result
     }
 
-    /// The states of a layer, from its first slot on. Waits for the device if it has newer ones.
+    /// Returns the states of a layer, given its first slot. Waits for the device if it has newer states.
     pub fn states(&self, first: usize) -> [ScaleState; OPERANDS] {
         let buffers = &mut *self.0.lock();
         buffers.read_state();
@@ -113,8 +112,8 @@ impl OperandBuffers {
         buffers.host.splice(first..first + OPERANDS, states);
     }
 
-    /// Ends the step: `gather` gets the log of this rank, and returns those of all ranks. Returns
-    /// [`NextScales::counts`]; `None` without layers.
+    /// Ends the step. `gather` gets the log of this rank and returns the logs of all ranks. Returns
+    /// [`NextScales::counts`], or `None` without layers.
     pub fn end_step(
         &self,
         gather: impl FnOnce(Tensor<1>) -> Result<Tensor<1>, CommError>,
@@ -140,7 +139,7 @@ impl Buffers {
         log.unwrap_or_else(|| empty_log(slots, device))
     }
 
-    /// Moves the buffers, if they are elsewhere: with a layer whose tensors were moved.
+    /// Moves the buffers to `device`, if the tensors of a layer were moved.
     fn move_to(&mut self, device: &Device) {
         if self.device.as_ref() != Some(device) {
             self.drop_state();
@@ -149,7 +148,7 @@ impl Buffers {
         }
     }
 
-    /// The state on the device; uploads it if it is not there.
+    /// Returns the state on the device, and uploads it if needed.
     fn state(&mut self, device: &Device) -> &mut (ScaleRules, Tensor<1>) {
         let (rules, host) = (&self.rules, &self.host);
         self.state.get_or_insert_with(|| {
@@ -177,7 +176,7 @@ impl Buffers {
         self.is_stale = false;
     }
 
-    /// Leaves the state on the host alone.
+    /// Drops the state on the device, and keeps it on the host.
     fn drop_state(&mut self) {
         self.read_state();
         self.state = None;

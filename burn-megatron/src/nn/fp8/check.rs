@@ -1,21 +1,21 @@
-//! Validation of settings.
+//! Validation of FP8 settings.
 
 use super::Fp8Error;
 use super::config::{Fp8Config, Fp8Recipe};
 use crate::glob::Glob;
 
-/// The largest margin, either way: beyond it `448 2^-margin` leaves the range of scales.
+/// The largest absolute margin. With a larger margin `448 2^-margin` leaves the range of scales.
 const MAX_MARGIN: i32 = 64;
 
-/// The longest history: all of it is read for every new scale.
+/// The maximum history length. The complete history is read for every new scale.
 const MAX_HISTORY: usize = 1 << 20;
 
 impl Fp8Config {
-    /// Returns the first invalid setting; needs no layers.
+    /// Checks the settings without layers.
     ///
     /// # Errors
     ///
-    /// [`Fp8Error::Setting`] and [`Fp8Error::Pattern`].
+    /// [`Fp8Error::Setting`] or [`Fp8Error::Pattern`] for the first invalid setting.
     pub fn check(&self) -> Result<(), Fp8Error> {
         self.globs().map(drop)?;
         if !(0.0..=1.0).contains(&self.saturation_limit) {
@@ -34,7 +34,7 @@ impl Fp8Config {
         recipes.into_iter().try_for_each(Fp8Recipe::check)
     }
 
-    /// The patterns of [`layers`](Self::layers).
+    /// Returns the patterns of [`layers`](Self::layers).
     pub(super) fn globs(&self) -> Result<Vec<Glob>, Fp8Error> {
         let glob = |pattern: &String| {
             Glob::parse(pattern).map_err(|fault| Fp8Error::Pattern {

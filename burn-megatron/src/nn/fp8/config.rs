@@ -1,33 +1,33 @@
-//! The configuration of 8-bit layers.
+//! Configuration of FP8 layers.
 
 use burn_megatron_kernels::fp8::Format;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// 8-bit arithmetic of the linear layers and experts of a run.
+/// FP8 arithmetic of the linear layers and experts of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Fp8Config {
-    /// The method of computing scales. Without a recipe, layers compute in the dtype of the model.
+    /// The scaling recipe. Without a recipe, layers compute in the type of the model.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("flag" = "fp8"))]
     pub recipe: Option<Fp8Recipe>,
-    /// The formats of values and of gradients.
+    /// The FP8 formats of values and of gradients.
     #[schemars(extend("follows" = "recipe set"))]
     pub format: Fp8Format,
-    /// The number of blocks at the start, and at the end, that compute in the dtype of the model. Overrides
+    /// The number of blocks at the beginning, and at the end, that compute in the type of the model. It overrides
     /// [`layers`](Self::layers).
     #[schemars(extend("follows" = "recipe set"))]
     pub first_last_bf16: usize,
-    /// Whether the forward saves the FP8 copy of an input for the backward. The FP8 copy has one byte per element.
-    /// Without it, the backward quantises the saved input again. Results do not change. Inputs that are split along the
-    /// sequence are always saved in the dtype of the model.
+    /// Whether the forward saves an FP8 copy of each input for the backward, with one byte per element. Otherwise it
+    /// saves the input in the type of the model, and the backward quantizes it again. The results are the same. A
+    /// rank with a part of the sequence always saves its part in the type of the model, and gathers it again.
     #[schemars(extend("resume" = "may_differ", "follows" = "recipe set"))]
     pub save_activations: bool,
-    /// The run warns if more than this fraction of the values of a tensor exceed the largest value of the format.
+    /// The run warns if more than this fraction of the values of a tensor exceeds the largest value of its format.
     #[schemars(extend("follows" = "recipe set"))]
     pub saturation_limit: f64,
-    /// Recipes of the layers whose paths match a pattern; later ones override earlier ones.
+    /// Recipes of layers whose paths match a pattern. Later entries override earlier entries.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("follows" = "recipe set"))]
     pub layers: Vec<Fp8Layers>,
@@ -46,18 +46,18 @@ impl Default for Fp8Config {
     }
 }
 
-/// A recipe for some of the layers.
+/// A recipe for layers that match a pattern.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Fp8Layers {
-    /// Matches the paths of the layers, such as `blocks.0.mlp.down`, or `blocks.0.moe.experts.down.3` of an expert.
+    /// The pattern for layer paths, such as `blocks.0.mlp.down`, or `blocks.0.moe.experts.down.3` for an expert.
     pub pattern: String,
-    /// Their recipe; without one they compute in the type of the model.
+    /// The recipe of the layers. Without a recipe, they compute in the type of the model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recipe: Option<Fp8Recipe>,
 }
 
-/// The formats of values and of gradients.
+/// The FP8 formats of values and of gradients.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Fp8Format {
@@ -68,9 +68,9 @@ pub enum Fp8Format {
     E4m3,
 }
 
-/// The method of computing scales.
+/// The scaling recipe.
 ///
-/// In a recipe, with default or with other settings:
+/// Examples with default settings and with other settings:
 ///
 /// ```toml
 /// recipe = "delayed"
@@ -83,13 +83,14 @@ pub enum Fp8Format {
 #[serde(rename_all = "lowercase")]
 #[schemars(extend("names" = ["delayed", "current", "blockwise"]))]
 pub enum Fp8Recipe {
-    /// One scale per tensor, from the largest magnitudes of previous steps.
+    /// Delayed scaling: one scale per tensor, from the largest magnitudes of previous steps.
     Delayed(DelayedScaling),
-    /// One scale per tensor, from its own largest magnitude.
+    /// Current scaling: one scale per tensor, from its own largest magnitude.
     Current(CurrentScaling),
-    /// One scale per 1 x 128 values of activations and gradients, and per 128 x 128 of weights.
+    /// Blockwise scaling: one scale per 1 x 128 values of activations and gradients, and per 128 x 128 values of
+    /// weights.
     Blockwise(BlockScaling),
-    /// One power of two per 32 values.
+    /// MXFP8: one power of two per 32 values.
     MxFp8,
 }
 
@@ -97,11 +98,11 @@ pub enum Fp8Recipe {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct DelayedScaling {
-    /// Powers of two between the largest magnitude and the largest value of the format.
+    /// The distance between the largest magnitude and the largest value of the format, in powers of two.
     pub margin: i32,
     /// The number of steps in the history.
     pub history: usize,
-    /// Which magnitude of the history is used.
+    /// The magnitude of the history that is used.
     pub amax: AmaxAlgorithm,
 }
 
@@ -115,11 +116,11 @@ impl Default for DelayedScaling {
     }
 }
 
-/// Which magnitude of the history is used.
+/// The magnitude of the history that is used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum AmaxAlgorithm {
-    /// The largest.
+    /// The largest magnitude of the history.
     #[default]
     Max,
     /// The magnitude of the last step.
@@ -130,7 +131,7 @@ pub enum AmaxAlgorithm {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct CurrentScaling {
-    /// Lower bound of the largest magnitude.
+    /// A lower bound of the largest magnitude.
     pub epsilon: f32,
     /// Whether scales are rounded down to powers of two.
     pub power_of_two: bool,
@@ -151,7 +152,7 @@ impl Default for BlockScaling {
 }
 
 impl Fp8Format {
-    /// The formats of values and of gradients under a recipe.
+    /// Returns the formats of values and of gradients under a recipe.
     pub fn of(self, recipe: &Fp8Recipe) -> [Format; 2] {
         match (self, recipe) {
             (Self::Hybrid, Fp8Recipe::Delayed(_) | Fp8Recipe::Current(_)) => {

@@ -1,18 +1,18 @@
-//! Errors of 8-bit layers.
+//! Errors of FP8 layers.
 
 use super::Operand;
 use crate::comm::CommError;
 use crate::glob::{GlobError, listed};
 
-/// An error of the 8-bit layers.
+/// An error of the FP8 layers.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Fp8Error {
     /// An invalid setting.
     #[error("8-bit layers: invalid {name} = {value}: expected {expected}")]
     Setting {
-        /// The setting.
+        /// The name of the setting.
         name: &'static str,
-        /// Its value.
+        /// The given value.
         value: String,
         /// The valid values.
         expected: &'static str,
@@ -22,7 +22,7 @@ pub enum Fp8Error {
     Pattern {
         /// The pattern.
         pattern: String,
-        /// Why it is invalid.
+        /// The reason why the pattern is invalid.
         fault: GlobError,
     },
     /// No layer of the model has a path that matches the pattern.
@@ -30,7 +30,7 @@ pub enum Fp8Error {
     Unmatched {
         /// The pattern.
         pattern: String,
-        /// The paths nearest to the pattern, by edit distance.
+        /// The paths with the smallest edit distance to the pattern.
         nearest: Vec<String>,
     },
     /// Two layers have the same path.
@@ -39,25 +39,25 @@ pub enum Fp8Error {
         /// The path.
         path: String,
     },
-    /// A checkpoint has no state of a layer.
+    /// A checkpoint has no FP8 state of a layer.
     #[error("there is no 8-bit state of {path}{}", listed(.nearest))]
     MissingState {
-        /// The layer.
+        /// The path of the layer.
         path: String,
-        /// The nearest paths in the checkpoint.
+        /// The most similar paths in the checkpoint.
         nearest: Vec<String>,
     },
-    /// A checkpoint's state does not fit the layer.
+    /// The FP8 state of a checkpoint does not fit the layer.
     #[error("invalid 8-bit state of {path}, {operand}: {reason}")]
     State {
-        /// The layer.
+        /// The path of the layer.
         path: String,
-        /// The tensor.
+        /// The operand of the layer.
         operand: Operand,
-        /// Why it does not fit.
+        /// The reason why the state does not fit.
         reason: String,
     },
-    /// The communication failed.
+    /// A collective failed.
     #[error(transparent)]
     Comm(Box<CommError>),
 }

@@ -1,4 +1,4 @@
-//! Delayed scaling: the scale of a step from the magnitudes of previous steps, see [`next_scales`].
+//! Delayed scaling: the scale of a step is computed from the magnitudes of previous steps. See [`next_scales`].
 
 use burn_megatron_kernels::fp8::ScaleRule;
 #[cfg(doc)]
@@ -7,18 +7,18 @@ use serde::{Deserialize, Serialize};
 
 use super::config::{AmaxAlgorithm, DelayedScaling};
 
-/// A history and its scale, as in a checkpoint: floats as their bits, so that none is rounded.
+/// A history and its scale, as in a checkpoint. Floats are stored as their bits, so that they are not rounded.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ScaleState {
-    /// The bits of the scale, an f32.
+    /// The bits of the f32 scale.
     pub scale: u32,
-    /// The bits of the largest magnitudes, f32, newest first.
+    /// The bits of the largest magnitudes (f32), newest first.
     pub history: Vec<u32>,
 }
 
 impl DelayedScaling {
-    /// Returns the rule for the scale, for a format with this largest value.
+    /// Returns the scale rule for a format whose largest value is `max`.
     pub(super) fn rule(&self, max: f32) -> ScaleRule {
         ScaleRule {
             history: self.history,
@@ -29,7 +29,7 @@ impl DelayedScaling {
 }
 
 impl ScaleState {
-    /// Before the first step: a scale of 1 and zeros.
+    /// Returns the state before the first step: a scale of 1 and a history of zeros.
     pub(super) fn first(history: usize) -> Self {
         Self {
             scale: 1f32.to_bits(),
@@ -41,7 +41,7 @@ impl ScaleState {
     ///
     /// # Errors
     ///
-    /// Why the state does not fit.
+    /// A message with the reason why the state does not fit.
     pub(super) fn check(&self, expected: usize) -> Result<(), String> {
         let saved = self.history.len();
         if saved != expected {

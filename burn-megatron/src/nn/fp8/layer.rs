@@ -1,4 +1,4 @@
-//! The 8-bit state of one linear layer, beside its parameters.
+//! The FP8 state of one linear layer, separate from its parameters.
 
 use std::fmt;
 use std::sync::Arc;
@@ -21,12 +21,11 @@ use super::weight::CachedWeight;
 use crate::collective::{CollectiveOp, Comm, start};
 use crate::comm::ReduceOp;
 
-/// The 8-bit arithmetic of one linear layer: its recipe, and the scales and histories of its three
-/// tensors.
+/// The FP8 arithmetic of one linear layer: its recipe, and the scales and histories of its three tensors.
 ///
-/// Clones share one state, also those that [`valid`](burn::module::Module::valid),
-/// [`fork`](burn::module::Module::fork) and the like return. With delayed scaling the state is a part of
-/// the layer's record; see [`into_record`](burn::module::Module::into_record).
+/// Clones share one state, including clones from [`valid`](burn::module::Module::valid),
+/// [`fork`](burn::module::Module::fork) and similar methods. With delayed scaling the state is part of the record of
+/// the layer; see [`into_record`](burn::module::Module::into_record).
 #[derive(Clone)]
 pub struct Fp8Layer {
     pub(super) shared: Arc<Fp8LayerShared>,
@@ -36,26 +35,26 @@ pub(super) struct Fp8LayerShared {
     pub id: ParamId,
     pub path: String,
     pub recipe: Fp8Recipe,
-    /// Formats of values and of gradients.
+    /// The formats of values and of gradients.
     formats: [Format; 2],
     pub save_activations: bool,
-    /// The group of the layer's tensor ranks, and which tensors are split over it.
+    /// The group of the tensor ranks of the layer, and the operands that are split over it.
     comm: Comm,
     split: SplitOperands,
     pub owner: WeightOwner,
     pub model: Arc<ModelFp8>,
-    /// The slot of the input; the slots of the weight and the gradient are the next ones.
+    /// The slot of the input. The slots of the weight and the gradient follow.
     pub first_slot: usize,
     operands: Mutex<[OperandState; 3]>,
     pub weight: Mutex<Option<CachedWeight>>,
 }
 
-/// Which parameter holds the weight of a layer.
+/// The owner of the parameter that holds the weight of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WeightOwner {
-    /// One of its own, `weight`.
+    /// The layer owns its parameter `weight`.
     Layer,
-    /// The weight of all experts.
+    /// One parameter holds the weights of all experts.
     Experts,
 }
 
@@ -64,23 +63,23 @@ pub(crate) enum WeightOwner {
 pub(super) struct ModelFp8 {
     /// Magnitudes and scales.
     pub buffers: OperandBuffers,
-    /// Quantised weights are cached: the caller reports when weights change.
+    /// Whether quantized weights are cached. The caller must then report when weights change.
     pub caches_weights: AtomicBool,
-    /// Quantisation errors are measured.
+    /// Whether quantization errors are measured.
     pub measuring: AtomicBool,
 }
 
-/// The host's record of one operand.
+/// The host state of one operand.
 #[derive(Default)]
 pub(super) struct OperandState {
-    /// Its last measured quantisation error, and whether it was measured in this step.
+    /// The last measured quantization error. `is_measured` tells whether it was measured in this step.
     pub report: Option<OperandReport>,
     pub is_measured: bool,
-    /// Whether a warning was given since its saturation last was below the limit.
+    /// Whether a warning has been given since the saturation was last below the limit.
     pub is_warned: bool,
 }
 
-/// The scale of a tensor: an element of a buffer.
+/// The scale of a tensor, as an element of a buffer.
 #[derive(Clone)]
 pub(super) struct TensorScale {
     pub scales: Tensor<1>,
@@ -119,22 +118,22 @@ impl Fp8Layer {
         }
     }
 
-    /// Its path in the model, such as `blocks.0.mlp.up`.
+    /// Returns the path of the layer in the model, such as `blocks.0.mlp.up`.
     pub fn path(&self) -> &str {
         &self.shared.path
     }
 
-    /// Returns the method of computing its scales.
+    /// Returns the scaling recipe.
     pub fn recipe(&self) -> &Fp8Recipe {
         &self.shared.recipe
     }
 
-    /// The format of an operand's codes.
+    /// Returns the FP8 format of an operand.
     pub fn format(&self, operand: Operand) -> Format {
         of(self.shared.formats, operand)
     }
 
-    /// Whether tensors have one scale each.
+    /// Returns whether each tensor has a single scale.
     pub(super) fn has_one_scale(&self) -> bool {
         matches!(
             self.shared.recipe,
@@ -142,14 +141,14 @@ impl Fp8Layer {
         )
     }
 
-    /// Whether the quantiser can compute an activation as it reads its input: it reads an input once, as its
-    /// scales are known before or belong to few values.
+    /// Returns whether the quantizer can compute an activation while it reads its input. It reads an input only once
+    /// if the scales are already available or belong to few values.
     pub(in crate::nn) fn quantizes_activations(&self) -> bool {
         self.shared.save_activations && !matches!(self.shared.recipe, Fp8Recipe::Current(_))
     }
 
-    /// A number of rows of the input whose products the tensor cores can compute is a multiple of this:
-    /// cuBLASLt's condition on a factor's rows, and a whole number of blocks for the sum over rows in MXFP8.
+    /// Returns the number that must divide the number of input rows, so that tensor cores can compute the products.
+    /// It is cuBLASLt's requirement on the rows of a factor. For MXFP8, the sum over rows must cover complete blocks.
     pub(in crate::nn) fn row_multiple(&self) -> usize {
         match self.shared.recipe {
             Fp8Recipe::MxFp8 => MX_BLOCK,
@@ -161,13 +160,13 @@ impl Fp8Layer {
         self.shared.operands.lock()
     }
 
-    /// The slot of an operand in the buffers of the model.
+    /// Returns the slot of an operand in the buffers of the model.
     fn slot(&self, operand: Operand) -> usize {
         self.shared.first_slot + operand as usize
     }
 
-    /// The scale of this tensor, where it has one scale. Collective with current scaling: call on all
-    /// ranks that hold parts of the tensor.
+    /// Returns the scale of this tensor, or `None` if the recipe has several scales per tensor. Collective with
+    /// current scaling: call it on all ranks that hold parts of the tensor.
     pub(super) fn scale_of(&self, operand: Operand, x: &Tensor<2>) -> Option<TensorScale> {
         let scales = match &self.shared.recipe {
             Fp8Recipe::Delayed(_) => self.shared.model.buffers.scales(&x.device()),
@@ -185,7 +184,7 @@ impl Fp8Layer {
         Some(self.scale_in(operand, scales))
     }
 
-    /// The scale of a tensor in the buffer that [`scale_of`](Self::scale_of) returned for it.
+    /// Returns the scale of a tensor in the buffer that [`scale_of`](Self::scale_of) returned for it.
     pub(super) fn scale_in(&self, operand: Operand, scales: Tensor<1>) -> TensorScale {
         let index = match &self.shared.recipe {
             Fp8Recipe::Delayed(_) => self.slot(operand),
@@ -194,7 +193,7 @@ impl Fp8Layer {
         TensorScale { scales, index }
     }
 
-    /// The scale, `[1]`, of a tensor with this largest magnitude.
+    /// Returns the scale `[1]` of a tensor with this largest magnitude.
     pub(super) fn scale_for(&self, operand: Operand, amax: Tensor<1>) -> Tensor<1> {
         match &self.shared.recipe {
             Fp8Recipe::Current(settings) => {
@@ -223,8 +222,8 @@ impl Fp8Layer {
         }
     }
 
-    /// Copies of a tensor, rowwise and columnwise, with the scale of [`scale_of`](Self::scale_of), and what the quantiser has
-    /// seen.
+    /// Returns the rowwise and columnwise copies of a tensor, with the scale of [`scale_of`](Self::scale_of), and the
+    /// statistics of the quantizer.
     pub(super) fn quantize(
         &self,
         operand: Operand,
@@ -237,7 +236,7 @@ impl Fp8Layer {
         ([copies.rowwise, copies.columnwise], copies.seen)
     }
 
-    /// The same copies; the magnitudes of the tensor count in this step.
+    /// Returns the same copies as `quantize`, and adds the magnitudes of the tensor to the log of this step.
     pub(super) fn quantize_logged(
         &self,
         operand: Operand,
@@ -253,7 +252,7 @@ impl Fp8Layer {
         })
     }
 
-    /// Counts in this step what a quantiser has seen earlier in `elements` values.
+    /// Adds earlier statistics of a quantizer over `elements` values to the log of this step.
     pub(super) fn log(&self, operand: Operand, seen: Tensor<1>, elements: usize) {
         let slot = self.slot(operand);
         let buffers = &self.shared.model.buffers;
@@ -262,7 +261,7 @@ impl Fp8Layer {
         });
     }
 
-    /// A matrix from its codes and scales, as [`Fp8Matrix::tensors`] gives them.
+    /// Returns the matrix of these codes and scales, as returned by [`Fp8Matrix::tensors`].
     pub(super) fn matrix(
         &self,
         operand: Operand,
@@ -287,8 +286,8 @@ impl Fp8Layer {
         }
     }
 
-    /// Measures the quantisation error of a tensor, if measuring is on and this is its first use in this
-    /// step. `x` returns the tensor in the layout of the copy.
+    /// Measures the quantization error of a tensor, if measuring is on and this is its first use in this step. `x`
+    /// returns the tensor in the layout of the copy.
     pub(super) fn measure(
         &self,
         operand: Operand,

@@ -1,4 +1,4 @@
-//! Linear layers in 8 bits for any Burn module, without a mesh.
+//! FP8 linear layers for any Burn module, without a mesh.
 
 use burn::config::Config;
 use burn::module::{Module, Param};
@@ -14,9 +14,9 @@ use crate::nn::linear::{LinearOperands, linear};
 /// Configuration of an [`Fp8Linear`].
 #[derive(Config, Debug)]
 pub struct Fp8LinearConfig {
-    /// Input features.
+    /// The number of input features.
     pub input: usize,
-    /// Output features.
+    /// The number of output features.
     pub output: usize,
     /// Whether the layer has a bias.
     #[config(default = true)]
@@ -24,8 +24,8 @@ pub struct Fp8LinearConfig {
 }
 
 impl Fp8LinearConfig {
-    /// Builds the layer with burn-nn's initial values. `path` is its path in the model, which settings and
-    /// reports use.
+    /// Builds the layer with burn-nn's initial values. `path` is the path of the layer in the model, for settings and
+    /// reports.
     ///
     /// # Errors
     ///
@@ -34,9 +34,9 @@ impl Fp8LinearConfig {
         Fp8Linear::from_linear(self.linear(device), path, fp8)
     }
 
-    /// Builds the layer in MXFP8. Each scale is computed from the 32 values that share it, so the layer has no state, and
-    /// nothing has to be called at the end of a step. Settings and reports do not include it: for those build it with
-    /// [`init`](Self::init).
+    /// Builds an MXFP8 layer. Each scale is computed from the 32 values that share it. The layer therefore has no
+    /// state, and no call is needed at the end of a step. Settings and reports do not include the layer; use
+    /// [`init`](Self::init) for that.
     pub fn init_mxfp8(&self, device: &Device) -> Fp8Linear {
         let config = Fp8Config {
             recipe: Some(Fp8Recipe::MxFp8),
@@ -56,12 +56,11 @@ impl Fp8LinearConfig {
     }
 }
 
-/// `y = x W + b` in 8 bits: burn-nn's `Linear` in another arithmetic, with the same record keys.
+/// A linear layer `y = x W + b` in FP8. It replaces burn-nn's `Linear`, with the same record keys.
 ///
-/// With delayed scaling the state of the layer is a part of its record, as `fp8`, and
-/// [`Fp8::end_step_single_rank`] must be called once per step, after the backward; a
-/// `Trainer` calls it itself. For data parallelism pass the layers to the
-/// wrapper: [`ParallelModule::with_fp8`](crate::nn::ParallelModule::with_fp8).
+/// With delayed scaling the state of the layer is part of its record, under `fp8`. Call [`Fp8::end_step_single_rank`]
+/// once per step, after the backward; a `Trainer` calls it automatically. For data parallelism, pass the layers to
+/// the wrapper with [`ParallelModule::with_fp8`](crate::nn::ParallelModule::with_fp8).
 ///
 /// ```
 /// use burn::module::Module;
@@ -93,16 +92,17 @@ impl Fp8LinearConfig {
 /// ```
 #[derive(Module, Debug)]
 pub struct Fp8Linear {
-    /// `[in, out]`
+    /// The weight: `[in, out]`.
     pub weight: Param<Tensor<2>>,
-    /// `[out]`
+    /// The bias: `[out]`.
     pub bias: Option<Param<Tensor<1>>>,
-    /// None if the layer computes in the type of its input.
+    /// `None` if the layer computes in the type of its input.
     fp8: Option<Fp8Layer>,
 }
 
 impl Fp8Linear {
-    /// The same layer in the arithmetic of its recipe, or in that of its input if it has none.
+    /// Converts a linear layer to the arithmetic of its recipe. Without a recipe it computes in the type of its
+    /// input.
     ///
     /// # Errors
     ///
@@ -117,12 +117,12 @@ impl Fp8Linear {
         })
     }
 
-    /// Its 8-bit arithmetic, if it has one.
+    /// Returns the FP8 arithmetic of the layer, if it has a recipe.
     pub fn fp8(&self) -> Option<&Fp8Layer> {
         self.fp8.as_ref()
     }
 
-    /// `[.., in]` to `[.., out]`, in the type of the input.
+    /// Maps `[.., in]` to `[.., out]`, in the type of the input.
     ///
     /// # Panics
     ///

@@ -1,36 +1,36 @@
-//! Linear layers that multiply in 8 bits.
+//! FP8 arithmetic of linear layers.
 //!
-//! A layer quantises its input, its weight and the gradient of its output to 8 bits and multiplies these;
-//! sums are in f32, and everything else is in the type of the model. The formulas are those of Transformer
-//! Engine. In our models these are the projections of attention, the two layers of the MLP and those of each
-//! [expert](super::moe::Experts); the output layer, embeddings, norms, routers and attention itself are not in
-//! 8 bits.
+//! A layer quantizes its input, its weight and the gradient of its output to FP8, and multiplies the quantized
+//! tensors. Sums are in f32, and all other operations are in the type of the model. The formulas follow Transformer
+//! Engine. In the models of this crate, FP8 applies to the attention projections, the two layers of the MLP, and the
+//! layers of each [expert](super::moe::Experts). The output layer, embeddings, norms, routers and attention scores do
+//! not use FP8.
 //!
 //! | recipe | scales | communication per step |
 //! |---|---|---|
-//! | [delayed](Fp8Recipe::Delayed) | one per tensor, from previous steps | all magnitudes at once, at its [end](Fp8::end_step) |
-//! | [current](Fp8Recipe::Current) | one per tensor, from itself | a magnitude per tensor that is split over the tensor axis |
-//! | [blockwise](Fp8Recipe::Blockwise) | one per 1 x 128 values, for weights per 128 x 128 | none |
-//! | [MXFP8](Fp8Recipe::MxFp8) | a power of two per 32 values | none |
+//! | [delayed](Fp8Recipe::Delayed) | one per tensor, from previous steps | all magnitudes together, at the [end of the step](Fp8::end_step) |
+//! | [current](Fp8Recipe::Current) | one per tensor, from the tensor | one magnitude per tensor that is split over the tensor axis |
+//! | [blockwise](Fp8Recipe::Blockwise) | one per 1 x 128 values, for weights one per 128 x 128 | none |
+//! | [MXFP8](Fp8Recipe::MxFp8) | one power of two per 32 values | none |
 //!
 //! # On several ranks
 //!
-//! - Delayed: scales are constant in a step and the same on all ranks. They depend neither on the
-//!   layout nor on the number of micro-batches, nor on recomputation.
-//! - Current: a tensor that is split over the tensor axis has the scale of the whole tensor: the weight,
-//!   the input of a row-parallel layer, the gradient of a column-parallel layer's output. Nothing is
-//!   communicated over the data axis, so a micro-batch has the scales that it would have on one rank.
-//! - Blockwise, MXFP8: blocks are those of one rank if each part of a tensor is a multiple of the block.
-//!   If not, the last block of each part is shorter, and values may differ by the rounding from one scale
-//!   to another.
-//! - Experts have the rows of several ranks at once, and so of several micro-batches: with other recipes than
-//!   delayed their results differ from one rank's by the rounding.
+//! - Delayed: scales are constant in a step and the same on all ranks. They do not depend on the layout, the number
+//!   of micro-batches or recomputation.
+//! - Current: a tensor that is split over the tensor axis has the scale of the full tensor. This applies to the
+//!   weight, the input of a row-parallel layer, and the output gradient of a column-parallel layer. There is no
+//!   communication over the data axis, so a micro-batch has the same scales as on one rank.
+//! - Blockwise, MXFP8: blocks are the same as on one rank if each part of a tensor is a multiple of the block.
+//!   Otherwise the last block of each part is shorter, and values may differ by the rounding from one scale to
+//!   another.
+//! - Experts process rows of several ranks together, and therefore of several micro-batches. With recipes other than
+//!   delayed, their results differ from a single rank by rounding.
 //!
-//! # A module of your own
+//! # Custom modules
 //!
-//! [`Fp8Linear`] replaces burn-nn's `Linear`, with the same record keys. The type of the field has to
-//! change: a `ModuleMapper` or a `Reparameterization` sees parameters only, not the input of a layer or
-//! the gradient of its output, which are quantised too. One line in the module's file is enough:
+//! [`Fp8Linear`] replaces burn-nn's `Linear`, with the same record keys. The type of the field must change: a
+//! `ModuleMapper` or a `Reparameterization` only gets the parameters, but the input and the output gradient of a
+//! layer are quantized too. One line in the file of the module is enough:
 //!
 //! ```
 //! use burn_megatron::nn::fp8::Fp8Linear as Linear;
@@ -85,7 +85,7 @@ use crate::collective::first_on_all;
 use crate::comm::ParallelContext;
 use crate::glob::{Glob, nearest};
 
-/// The 8-bit layers of one rank's part of a model. Clones share one state.
+/// The FP8 layers of one rank's part of a model. Clones share one state.
 #[derive(Clone, Debug, Default)]
 pub struct Fp8 {
     shared: Arc<Fp8Shared>,
@@ -98,14 +98,14 @@ struct Fp8Shared {
     globs: Vec<Glob>,
     /// The state that the layers share.
     model: Arc<ModelFp8>,
-    /// In build order.
+    /// The layers, in build order.
     layers: Mutex<Vec<Fp8Layer>>,
-    /// The paths of all layers that can compute in 8 bits.
+    /// The paths of all layers that can use FP8.
     capable: Mutex<BTreeSet<String>>,
 }
 
 impl Fp8 {
-    /// The 8-bit layers of a model, before any is built.
+    /// Creates an empty registry of the FP8 layers of a model.
     ///
     /// # Errors
     ///
@@ -122,12 +122,12 @@ impl Fp8 {
         })
     }
 
-    /// The settings.
+    /// Returns the settings.
     pub fn config(&self) -> &Fp8Config {
         &self.shared.config
     }
 
-    /// The recipe of the layer at `path`, such as `blocks.0.mlp.up`; a layer without one computes in the
+    /// Returns the recipe of the layer at `path`, such as `blocks.0.mlp.up`. A layer without a recipe computes in the
     /// type of the model.
     pub fn recipe(&self, path: &str) -> Option<Fp8Recipe> {
         let layers = self.config().layers.iter().zip(&self.shared.globs);
@@ -137,13 +137,13 @@ impl Fp8 {
         }
     }
 
-    /// The layers, in build order.
+    /// Returns the layers, in build order.
     pub fn layers(&self) -> Vec<Fp8Layer> {
         self.shared.layers.lock().clone()
     }
 
-    /// The paths of the parameters that are weights in 8 bits, such as `blocks.0.mlp.up.weight`, each with its
-    /// quantiser. Experts are not among them: one parameter holds the weights of all.
+    /// Returns the paths of the parameters that are FP8 weights, such as `blocks.0.mlp.up.weight`, and their
+    /// quantizers. Experts are not included, because one parameter holds the weights of all experts.
     pub fn weights(&self) -> Vec<(String, Arc<dyn WeightQuantizer>)> {
         let weight = |layer: Fp8Layer| {
             let path = format!("{}.weight", layer.path());
@@ -154,10 +154,10 @@ impl Fp8 {
         own.map(weight).collect()
     }
 
-    /// Turns caching of quantised weights on or off. When on, the caller must call
-    /// [`invalidate_weights`](Self::invalidate_weights) after each change; a weight with a
-    /// [`ParameterHook`](super::hook::ParameterHook) is quantised at its first use after a change, and both copies are
-    /// cached: two bytes per element. When off, each use quantises again.
+    /// Turns caching of quantized weights on or off. When caching is on, the caller must call
+    /// [`invalidate_weights`](Self::invalidate_weights) after each change. A weight with a
+    /// [`ParameterHook`](super::hook::ParameterHook) is quantized at its first use after a change. Both copies are
+    /// cached, with two bytes per element. When caching is off, each use quantizes the weight again.
     pub fn cache_quantized_weights(&self, caches: bool) {
         self.shared
             .model
@@ -166,14 +166,14 @@ impl Fp8 {
         self.invalidate_weights();
     }
 
-    /// Drops all cached weights; call it after weights changed.
+    /// Drops all cached weights. Call it after the weights have changed.
     pub fn invalidate_weights(&self) {
         self.layers().iter().for_each(Fp8Layer::drop_cached_weight);
     }
 
-    /// Turns measuring of quantisation errors on or off: for the first use of each tensor of a layer in a
-    /// step, in a recorded forward and in its backward. Each measurement waits for the device. A weight
-    /// that is gathered as codes with one scale is not measured.
+    /// Turns measuring of quantization errors on or off. In each step, the first use of each tensor of a layer is
+    /// measured, in a recorded forward and in its backward. Each measurement waits for the device. Weights that are
+    /// gathered as codes with one scale are not measured.
     pub fn measure(&self, measuring: bool) {
         self.shared
             .model
@@ -181,8 +181,8 @@ impl Fp8 {
             .store(measuring, Ordering::Relaxed);
     }
 
-    /// The last measurements, in the order of the layers: input, weight, gradient. They cover this rank's
-    /// part of each tensor.
+    /// Returns the last measurements in layer order, each as input, weight, gradient. They cover this rank's part of
+    /// each tensor.
     pub fn report(&self) -> Vec<OperandReport> {
         let reports = |layer: Fp8Layer| {
             let operands = layer.state();
@@ -195,12 +195,11 @@ impl Fp8 {
             .collect()
     }
 
-    /// Checks that each pattern matches a layer of the model. Collective: call on all ranks of the
-    /// pipeline group.
+    /// Checks that each pattern matches a layer of the model. Collective: call it on all ranks of the pipeline group.
     ///
     /// # Errors
     ///
-    /// [`Fp8Error::Unmatched`] with the nearest paths of this rank.
+    /// [`Fp8Error::Unmatched`] with the most similar paths of this rank.
     pub fn check_layers(&self, groups: &ParallelContext) -> Result<(), Fp8Error> {
         if self.shared.globs.is_empty() {
             return Ok(());
@@ -217,8 +216,8 @@ impl Fp8 {
         }
     }
 
-    /// The 8-bit arithmetic of the layer at `path` on `device`, if it has a recipe. `comm` has the ranks that hold parts of
-    /// the layer.
+    /// Returns the FP8 arithmetic of the layer at `path` on `device`, if it has a recipe. `comm` contains the ranks
+    /// that hold parts of the layer.
     pub(crate) fn layer(
         &self,
         path: &str,
@@ -240,7 +239,7 @@ impl Fp8 {
         Ok(Some(layer))
     }
 
-    /// Records that the layer at `path` could compute in 8 bits; returns whether it is the first one there.
+    /// Records that the layer at `path` can use FP8. Returns whether it is the first layer with this path.
     pub(crate) fn add_capable(&self, path: &str) -> bool {
         self.shared.capable.lock().insert(path.into())
     }

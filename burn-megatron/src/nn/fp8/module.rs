@@ -1,4 +1,4 @@
-//! The state of a layer in its module's record.
+//! The FP8 state of a layer in the record of its module.
 
 use std::fmt;
 
@@ -11,13 +11,13 @@ use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use super::history::ScaleState;
 use super::{Fp8Layer, Fp8LayerState, Operand};
 
-/// With delayed scaling there is one integer parameter, `[3, 1 + history]`: for input, weight and
-/// gradient the bits of the scale and of the magnitudes, newest first. As it holds no floats, optimizers
-/// and data parallelism do not see it.
+/// With delayed scaling the state is one integer parameter `[3, 1 + history]`. It holds the bits of the scale and of
+/// the magnitudes (newest first) for the input, the weight and the gradient. Optimizers and data parallelism ignore
+/// it, because it holds no floats.
 ///
-/// Load a record without it, such as that of a model that did not compute in 8 bits, with
-/// [`allow_partial`](burn::store::ModuleRecord::allow_partial); load one with it into a model without it
-/// with [`allow_unused`](burn::store::ModuleRecord::allow_unused).
+/// To load a record without the state, such as a model that was not trained in FP8, use
+/// [`allow_partial`](burn::store::ModuleRecord::allow_partial). To load a record with the state into a model without
+/// it, use [`allow_unused`](burn::store::ModuleRecord::allow_unused).
 impl Module for Fp8Layer {
     fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {
         if let Some(state) = self.to_tensor() {
@@ -30,7 +30,7 @@ impl Module for Fp8Layer {
             let mapped = mapper.map_int(Param::initialized(self.shared.id, state.clone()));
             let (_, mapped, _) = mapped.consume();
             if let Err(error) = self.take_tensor(mapped) {
-                // A mapper cannot return an error; the layer keeps its state.
+                // A mapper cannot return an error, so the layer keeps its state.
                 tracing::error!("{}: {error}", self.path());
             }
         }
@@ -63,7 +63,7 @@ impl Module for Fp8Layer {
 }
 
 impl Fp8Layer {
-    /// The state of the layer, if it has one.
+    /// Returns the state of the layer, if it has one.
     fn to_tensor(&self) -> Option<Tensor<2, Int>> {
         let state = self.delayed_state()?;
         let rows = Operand::ALL.map(|operand| state.of(operand).clone());

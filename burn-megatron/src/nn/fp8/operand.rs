@@ -1,10 +1,10 @@
-//! The three tensors that a layer quantises.
+//! The three tensors that a layer quantizes.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// A tensor that a linear layer quantises.
+/// A tensor that a linear layer quantizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Operand {
@@ -17,24 +17,24 @@ pub enum Operand {
 }
 
 impl Operand {
-    /// All operands, in the order in which they are listed everywhere.
+    /// All operands, in the order in which they are always listed.
     pub const ALL: [Self; 3] = [Self::Input, Self::Weight, Self::Gradient];
 }
 
-/// Writes its name in reports: `input`.
+/// Writes the name of the operand in reports, such as `input`.
 impl fmt::Display for Operand {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.serialize(f)
     }
 }
 
-/// Which operands are split over the layer's tensor ranks, for experts those of the expert-tensor axis. The weight
-/// always is, or ranks have the same.
+/// The operands that are split over the tensor ranks of the layer, or over the expert-tensor axis for experts. The
+/// weight always counts as split; ranks without a split hold the same weight.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SplitOperands {
-    /// The input: its features, as of a row-parallel layer, or its tokens.
+    /// Whether the features of the input are split (a row-parallel layer), or its tokens.
     pub input: bool,
-    /// The gradient of the output: its features, as of a column-parallel layer, or its tokens.
+    /// Whether the features of the output gradient are split (a column-parallel layer), or its tokens.
     pub gradient: bool,
 }
 

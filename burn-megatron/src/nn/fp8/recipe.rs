@@ -1,4 +1,4 @@
-//! Parsing of a recipe: its name, or a table with its settings.
+//! Parsing of a recipe, which is a name or a table with settings.
 
 use std::fmt;
 use std::str::FromStr;
@@ -17,7 +17,7 @@ pub struct UnknownFp8Recipe(pub String);
 impl FromStr for Fp8Recipe {
     type Err = UnknownFp8Recipe;
 
-    /// A recipe with default settings.
+    /// Parses the name of a recipe with default settings.
     fn from_str(name: &str) -> Result<Self, UnknownFp8Recipe> {
         match name {
             "delayed" => Ok(Self::Delayed(DelayedScaling::default())),
@@ -30,7 +30,7 @@ impl FromStr for Fp8Recipe {
 }
 
 impl Fp8Recipe {
-    /// The name in recipes and flags.
+    /// Returns the name of the recipe in settings and flags.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Delayed(_) => "delayed",
@@ -47,7 +47,7 @@ impl<'de> Deserialize<'de> for Fp8Recipe {
     }
 }
 
-/// The recipes with settings, by their keys in a table.
+/// The recipes with settings, as keys of a table.
 #[derive(Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum RecipeTable {

@@ -1,4 +1,4 @@
-//! Reports on the quantisation errors of a layer.
+//! Reports of the quantization errors of a layer.
 
 use burn::tensor::Tensor;
 use burn_megatron_kernels::fp8::{
@@ -7,12 +7,12 @@ use burn_megatron_kernels::fp8::{
 
 use super::{Fp8Layer, Operand};
 
-/// The measured quantisation error of one tensor of a layer.
+/// The measured quantization error of one tensor of a layer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OperandReport {
-    /// The layer.
+    /// The path of the layer.
     pub path: String,
-    /// Which of its tensors.
+    /// The tensor of the layer.
     pub operand: Operand,
     /// The format of the codes.
     pub format: Format,
@@ -20,19 +20,18 @@ pub struct OperandReport {
     pub recipe: &'static str,
     /// The largest magnitude of this rank's part.
     pub amax: f64,
-    /// The smallest and the largest scale of all blocks; values are multiplied with it before they are
-    /// encoded.
+    /// The smallest and the largest scale of all blocks. Values are multiplied by the scale before they are encoded.
     pub scale: (f32, f32),
-    /// Fraction of the values that are beyond the largest of the format, from 0 to 1.
+    /// The fraction of the values that exceed the largest value of the format, from 0 to 1.
     pub saturated: f64,
-    /// Fraction of the nonzero values that became zero, from 0 to 1.
+    /// The fraction of the nonzero values that became zero, from 0 to 1.
     pub flushed: f64,
-    /// Signal-to-noise ratio in decibels; infinite where nothing was lost.
+    /// The signal-to-noise ratio in decibels; infinite if there is no error.
     pub snr_db: f64,
 }
 
 impl OperandReport {
-    /// Measures the error of the copy of `x`, a tensor of the layer.
+    /// Measures the error of `copy`, the quantized form of the tensor `x` of the layer.
     pub(super) fn new(layer: &Fp8Layer, operand: Operand, x: Tensor<2>, copy: &Fp8Matrix) -> Self {
         let Statistics {
             amax,
@@ -54,7 +53,7 @@ impl OperandReport {
     }
 }
 
-/// The smallest and the largest scale.
+/// Returns the smallest and the largest scale.
 fn scales(copy: &Fp8Matrix) -> (f32, f32) {
     let inverse_scales: Vec<f32> = match &copy.scales {
         Scales::Tensor(scale) => floats(scale.clone()),
@@ -64,7 +63,7 @@ fn scales(copy: &Fp8Matrix) -> (f32, f32) {
             let width = scales.dims()[1].max(1);
             let words = scales.clone().into_data();
             let words: Vec<u32> = words.iter::<u32>().collect();
-            // The rest of a row's last word is padding.
+            // The remainder of the last word of a row is padding.
             let codes = words.chunks(width).flat_map(|row| {
                 let code = |block: usize| (row[block / 4] >> (8 * (block % 4))) as u8;
                 (0..blocks).map(code)

@@ -22,7 +22,7 @@ pub struct Fp8LayerState {
 }
 
 impl Fp8LayerState {
-    /// The state of one operand.
+    /// Returns the state of one operand.
     pub fn of(&self, operand: Operand) -> &ScaleState {
         match operand {
             Operand::Input => &self.input,
@@ -33,8 +33,8 @@ impl Fp8LayerState {
 }
 
 impl Fp8 {
-    /// The states of the layers with delayed scaling, by path; other recipes have none. All ranks of a
-    /// stage have the same states. Waits for the device after a step.
+    /// Returns the states of the layers with delayed scaling, keyed by path. Other recipes have no state. All ranks
+    /// of a stage have the same states. Waits for the device after a step.
     pub fn states(&self) -> BTreeMap<String, Fp8LayerState> {
         let layers = self.layers().into_iter();
         layers
@@ -42,12 +42,12 @@ impl Fp8 {
             .collect()
     }
 
-    /// Restores these states. There may be more, such as those of other pipeline stages.
+    /// Restores these states. Additional states, such as states of other pipeline stages, are ignored.
     ///
     /// # Errors
     ///
-    /// [`Fp8Error::MissingState`] if a layer with delayed scaling has none, [`Fp8Error::State`] if one does
-    /// not fit. Then no layer was changed.
+    /// [`Fp8Error::MissingState`] if the state of a layer with delayed scaling is missing. [`Fp8Error::State`] if a
+    /// state does not fit. No layer is changed in these cases.
     pub fn load(&self, states: &BTreeMap<String, Fp8LayerState>) -> Result<(), Fp8Error> {
         let mut found = vec![];
         for layer in self.layers() {
@@ -73,7 +73,7 @@ impl Fp8 {
 }
 
 impl Fp8Layer {
-    /// The state, with delayed scaling.
+    /// Returns the state of a layer with delayed scaling.
     pub(super) fn delayed_state(&self) -> Option<Fp8LayerState> {
         let Fp8Recipe::Delayed(_) = self.shared.recipe else {
             return None;
@@ -87,7 +87,7 @@ impl Fp8Layer {
         })
     }
 
-    /// Restores a state; changes nothing if it does not fit.
+    /// Restores a state. Changes nothing if the state does not fit.
     pub(super) fn restore(&self, state: &Fp8LayerState) -> Result<(), Fp8Error> {
         self.check_state(state)?;
         if self.delayed_state().is_some_and(|own| own != *state) {
@@ -101,7 +101,7 @@ impl Fp8Layer {
         Ok(())
     }
 
-    /// Checks that a state fits.
+    /// Checks that a state fits the layer.
     fn check_state(&self, state: &Fp8LayerState) -> Result<(), Fp8Error> {
         let Fp8Recipe::Delayed(settings) = self.shared.recipe else {
             return Ok(());

@@ -1,4 +1,4 @@
-//! The end of a step: the magnitudes of all ranks give the scales of the next step.
+//! The end of a step, when the magnitudes of all ranks determine the scales of the next step.
 
 use burn::tensor::Tensor;
 
@@ -9,20 +9,20 @@ use crate::collective::{to_f64, try_all_gather};
 use crate::comm::{CommError, ParallelContext};
 
 impl Fp8 {
-    /// Ends a step: adds the largest magnitudes of all its micro-batches to the histories and computes
-    /// the scales of the next step. Call it when all gradients are computed and before weights change,
-    /// also in a skipped step. Collective: call on all ranks of the stage.
+    /// Ends a step. Adds the largest magnitudes of all its micro-batches to the histories, and computes the scales of
+    /// the next step. Call it after all gradients are computed and before weights change, even in a skipped step.
+    /// Collective: call it on all ranks of the stage.
     ///
-    /// Magnitudes are gathered over the tensor and the data axis, in one call for all layers. So all ranks
+    /// Magnitudes are gathered over the tensor and the data axis, in one call for all layers. All ranks therefore
     /// have the same scales, independent of the number of ranks and of micro-batches.
     ///
-    /// Warns of each tensor of which more values than
-    /// [`saturation_limit`](super::Fp8Config::saturation_limit) were beyond the format; once, until it is
-    /// below the limit again. For that it waits for the device.
+    /// Warns about each tensor with a larger fraction of saturated values than
+    /// [`saturation_limit`](super::Fp8Config::saturation_limit). The warning is given once, until the fraction is
+    /// below the limit again. The check waits for the device.
     ///
     /// # Errors
     ///
-    /// [`CommError`] if the communication fails.
+    /// [`CommError`] if the collective fails.
     pub fn end_step(&self, groups: &ParallelContext) -> Result<(), CommError> {
         if let Some(counts) = self.end_step_on_device(groups)? {
             self.warn_of_saturation(&to_f64(counts), groups);
@@ -30,7 +30,7 @@ impl Fp8 {
         Ok(())
     }
 
-    /// [`end_step`](Self::end_step) for a program without a mesh, on one rank.
+    /// Does the same as [`end_step`](Self::end_step), for a program on one rank without a mesh.
     ///
     /// # Errors
     ///
@@ -39,12 +39,12 @@ impl Fp8 {
         self.end_step(&ParallelContext::single())
     }
 
-    /// [`end_step`](Self::end_step) without waiting for the device. Returns the numbers for
-    /// [`warn_of_saturation`](Self::warn_of_saturation), in f32, if there are layers.
+    /// Does the same as [`end_step`](Self::end_step) without waiting for the device. Returns the f32 counts for
+    /// [`warn_of_saturation`](Self::warn_of_saturation), or `None` without layers.
     ///
     /// # Errors
     ///
-    /// [`CommError`] if the communication fails.
+    /// [`CommError`] if the collective fails.
     pub fn end_step_on_device(
         &self,
         groups: &ParallelContext,
@@ -58,18 +58,18 @@ impl Fp8 {
         Ok(counts)
     }
 
-    /// Returns the state that the layers change in a step, to run it again with [`restore`](Self::restore).
+    /// Returns the state that the layers change in a step. [`restore`](Self::restore) restores it to repeat the step.
     pub fn snapshot(&self) -> Fp8Snapshot {
         self.shared.model.buffers.snapshot()
     }
 
-    /// Restores a snapshot. Weights are quantised again.
+    /// Restores a snapshot. The weights are then quantized again.
     pub fn restore(&self, snapshot: &Fp8Snapshot) {
         self.shared.model.buffers.restore_snapshot(snapshot);
         self.invalidate_weights();
     }
 
-    /// Warns of the tensors of a step with more values beyond the format than the limit.
+    /// Warns about the tensors of a step whose fraction of saturated values exceeds the limit.
     pub fn warn_of_saturation(&self, counts: &[f64], groups: &ParallelContext) {
         let limit = self.config().saturation_limit;
         let warns = groups.stage().rank() == 0;
@@ -81,7 +81,7 @@ impl Fp8 {
 }
 
 impl Fp8Layer {
-    /// New scales change the weight in 8 bits.
+    /// Begins a step. New scales invalidate the cached FP8 weight.
     fn begin_step(&self) {
         for operand in self.state().iter_mut() {
             operand.is_measured = false;
@@ -91,8 +91,8 @@ impl Fp8Layer {
         }
     }
 
-    /// Warns of operands with more values beyond the format than the limit. `counts` has for each of them
-    /// the number of such values, and that of all.
+    /// Warns about operands whose fraction of saturated values exceeds the limit. `counts` has the number of
+    /// saturated values and the number of all values of each operand.
     fn warn_if_saturated(&self, counts: &[f64], limit: f64, warns: bool) {
         for (operand, counts) in Operand::ALL.into_iter().zip(counts.chunks(2)) {
             let (beyond, elements) = (counts[0], counts[1]);

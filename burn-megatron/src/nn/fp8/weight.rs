@@ -1,4 +1,4 @@
-//! Weights in 8 bits.
+//! FP8 weights.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -9,48 +9,48 @@ use burn_megatron_kernels::fp8::{Format, Fp8Matrix, QuantizerUsage};
 
 use super::{Fp8Layer, Operand};
 
-/// Both copies of a weight `[in, out]`.
+/// Both FP8 copies of a weight `[in, out]`.
 #[derive(Clone, Debug)]
 pub struct QuantizedWeight {
-    /// `[in, out]`, for the gradient of the input.
+    /// The copy `[in, out]`, for the gradient of the input.
     pub rowwise: Fp8Matrix,
-    /// `[out, in]`, for the output.
+    /// The copy `[out, in]`, for the output.
     pub columnwise: Fp8Matrix,
 }
 
-/// Quantises the weight of one layer, for a store that gathers weights in 8 bits.
+/// Quantizes the weight of one layer, for a parameter store that gathers weights in FP8.
 pub trait WeightQuantizer: Debug + Send + Sync {
-    /// The format of the codes.
+    /// Returns the format of the codes.
     fn format(&self) -> Format;
 
-    /// Whether the weight has one scale, which all ranks that hold a part of it must share.
+    /// Returns whether the weight has a single scale, which all ranks that hold a part of the weight must share.
     fn has_one_scale(&self) -> bool;
 
-    /// The scale, `[1]` in f32, of a weight whose largest magnitude on all of these ranks is `amax`, `[1]`
-    /// in f32; records that magnitude for the history. Only for a weight with one scale.
+    /// Returns the f32 scale `[1]` of a weight, and records its magnitude in the history. `amax` `[1]` is the largest
+    /// magnitude in f32 over all of these ranks. Only for weights with a single scale.
     fn scale(&self, amax: Tensor<1>) -> Tensor<1>;
 
-    /// Both copies of this tensor rank's part of the weight, `[in, out]`. Collective where the weight has
-    /// one scale: call on all ranks of the tensor axis.
+    /// Returns both copies of this tensor rank's part `[in, out]` of the weight. Collective if the weight has a
+    /// single scale: call it on all ranks of the tensor axis.
     fn quantize(&self, weight: Tensor<2>) -> QuantizedWeight;
 }
 
-/// Both copies of a weight, until it changes.
+/// Both cached copies of a weight, valid until the weight changes.
 #[derive(Debug)]
 pub(super) struct CachedWeight {
     weight: Arc<QuantizedWeight>,
-    /// The statistics of the quantiser and the number of values, until a recorded forward uses the weight.
+    /// The statistics of the quantizer and the number of values, until a recorded forward uses the weight.
     seen: Option<(Tensor<1>, usize)>,
 }
 
 impl Fp8Layer {
-    /// Whether copies are cached: the caller reports when weights change.
+    /// Returns whether copies are cached. The caller must then report when weights change.
     pub(in crate::nn) fn caches_weight(&self) -> bool {
         self.shared.model.caches_weights.load(Ordering::Relaxed)
     }
 
-    /// The weight, quantised at its first use since it changed. Collective at that use, where it has one
-    /// scale: call on all ranks of the tensor axis.
+    /// Returns the weight, which is quantized at its first use after a change. This use is collective if the weight
+    /// has a single scale: call it on all ranks of the tensor axis.
     pub(in crate::nn) fn cached_weight(
         &self,
         value: impl Fn() -> Tensor<2>,
@@ -85,7 +85,7 @@ impl Fp8Layer {
         *self.shared.weight.lock() = None;
     }
 
-    /// Both copies; the magnitudes count in this step.
+    /// Returns both copies, and adds the magnitudes to the log of this step.
     fn logged_copies(&self, weight: Tensor<2>) -> QuantizedWeight {
         let scale = self.scale_of(Operand::Weight, &weight);
         let usage = QuantizerUsage::BOTH;
@@ -100,7 +100,7 @@ fn both([rowwise, columnwise]: [Option<Fp8Matrix>; 2]) -> QuantizedWeight {
     }
 }
 
-/// A copy that the quantiser was called for.
+/// Returns a copy that the quantizer was asked for.
 pub(super) fn expect_copy(copy: Option<Fp8Matrix>) -> Fp8Matrix {
     match copy {
         Some(copy) => copy,

@@ -1,13 +1,13 @@
-//! Generation with a cache of latents: `kv_rank + rope` features per token, whatever the number of heads.
+//! Generation with a cache of latents: `kv_rank + rope` features per token, independent of the number of heads.
 //!
-//! The projections of keys and values are absorbed by those of queries and outputs (DeepSeek-V2, section 2.1.2): with the
-//! slices `W_k` `[kv_rank, nope]` and `W_v` `[kv_rank, value]` of a head
+//! The projections of keys and values are absorbed into the projections of queries and outputs (DeepSeek-V2, section
+//! 2.1.2). With the slices `W_k` `[kv_rank, nope]` and `W_v` `[kv_rank, value]` of a head:
 //!
 //! ```text
 //! q . k = (q_nope W_k^T) . c + q_rope . k_rope        sum_j p_j v_j = (sum_j p_j c_j) W_v
 //! ```
 //!
-//! so that all heads attend to the latents as one group of keys `c | k_rope` with values `c`.
+//! All heads therefore attend to the latents as one group of keys `c | k_rope` with values `c`.
 
 use burn::tensor::Tensor;
 use burn_megatron_kernels::attention::composed;
@@ -20,7 +20,7 @@ use crate::nn::kv_cache::SequenceKvCache;
 use crate::nn::{AttentionContext, LayerKvCache, anchored_value};
 
 impl MultiLatentAttention {
-    /// Appends the new tokens to the cache, and attends to all of it.
+    /// Appends the new tokens to the cache, and attends to the cached tokens.
     pub(super) fn cached(
         &self,
         latents: Latents,
@@ -44,8 +44,8 @@ impl MultiLatentAttention {
         })
     }
 
-    /// The same for the queries `[1, new, heads, nope + rope]` and the latents `[1, new, kv_rank + rope]` of one sequence,
-    /// to `[1, new, heads * value]`.
+    /// Attends to the cached tokens of one sequence. Takes the queries `[1, new, heads, nope + rope]` and the latents
+    /// `[1, new, kv_rank + rope]`. Returns `[1, new, heads * value]`.
     fn cached_sequence(
         &self,
         q: Tensor<4>,
@@ -68,7 +68,7 @@ impl MultiLatentAttention {
             if is_part {
                 return self.values(split.attend(&of, q, own, first, true));
             }
-            // One by one, so that a query has the same bits alone.
+            // Queries are computed one by one, so that each result is bit-identical to a single query.
             let of_query = |i: usize| {
                 let seen = split.own(first + i + 1);
                 let own = own.clone().filter(|(_, start)| seen > *start);
@@ -81,8 +81,8 @@ impl MultiLatentAttention {
         let is_prefill = layer.is_prefill;
         let [all] = layer.extend([entry]);
         if is_prefill {
-            // The training form costs fewer operations where there are many queries. It has the bits of the training
-            // forward, in chunks of any sizes.
+            // The training form needs fewer operations for many queries. It is bit-identical to the training forward
+            // for any chunk size.
             let [k, v] = self.expanded(all.squeeze_dim(2));
             let context = AttentionContext::Rows;
             return self
@@ -92,7 +92,7 @@ impl MultiLatentAttention {
         let [_, count, ..] = q.dims();
         let (q, [k, v]) = (self.absorbed(q), self.keys_and_values(all));
         let [_, keys, ..] = k.dims();
-        // One by one, so that a query has the same bits alone.
+        // Queries are computed one by one, so that each result is bit-identical to a single query.
         let of_query = |i: usize| {
             let seen = |x: &Tensor<4>| x.clone().narrow(1, 0, keys + 1 + i - count);
             let (k, v, options) = (seen(&k), seen(&v), self.core.scores.causal());
@@ -101,13 +101,13 @@ impl MultiLatentAttention {
         self.values(Tensor::cat((0..count).map(of_query).collect(), 1))
     }
 
-    /// Latents of the cache as the keys and the values of one group.
+    /// Returns cached latents as the keys and the values of one group.
     fn keys_and_values(&self, all: Tensor<4>) -> [Tensor<4>; 2] {
         let values = all.clone().narrow(3, 0, self.sizes.kv_rank);
         [all, values]
     }
 
-    /// Queries `[batch, new, heads, nope + rope]` of latents: `[batch, new, heads, kv_rank + rope]`.
+    /// Projects queries `[batch, new, heads, nope + rope]` to latent space: `[batch, new, heads, kv_rank + rope]`.
     fn absorbed(&self, q: Tensor<4>) -> Tensor<4> {
         let sizes = self.sizes;
         let of_keys = self.up_weight(&q, 0, sizes.nope);
@@ -115,13 +115,13 @@ impl MultiLatentAttention {
         Tensor::cat(vec![latent, q.narrow(3, sizes.nope, sizes.rope)], 3)
     }
 
-    /// The values of sums of latents `[batch, new, heads, kv_rank]`: `[batch, new, heads * value]`.
+    /// Projects sums of latents `[batch, new, heads, kv_rank]` to values: `[batch, new, heads * value]`.
     fn values(&self, latent: Tensor<4>) -> Tensor<3> {
         let of_values = self.up_weight(&latent, self.sizes.nope, self.sizes.value);
         by_head(latent, of_values).flatten(2, 3)
     }
 
-    /// Some columns of each head of the up-projection, `[heads, kv_rank, width]`.
+    /// Returns `width` columns of each head of the up-projection, from `first` on: `[heads, kv_rank, width]`.
     fn up_weight(&self, x: &Tensor<4>, first: usize, width: usize) -> Tensor<3> {
         let sizes = self.sizes;
         let weight = anchored_value(&self.kv_up.weight, x).cast(x.dtype());
@@ -130,7 +130,7 @@ impl MultiLatentAttention {
     }
 }
 
-/// `[batch, new, heads, in]` times `[heads, in, out]`, head by head.
+/// Multiplies `[batch, new, heads, in]` by `[heads, in, out]`, head by head.
 fn by_head(x: Tensor<4>, weight: Tensor<3>) -> Tensor<4> {
     let [batch, new, heads, width] = x.dims();
     let rows = x.permute([2, 0, 1, 3]).reshape([heads, batch * new, width]);

@@ -1,4 +1,4 @@
-//! The training form: keys and values of each head.
+//! The training form of latent attention, with keys and values of each head.
 
 use burn::tensor::Tensor;
 use burn_megatron_kernels::rope::{self, Pairing, Positions, RopeOptions, RopeTable};
@@ -11,18 +11,21 @@ use crate::nn::{AttentionContext, Norm, Residual, SEQUENCE_DIM};
 /// The inputs of the projections of a layer's heads, on this rank.
 #[derive(Clone, Debug)]
 pub(super) struct Latents {
-    /// `[batch, seq, q_rank]`; without a latent of queries the queries themselves.
+    /// The latent of queries `[batch, seq, q_rank]`, or the queries if there is no latent of queries.
     pub queries: Tensor<3>,
-    /// `[batch, seq, kv_rank + rope]`: the normalised latent of keys and values, and the shared key before its rotation.
+    /// `[batch, seq, kv_rank + rope]`: the normalized latent of keys and values, and the shared key before its
+    /// rotation.
     pub keys: Tensor<3>,
 }
 
 impl MultiLatentAttention {
-    /// `[batch, seq, hidden]` to the same; `[batch, seq / tensor, hidden]` under sequence parallelism.
+    /// Applies attention to `[batch, seq, hidden]` and returns the same shape. Under sequence parallelism the shape
+    /// is `[batch, seq / tensor, hidden]`.
     ///
     /// # Panics
     ///
-    /// With a cache: if the tokens exceed its capacity, the number of sequences differs, or the tensors have autodiff.
+    /// With a cache: if the tokens exceed its capacity, if the number of sequences differs, or if the tensors have
+    /// autodiff.
     pub fn forward(
         &self,
         x: Tensor<3>,
@@ -42,8 +45,8 @@ impl MultiLatentAttention {
         self.output.reduced(partial)
     }
 
-    /// [`forward`](Self::forward) of a normalized residual stream, and the sum of the stream. The output of the norm is
-    /// kept for the backward.
+    /// Applies [`forward`](Self::forward) to a normalized residual stream. Also returns the sum of the stream. The
+    /// output of the norm is kept for the backward.
     ///
     /// # Panics
     ///
@@ -59,7 +62,7 @@ impl MultiLatentAttention {
         (self.forward(normal, rotary, context), stream)
     }
 
-    /// The output of this rank's heads, `[batch, seq, heads * value]`.
+    /// Returns the output of this rank's heads, `[batch, seq, heads * value]`.
     fn attend(&self, x: Tensor<3>, rotary: &RopeTable, context: AttentionContext<'_>) -> Tensor<3> {
         let latents = self.latents(x);
         let context = match context {
@@ -92,7 +95,7 @@ impl MultiLatentAttention {
             })
     }
 
-    /// The latents of this rank's tokens.
+    /// Returns the latents of this rank's tokens.
     fn latents(&self, x: Tensor<3>) -> Latents {
         let sizes = self.sizes;
         let queries = self.query.as_ref().map(|query| query.forward(x.clone()));
@@ -111,7 +114,8 @@ impl MultiLatentAttention {
         }
     }
 
-    /// Queries of this rank's tokens, and keys and values of all tokens of its sequences, each `[batch, seq, heads, ..]`.
+    /// Returns the queries of this rank's tokens, and the keys and values of all tokens of its sequences. Each is
+    /// `[batch, seq, heads, ..]`.
     fn project(
         &self,
         latents: Latents,
@@ -141,7 +145,7 @@ impl MultiLatentAttention {
         [q, k, v]
     }
 
-    /// `[batch, seq, heads, nope + rope]`, before their rotation.
+    /// Returns the queries `[batch, seq, heads, nope + rope]` before their rotation.
     pub(super) fn query_heads(&self, queries: Tensor<3>) -> Tensor<4> {
         let q = match &self.query_up {
             Some(up) => up.forward(queries),
@@ -156,8 +160,8 @@ impl MultiLatentAttention {
         ])
     }
 
-    /// The latents of keys where each tensor rank uses them for its own heads: of the whole sequence, and with gradients
-    /// that are summed over the ranks.
+    /// Returns the latents of keys for the heads of each tensor rank. They cover the complete sequence, and their
+    /// gradients are summed over the ranks.
     pub(super) fn entered(&self, keys: Tensor<3>) -> Tensor<3> {
         if self.sequence_parallel {
             collective::gather_sequence(keys, SEQUENCE_DIM, &self.tensor)
@@ -166,7 +170,7 @@ impl MultiLatentAttention {
         }
     }
 
-    /// The latents `[batch, seq / context, ..]` of all ranks that share the sequences, `[batch, seq, ..]`.
+    /// Gathers latents `[batch, seq / context, ..]` from all ranks that share the sequences, to `[batch, seq, ..]`.
     fn gathered(&self, keys: Tensor<3>, shard: &SequenceShard) -> Tensor<3> {
         let ([batch, local, width], [_, seq]) = (keys.dims(), shard.shape());
         let own = keys.reshape([batch * local, 1, width]);
@@ -174,7 +178,7 @@ impl MultiLatentAttention {
         all.reshape([batch, seq, width])
     }
 
-    /// Latents `[batch, seq, kv_rank + rope]` with the shared key rotated.
+    /// Rotates the shared key in latents `[batch, seq, kv_rank + rope]`.
     pub(super) fn rotated_latents(
         &self,
         keys: Tensor<3>,
@@ -185,7 +189,7 @@ impl MultiLatentAttention {
         self.rotate(keys, first, rotary, positions).squeeze_dim(2)
     }
 
-    /// Keys and values of this rank's heads from rotated latents.
+    /// Returns the keys and values of this rank's heads, given rotated latents.
     pub(super) fn expanded(&self, keys: Tensor<3>) -> [Tensor<4>; 2] {
         let ([batch, seq, _], sizes) = (keys.dims(), self.sizes);
         let (kv, shared) = self.up(keys);
@@ -195,7 +199,7 @@ impl MultiLatentAttention {
         [k, kv.narrow(3, sizes.nope, sizes.value)]
     }
 
-    /// Of each head its key without a position and its value, `[batch, seq, heads, nope + value]`, and the shared key.
+    /// Returns the keys without a position and the values, `[batch, seq, heads, nope + value]`, and the shared key.
     fn up(&self, keys: Tensor<3>) -> (Tensor<4>, Tensor<3>) {
         let ([batch, seq, _], sizes) = (keys.dims(), self.sizes);
         let latent = keys.clone().narrow(2, 0, sizes.kv_rank);

@@ -1,7 +1,7 @@
 //! Multi-head latent attention (MLA; DeepSeek-V2, arXiv:2405.04434, section 2.1).
 //!
-//! Keys and values are projections of a latent of `kv_rank` features for each token, beside one key with a position that
-//! all heads share. With `x` `[batch, seq, hidden]` and `n` heads:
+//! Keys and values are projections of a latent of `kv_rank` features per token. All heads also share one rotary key.
+//! With `x` `[batch, seq, hidden]` and `n` heads:
 //!
 //! ```text
 //! q              = x W_q                         or  norm(x W_qa) W_qb     [.., n, nope + rope]
@@ -11,9 +11,9 @@
 //! y              = softmax(scale q k^T) v W_o
 //! ```
 //!
-//! Heads are split over the tensor axis; the projections into latents and their norms are replicated. Under context
-//! parallelism ranks gather latents, `kv_rank + rope` features per token, and project the keys and values of all tokens
-//! from them. A cache holds latents too ([`cached`]).
+//! Heads are split over the tensor axis. The projections into latents and their norms are replicated. Under context
+//! parallelism the ranks gather latents (`kv_rank + rope` features per token), and project the keys and values of all
+//! tokens from them. A cache holds latents too ([`cached`]).
 
 mod cached;
 mod forward;
@@ -39,28 +39,28 @@ use crate::mesh::{Axis, ContextExchange, LayoutError, ParallelConfig, split_even
 /// Configuration of a [`MultiLatentAttention`].
 #[derive(Config, Debug)]
 pub struct MultiLatentAttentionConfig {
-    /// Features of the residual stream.
+    /// The number of features of the residual stream.
     pub hidden: usize,
-    /// Heads.
+    /// The number of heads.
     pub heads: usize,
-    /// Features of the latent of queries (`q_lora_rank`); by default queries are projected from the input, as in
-    /// DeepSeek-V2-Lite.
+    /// The number of features of the latent of queries (`q_lora_rank`). `None`: queries are projected from the input,
+    /// as in DeepSeek-V2-Lite.
     pub q_rank: Option<usize>,
-    /// The size of the latent of keys and values (`kv_lora_rank`).
+    /// The number of features of the latent of keys and values (`kv_lora_rank`).
     pub kv_rank: usize,
-    /// The number of query and key features without a position (`qk_nope_head_dim`).
+    /// The number of features of a query or key without a position (`qk_nope_head_dim`).
     pub nope_width: usize,
-    /// The number of query and key features with a rotary position (`qk_rope_head_dim`), an even number.
+    /// The number of features of a query or key with a position (`qk_rope_head_dim`). It must be even.
     pub rope_width: usize,
-    /// Features of a value (`v_head_dim`).
+    /// The number of features of a value (`v_head_dim`).
     pub value_width: usize,
     /// The epsilon of the norms of latents.
     #[config(default = 1e-6)]
     pub norm_epsilon: f64,
-    /// The factor of the scores; by default `1 / sqrt(nope_width + rope_width)`. YaRN multiplies it by the square of
-    /// `0.1 mscale_all_dim ln(factor) + 1`.
+    /// The factor by which scores are multiplied. `None`: `1 / sqrt(nope_width + rope_width)`. YaRN multiplies the
+    /// default by the square of `0.1 mscale_all_dim ln(factor) + 1`.
     pub scale: Option<f64>,
-    /// Dropout of the attention probabilities.
+    /// The dropout probability of the attention probabilities.
     #[config(default = 0.0)]
     pub dropout: f64,
     /// Initial values of the weights.
@@ -73,22 +73,22 @@ pub struct MultiLatentAttentionConfig {
 
 /// Causal multi-head latent attention, without biases.
 ///
-/// Each rank of the tensor axis has an equal part of the heads.
+/// Each rank of the tensor axis holds an equal part of the heads.
 #[derive(Module, Debug)]
 pub struct MultiLatentAttention {
-    /// The projection of queries `[hidden, heads * (nope + rope)]`, without a latent of queries.
+    /// The projection of queries `[hidden, heads * (nope + rope)]`, if there is no latent of queries.
     pub query: Option<ColumnParallelLinear>,
-    /// The projection into latents `[hidden, q_rank + kv_rank + rope]`: that of queries, if there is one, that of keys and
-    /// values, and the shared key.
+    /// The projection into latents `[hidden, q_rank + kv_rank + rope]`: the latent of queries (if any), the latent of
+    /// keys and values, and the shared key.
     pub down: ReplicatedLinear,
-    /// Over the latent of queries.
+    /// The norm of the latent of queries.
     pub query_norm: Option<Norm>,
     /// The projection of the latent of queries `[q_rank, heads * (nope + rope)]`.
     pub query_up: Option<ColumnParallelLinear>,
-    /// Over the latent of keys and values.
+    /// The norm of the latent of keys and values.
     pub kv_norm: Norm,
-    /// The projection of the latent of keys and values `[kv_rank, heads * (nope + value)]`, of each head its key and its
-    /// value.
+    /// The projection of the latent of keys and values `[kv_rank, heads * (nope + value)]`: the key and the value of
+    /// each head.
     pub kv_up: ColumnParallelLinear,
     /// The output projection `[heads * value, hidden]`.
     pub output: RowParallelLinear,
@@ -117,9 +117,9 @@ pub struct MultiLatentAttention {
 /// The sizes of a head on this rank.
 #[derive(Clone, Copy, Debug)]
 struct Sizes {
-    /// Heads of this rank.
+    /// The number of heads of this rank.
     heads: usize,
-    /// 0 without a latent of queries.
+    /// The size of the latent of queries; 0 without this latent.
     q_rank: usize,
     kv_rank: usize,
     nope: usize,
@@ -128,16 +128,16 @@ struct Sizes {
 }
 
 impl MultiLatentAttentionConfig {
-    /// Features of a query or a key.
+    /// Returns the number of features of a query or a key.
     pub fn head_width(&self) -> usize {
         self.nope_width + self.rope_width
     }
 
-    /// The exchange of context parallelism in a layout; none without it.
+    /// Returns the exchange of context parallelism in a layout, or `None` without context parallelism.
     ///
     /// # Errors
     ///
-    /// The requested one, if it is not the all-gather.
+    /// A message if the layout requests an exchange other than the all-gather.
     pub fn context_exchange(layout: &ParallelConfig) -> Result<Option<ContextExchange>, String> {
         match layout.context_exchange {
             _ if layout.context == 1 => Ok(None),
@@ -149,12 +149,16 @@ impl MultiLatentAttentionConfig {
         }
     }
 
-    /// Builds this rank's part.
+    /// Builds this rank's part of the layer.
     ///
     /// # Errors
     ///
-    /// [`BuildError`] for a size of 0 or an odd `rope_width`, heads that cannot be split over the tensor axis, and an
-    /// exchange of context parallelism that is not the all-gather.
+    /// [`BuildError`] for
+    ///
+    /// - a size of 0 or an odd `rope_width`;
+    /// - heads that cannot be split over the tensor axis;
+    /// - an exchange of context parallelism other than the all-gather, or hybrid context parallelism;
+    /// - LoRA targets that include the queries.
     pub fn init(&self, builder: &ModelBuilder) -> Result<MultiLatentAttention, BuildError> {
         self.check(builder)?;
         if builder.groups().config().hybrid_tokens().is_some() {
@@ -241,7 +245,7 @@ impl MultiLatentAttentionConfig {
         })
     }
 
-    /// All heads share the key with a position, so of their logits with it only the queries can be scaled.
+    /// All heads share the key with a position, so for logits with this key only the queries can be scaled.
     fn measured_layer(&self, builder: &ModelBuilder) -> AttentionLayer {
         let query = match self.q_rank {
             Some(_) => "query_up",

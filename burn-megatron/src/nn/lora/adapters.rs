@@ -1,4 +1,4 @@
-//! The factors of a linear layer, and their products.
+//! LoRA adapters of a linear layer, and their products.
 
 use burn::module::{LoraAdapter, Module};
 use burn::tensor::Tensor;
@@ -15,22 +15,22 @@ use crate::nn::{
     RecomputeModule, SEQUENCE_DIM, Section,
 };
 
-/// The adapters of the sections of a linear layer, each under the name of its target.
+/// The adapters of the sections of a linear layer. Each field has the name of its target.
 #[derive(Module, Debug)]
 pub struct LoraAdapters {
-    /// Queries.
+    /// The adapter of the queries.
     pub q_proj: Option<LoraAdapter>,
-    /// Keys.
+    /// The adapter of the keys.
     pub k_proj: Option<LoraAdapter>,
-    /// Values.
+    /// The adapter of the values.
     pub v_proj: Option<LoraAdapter>,
-    /// The output of attention.
+    /// The adapter of the attention output.
     pub o_proj: Option<LoraAdapter>,
-    /// The gate of an MLP.
+    /// The adapter of the gate of an MLP.
     pub gate_proj: Option<LoraAdapter>,
-    /// The values of an MLP.
+    /// The adapter of the up projection of an MLP.
     pub up_proj: Option<LoraAdapter>,
-    /// The output of an MLP.
+    /// The adapter of the down projection of an MLP.
     pub down_proj: Option<LoraAdapter>,
     dropout: Dropout,
     /// The distribution of the input of the dropout.
@@ -39,20 +39,20 @@ pub struct LoraAdapters {
     /// The distribution of `x A`.
     #[module(skip)]
     inner: InputLayout,
-    /// The sections of the layer on this rank: what each is, and its features.
+    /// The target and the number of features of each section of the layer on this rank.
     #[module(skip)]
     sections: Vec<(LoraTarget, usize)>,
     #[module(skip)]
     kernels: LinearKernels,
 }
 
-/// Builds the adapters of a column-parallel layer that the settings name, if there are any. `sections` has the target and the
-/// columns of each section, none for a layer that has no adapters; `builder` is that of the layer, and `inner` the
-/// distribution of the input of its factors `B`.
+/// Builds the adapters of a column-parallel layer, or returns `None` if no section is a target of the settings.
+/// `sections` has the target and the columns of each section; it is empty for a layer that cannot have adapters.
+/// `builder` is the builder of the layer, and `inner` is the distribution of the input of the factors `B`.
 ///
 /// # Errors
 ///
-/// [`BuildError`] for an invalid dropout.
+/// [`BuildError`] if the dropout is invalid, or if the layer recomputes the input of the adapters.
 pub(in crate::nn) fn column_adapters(
     builder: &ModelBuilder,
     input: usize,
@@ -87,11 +87,13 @@ pub(in crate::nn) fn column_adapters(
     adapters.finish(sections.iter().map(local).collect(), layout, inner)
 }
 
-/// Builds the adapter of a row-parallel layer, if the settings name it; `builder` is that of the layer.
+/// Builds the adapter of a row-parallel layer, or returns `None` if it is not a target. `builder` is the builder of
+/// the layer.
 ///
 /// # Errors
 ///
-/// [`BuildError`] for an invalid dropout, and for one that cannot be drawn in the layout.
+/// [`BuildError`] if the dropout is invalid or cannot be drawn in the layout, or if the layer recomputes the input of
+/// the adapter.
 pub(in crate::nn) fn row_adapters(
     builder: &ModelBuilder,
     [input, output]: [usize; 2],
@@ -126,7 +128,7 @@ pub(in crate::nn) fn row_adapters(
     adapters.finish(vec![(target, output)], layout, InputLayout::Local)
 }
 
-/// Makes the adapters of a layer.
+/// Creates the adapters of a layer.
 struct Factory<'a> {
     layer: &'a ModelBuilder,
     config: super::LoraConfig,
@@ -135,7 +137,7 @@ struct Factory<'a> {
 }
 
 impl<'a> Factory<'a> {
-    /// `None` for a model without adapters.
+    /// Returns `None` for a model without adapters.
     fn new(layer: &'a ModelBuilder, input: usize) -> Option<Self> {
         layer.lora_config().map(|config| Self {
             layer,
@@ -149,7 +151,7 @@ impl<'a> Factory<'a> {
         !self.made.is_empty()
     }
 
-    /// Checks that the input of the adapters is not one that the layer is to compute again.
+    /// Checks that the layer does not recompute the input of its adapters.
     fn check_recompute(&self, module: RecomputeModule) -> Result<(), BuildError> {
         let recompute = self.layer.recompute();
         if !self.has_any() || !recompute.config().modules.contains(&module) {
@@ -162,7 +164,7 @@ impl<'a> Factory<'a> {
         )))
     }
 
-    /// Adds the adapter of a section with these columns, if the settings name it.
+    /// Adds the adapter of a section with these columns, if the section is a target of the settings.
     fn add(
         &mut self,
         target: LoraTarget,
@@ -230,7 +232,7 @@ impl<'a> Factory<'a> {
 }
 
 impl LoraAdapters {
-    /// The adapter of a target, if it has one.
+    /// Returns the adapter of a target, if it has one.
     pub fn get(&self, target: LoraTarget) -> Option<&LoraAdapter> {
         match target {
             LoraTarget::Q => self.q_proj.as_ref(),
@@ -243,8 +245,8 @@ impl LoraAdapters {
         }
     }
 
-    /// Returns the product of the adapters with `x`, `[batch, seq, in]`, whose layout is the layout of the layer's
-    /// input: `[batch, seq, out]` of this rank, zero in sections without an adapter.
+    /// Returns the product of the adapters with `x` `[batch, seq, in]`, which has the layout of the layer's input.
+    /// The result is `[batch, seq, out]` of this rank. It is zero in sections without an adapter.
     pub(in crate::nn) fn delta(&self, x: Tensor<3>) -> Tensor<3> {
         let x = self.dropout.forward(x, self.layout);
         let sections = self.sections.iter();
@@ -257,7 +259,7 @@ impl LoraAdapters {
         {
             return delta;
         }
-        // One of them, for the sequence that is not split.
+        // Any product has the sequence length of the output, which is not split.
         let like = deltas.iter().find_map(|(delta, _)| delta.clone());
         let Some(like) = like else {
             unreachable!("a layer without adapters has no LoraAdapters")
@@ -278,7 +280,7 @@ impl LoraAdapters {
         Tensor::cat(deltas.collect(), 2)
     }
 
-    /// `s (x A) B`.
+    /// Computes `s (x A) B`.
     fn product(&self, x: Tensor<3>, adapter: &LoraAdapter) -> Tensor<3> {
         let multiplied = |x: Tensor<3>, factor, input| {
             linear(x, LinearOperands::new(factor, input, self.kernels))

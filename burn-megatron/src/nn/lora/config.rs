@@ -1,4 +1,4 @@
-//! Which layers have adapters, as settings.
+//! Settings of low-rank adapters.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -8,27 +8,27 @@ use serde::{Deserialize, Serialize};
 
 use crate::nn::BuildError;
 
-/// A linear layer that can have an adapter, by its name in Llama, which is also that in `peft`'s `target_modules`.
+/// A linear layer that can have an adapter. The names are the names in Llama, as in `target_modules` of `peft`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum LoraTarget {
-    /// The queries.
+    /// The query projection.
     Q,
-    /// The keys.
+    /// The key projection.
     K,
-    /// The values.
+    /// The value projection.
     V,
-    /// The output of attention.
+    /// The output projection of attention.
     O,
-    /// The gate of a gated MLP.
+    /// The gate projection of a gated MLP.
     Gate,
-    /// The values of a gated MLP, or the first layer of another one.
+    /// The up projection of a gated MLP, or the first layer of another MLP.
     Up,
     /// The second layer of an MLP.
     Down,
 }
 
 impl LoraTarget {
-    /// All of them.
+    /// All targets.
     pub const ALL: [Self; 7] = [
         Self::Q,
         Self::K,
@@ -39,7 +39,7 @@ impl LoraTarget {
         Self::Down,
     ];
 
-    /// Its name, such as `q_proj`.
+    /// Returns the name of the target, such as `q_proj`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Q => "q_proj",
@@ -52,12 +52,12 @@ impl LoraTarget {
         }
     }
 
-    /// The one with this name.
+    /// Returns the target with this name.
     pub fn of_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|target| target.name() == name)
     }
 
-    /// Whether it is a layer of an MLP.
+    /// Returns whether the target is a layer of an MLP.
     pub fn is_mlp(self) -> bool {
         matches!(self, Self::Gate | Self::Up | Self::Down)
     }
@@ -69,39 +69,41 @@ impl fmt::Display for LoraTarget {
     }
 }
 
-/// In the place of names: every layer of [`LoraTarget`] that the model has.
+/// The value of `target_modules` that selects every [`LoraTarget`] that the model has.
 const ALL_LINEAR: &str = "all-linear";
 
-/// Low-rank adaptation (Hu et al. 2021, arXiv:2106.09685): every parameter of the model is frozen, and the product of
+/// Low-rank adaptation (Hu et al. 2021, arXiv:2106.09685). All parameters of the model are frozen. The product of
 /// each target layer becomes `x W + s (x A) B` with `A` `[in, rank]`, `B` `[rank, out]` and `s = alpha / rank`. Only
-/// the factors are trained.
+/// `A` and `B` are trained.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct LoraConfig {
-    /// `r` of `peft`: at least 1.
+    /// The rank of the adapters (`r` in `peft`), at least 1.
     #[schemars(extend("resume" = "never"))]
     pub rank: usize,
-    /// `lora_alpha` of `peft`.
+    /// The numerator of the scale `s` (`lora_alpha` in `peft`).
     pub alpha: f64,
-    /// `use_rslora` of `peft`: `s = alpha / sqrt(rank)` (Kalajdzievski 2023, arXiv:2312.03732).
+    /// Whether the scale is `s = alpha / sqrt(rank)` (`use_rslora` in `peft`; Kalajdzievski 2023, arXiv:2312.03732).
     pub rslora: bool,
-    /// `lora_dropout` of `peft`: dropout of the input of the adapters. The adapters of a fused layer, such as queries,
-    /// keys and values, share one mask.
+    /// The dropout probability of the input of the adapters (`lora_dropout` in `peft`). Adapters of one fused layer,
+    /// such as queries, keys and values, share one mask.
     pub dropout: f64,
-    /// The folder of the model that was adapted: `base_model_name_or_path` of `peft`. Nothing is read from it here: whoever
-    /// loads the weights does.
+    /// The folder of the adapted model (`base_model_name_or_path` in `peft`). It is only recorded; the weights are
+    /// loaded separately.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("resume" = "may_differ", "value" = "PATH"))]
     pub base_model: Option<PathBuf>,
-    /// The layers with adapters: [names](LoraTarget) such as `q_proj`, or `all-linear` for all linear layers.
+    /// The layers with adapters: [names](LoraTarget) such as `q_proj`, or `all-linear` for every layer that can have
+    /// one.
     pub target_modules: Vec<String>,
-    /// `init_lora_weights` of `peft`: `A` is uniform between `-1 / sqrt(in)` and `1 / sqrt(in)` (Kaiming with `a =
-    /// sqrt(5)`), and `B` is 0. If false, `B` is uniform between `-1 / sqrt(rank)` and `1 / sqrt(rank)`, for tests.
+    /// Whether `B` is initialized to 0, so that the initial model is unchanged (`init_lora_weights` in `peft`). If
+    /// false, `B` is uniform in `[-1 / sqrt(rank), 1 / sqrt(rank)]`, for tests. `A` is always uniform in
+    /// `[-1 / sqrt(in), 1 / sqrt(in)]` (Kaiming with `a = sqrt(5)`).
     pub init_lora_weights: bool,
 }
 
 impl Default for LoraConfig {
-    /// The defaults of `peft` for Llama: rank 8, alpha 8, queries and values.
+    /// Returns the defaults of `peft` for Llama: rank 8, alpha 8, queries and values.
     fn default() -> Self {
         Self {
             rank: 8,
@@ -116,23 +118,23 @@ impl Default for LoraConfig {
 }
 
 impl LoraConfig {
-    /// Returns the folder of the model that was adapted.
+    /// Returns the folder of the adapted model.
     pub fn base(&self) -> Option<&Path> {
         self.base_model.as_deref()
     }
 
-    /// `s`.
+    /// Returns the scale `s`.
     pub fn scale(&self) -> f64 {
         let rank = self.rank as f64;
         self.alpha / if self.rslora { rank.sqrt() } else { rank }
     }
 
-    /// Whether the targets are named one by one, so that each must be in the model.
+    /// Returns whether the targets are listed by name. Each of them must then be in the model.
     pub fn names_targets(&self) -> bool {
         self.target_modules != [ALL_LINEAR]
     }
 
-    /// The targets, in the order of [`LoraTarget::ALL`].
+    /// Returns the targets, in the order of [`LoraTarget::ALL`].
     pub fn targets(&self) -> Vec<LoraTarget> {
         let is_named = |target: &LoraTarget| {
             !self.names_targets() || self.target_modules.iter().any(|name| name == target.name())
@@ -140,11 +142,11 @@ impl LoraConfig {
         LoraTarget::ALL.into_iter().filter(is_named).collect()
     }
 
-    /// Checks the settings; needs no model.
+    /// Checks the settings without a model.
     ///
     /// # Errors
     ///
-    /// [`BuildError::Config`] for the first invalid one.
+    /// [`BuildError::Config`] for the first invalid setting.
     pub fn check(&self) -> Result<(), BuildError> {
         let refused = |message: String| {
             let path = "lora".into();

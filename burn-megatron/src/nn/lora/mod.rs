@@ -1,20 +1,22 @@
 //! Low-rank adapters (LoRA) of the parallel linear layers.
 //!
-//! [`ModelBuilder::with_lora`](super::ModelBuilder::with_lora) freezes every parameter of the model and gives the target
-//! layers factors `A` and `B`, which alone are trained. A frozen parameter has no gradient, bucket, master or moment:
-//! [`DistributedDataParallel`](crate::data_parallel::DistributedDataParallel) keeps it apart, sharded with ZeRO-3.
+//! [`ModelBuilder::with_lora`](super::ModelBuilder::with_lora) freezes every parameter of the model and adds factors
+//! `A` and `B` to the target layers. Only these factors are trained. A frozen parameter has no gradient, bucket,
+//! master or moment. [`DistributedDataParallel`](crate::data_parallel::DistributedDataParallel) keeps it separately,
+//! and shards it with ZeRO-3.
 //!
-//! The factors are those of Burn's [`LoraAdapter`](burn::module::LoraAdapter). Its
-//! [`Reparameterization`](burn::module::Reparameterization) is not used: it adds `A B` to the weight, whose gradient of full size is then computed in each backward and would have to be summed over the
-//! tensor ranks. Here the input is multiplied by `A` and then by `B`:
+//! The factors are Burn's [`LoraAdapter`](burn::module::LoraAdapter). Its
+//! [`Reparameterization`](burn::module::Reparameterization) is not used, because it adds `A B` to the weight. Each
+//! backward would then compute a full-size gradient of the weight and sum it over the tensor ranks. Instead the input
+//! is multiplied by `A` and then by `B`:
 //!
 //! | layer | `A` `[in, rank]` | `B` `[rank, out]` | communication |
 //! |---|---|---|---|
 //! | column-parallel | replicated | split by output | of `x A` and its gradient, `rank` features wide; under sequence parallelism the gradient of `A` is summed over the tensor axis |
-//! | row-parallel | split by input | replicated | none: the terms of the ranks are summed with those of the layer; the gradient of `B` is summed over the tensor axis |
+//! | row-parallel | split by input | replicated | none: the terms of the ranks are summed together with the output of the layer; the gradient of `B` is summed over the tensor axis |
 //!
-//! A fused layer, such as that of queries, keys and values, has separate factors for each of its sections, as `peft`
-//! has for the layers of Llama.
+//! A fused layer, such as the QKV projection, has separate factors for each of its sections, like the layers of Llama
+//! in `peft`.
 
 mod adapters;
 mod config;

@@ -5,18 +5,18 @@ use crate::comm::ParallelContext;
 use crate::nn::BuildError;
 use crate::nn::of_all_stages::of_all_stages;
 
-/// A layer with an adapter, as this rank has built it; sizes are those of the whole layer.
+/// A layer with an adapter, as built on this rank. Sizes cover all tensor ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AdaptedLayer {
     /// The kind of layer.
     pub target: LoraTarget,
-    /// The path of the weight `[in, ..]` that it belongs to.
+    /// The path of the adapted weight `[in, ..]`.
     pub weight: String,
-    /// Its first column in that weight.
+    /// The first column of the layer in the weight.
     pub offset: usize,
-    /// Its input and output features.
+    /// The number of input and output features.
     pub size: [usize; 2],
-    /// The path of its adapter, which has the parameters `a` and `b`.
+    /// The path of the adapter, which has the parameters `a` and `b`.
     pub adapter: String,
 }
 
@@ -30,17 +30,17 @@ pub struct LoraLayers {
 }
 
 impl LoraLayers {
-    /// Checks that the model has each target that was named. Collective: call on all ranks of the pipeline.
+    /// Checks that the model has each named target. Collective: call it on all ranks of the pipeline.
     ///
     /// # Errors
     ///
-    /// [`BuildError::Config`] for a target without a layer; [`BuildError::Comm`].
+    /// [`BuildError::Config`] for a target without a layer. [`BuildError::Comm`] if the collective fails.
     pub fn check_targets(&self, groups: &ParallelContext) -> Result<(), BuildError> {
         let own: Vec<_> = self.layers.iter().map(|layer| layer.target).collect();
         self.check_found(&of_all_stages(&own, |_| 0, groups)?)
     }
 
-    /// The same for a part that is the whole model.
+    /// Checks that a model without pipeline parallelism has each named target.
     ///
     /// # Errors
     ///

@@ -1,39 +1,40 @@
-//! The number of tokens whose logits are in memory at once.
+//! The number of tokens whose logits are in memory at the same time.
 
 use burn_megatron_kernels::MAX_ELEMENTS;
 
-/// The largest default chunk of logits in bytes.
+/// The maximum size of a default chunk of logits, in bytes.
 ///
-/// Each chunk reads and writes the f32 weight gradient of the output layer, which takes `290 / T` of the time of the
-/// chunk's three products for `T` tokens: 8 bytes against 6 `T` operations for each weight, at 2.85 TB/s and 620 TFLOP/s
-/// in bf16 on an H100. In 16 bits, 1 GiB is 10,672 tokens of GPT-2 (2.7 %) and 3,533 tokens of a vocabulary of 151,936
-/// (8.2 %).
+/// Each chunk reads and writes the f32 weight gradient of the output layer. For `T` tokens this takes `290 / T` of
+/// the time of the three products of the chunk. This assumes 8 bytes and 6 `T` operations per weight, at 2.85 TB/s
+/// and 620 TFLOP/s in bf16 on an H100. In 16 bits, 1 GiB holds 10,672 tokens of GPT-2 (2.7 %), or 3,533 tokens with a
+/// vocabulary of 151,936 (8.2 %).
 const DEFAULT_BYTES: usize = 1 << 30;
 
-/// Chunks of the default size are multiples of this, for the tiles of a matrix product.
+/// The alignment of default chunks, in tokens, for the tiles of a matrix product.
 const ALIGNMENT: usize = 128;
 
-/// The logits of a micro-batch on one rank.
+/// The shape of the logits of a micro-batch on one rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LogitsShape {
-    /// The tokens of the micro-batch.
+    /// The number of tokens of the micro-batch.
     pub tokens: usize,
-    /// This rank's entries of the padded vocabulary.
+    /// The number of entries of the padded vocabulary on this rank.
     pub width: usize,
-    /// Features of the hidden states.
+    /// The number of features of the hidden states.
     pub hidden: usize,
-    /// Bytes of an element.
+    /// The number of bytes of an element.
     pub size: usize,
 }
 
 impl LogitsShape {
-    /// The tokens of a chunk of the [`LinearCrossEntropy`](super::LinearCrossEntropy); all where one chunk has all.
+    /// Returns the number of tokens of a chunk of the [`LinearCrossEntropy`](super::LinearCrossEntropy). It is the
+    /// number of all tokens if there is only one chunk.
     ///
-    /// `chunk_size` is the setting: a number of tokens, or 0 for all. By default (`None`) chunks are equal and have
-    /// at most 1 GiB, but all logits are one chunk where that takes no more memory than a chunk and the weight
-    /// gradient that chunks keep in f32.
+    /// `chunk_size` is the setting: a number of tokens, or 0 for all tokens. By default (`None`) chunks have equal
+    /// sizes of at most 1 GiB. If all logits take no more memory than a chunk and the f32 weight gradient of chunks,
+    /// they form a single chunk.
     ///
-    /// A chunk never has more logits than kernels can index ([`MAX_ELEMENTS`]).
+    /// A chunk never has more logits than the kernels can index ([`MAX_ELEMENTS`]).
     pub fn tokens_per_chunk(&self, chunk_size: Option<usize>) -> usize {
         let (tokens, width) = (self.tokens, self.width.max(1));
         let requested = match chunk_size {
@@ -83,7 +84,7 @@ mod tests {
         size: 2,
     };
 
-    /// The tokens of a chunk, and the number of chunks.
+    /// Returns the number of tokens of a chunk, and the number of chunks.
     fn chunks(shape: LogitsShape, setting: Option<usize>) -> (usize, usize) {
         let chunk = shape.tokens_per_chunk(setting);
         assert!(chunk * shape.width <= MAX_ELEMENTS, "{chunk} of {shape:?}");
@@ -98,7 +99,7 @@ mod tests {
         };
         assert_eq!(chunks(gpt2(16), None), (8192, 2));
         assert_eq!(chunks(gpt2(64), None), (9472, 7));
-        // As one tensor it would exceed the indices.
+        // A single tensor would exceed the index range.
         assert!(gpt2(96).tokens * GPT2.width > MAX_ELEMENTS);
         assert_eq!(chunks(gpt2(96), None), (9856, 10));
         assert_eq!(chunks(gpt2(96), Some(0)), (49_152, 2));
@@ -123,7 +124,7 @@ mod tests {
         assert_eq!(chunks(huge, None), (1, 7));
     }
 
-    /// 1 GiB holds 3533 tokens, and the weight gradient takes the memory of 2000.
+    /// 1 GiB holds 3533 tokens, and the weight gradient takes as much memory as 2000 tokens.
     #[test]
     fn the_default_takes_no_more_memory_than_one_chunk() {
         let of = |tokens| LogitsShape {

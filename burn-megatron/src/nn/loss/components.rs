@@ -1,23 +1,23 @@
-//! The components of a loss, which are reported.
+//! The components of a loss, for reports.
 
 use std::sync::Arc;
 
 use burn::tensor::Tensor;
 use parking_lot::Mutex;
 
-/// The components of a loss, `[tokens]` each, without autodiff.
+/// The components of a loss, each `[tokens]`, without autodiff.
 #[derive(Debug)]
 pub(super) struct LossComponents {
-    /// The whole loss.
+    /// The complete loss.
     pub loss: Tensor<1>,
-    /// The cross-entropy alone.
+    /// The cross-entropy.
     pub plain: Tensor<1>,
-    /// The z-loss, times its weight, if there is one.
+    /// The weighted z-loss, if there is one.
     pub z_loss: Option<Tensor<1>>,
 }
 
 impl LossComponents {
-    /// Joins the components of consecutive tokens; none for an empty list.
+    /// Joins the components of consecutive tokens. Returns `None` for an empty list.
     pub fn joined(chunks: Vec<Self>) -> Option<Self> {
         let join = |part: fn(&Self) -> Option<&Tensor<1>>| {
             let parts: Option<Vec<_>> = chunks.iter().map(|own| part(own).cloned()).collect();
@@ -33,7 +33,7 @@ impl LossComponents {
     }
 }
 
-/// Receives the components from the autodiff function, which has one output only.
+/// A cell that passes the components out of the autodiff function, which has only one output.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ComponentsCell(Arc<Mutex<Option<LossComponents>>>);
 

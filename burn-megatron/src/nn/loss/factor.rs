@@ -2,7 +2,7 @@
 
 use burn::tensor::{DType, Device, Tensor};
 
-/// The factor by which a loss is multiplied before its backward, such as a loss scale; not 0.
+/// The factor by which a loss is multiplied before its backward, such as a loss scale. It must not be 0.
 #[derive(Clone, Debug)]
 pub enum LossFactor {
     /// A number.
@@ -12,7 +12,7 @@ pub enum LossFactor {
 }
 
 impl LossFactor {
-    /// `x`, of any length, times the factor.
+    /// Multiplies `x`, of any length, by the factor.
     pub fn scale(&self, x: Tensor<1>) -> Tensor<1> {
         match self {
             Self::Number(1.0) => x,
@@ -29,7 +29,7 @@ impl LossFactor {
         }
     }
 
-    /// The product with `number`, which is not 0.
+    /// Multiplies the factor by `number`, which must not be 0.
     pub fn times(&self, number: f64) -> Self {
         match self {
             Self::Number(own) => Self::Number(own * number),
@@ -37,7 +37,7 @@ impl LossFactor {
         }
     }
 
-    /// The factor as the gradient of `count` losses of this type.
+    /// Returns the factor as the gradient of `count` losses of this type.
     pub(super) fn expanded(&self, count: usize, device: &Device, dtype: DType) -> Tensor<1> {
         match self {
             Self::Number(number) => Tensor::full([count], *number, (device, dtype)),
@@ -45,8 +45,8 @@ impl LossFactor {
         }
     }
 
-    /// Returns the number by which gradients that were computed for this factor are multiplied in a backward from
-    /// `upstream`, `[1]`: 1 if `upstream` is the factor.
+    /// Returns the ratio of `upstream` `[1]` to the factor. Gradients that were computed for the factor are
+    /// multiplied by it. It is 1 if `upstream` is the factor.
     pub(super) fn ratio(&self, upstream: Tensor<1>) -> Tensor<1> {
         match self {
             Self::Number(1.0) => upstream,

@@ -1,4 +1,4 @@
-//! The fused loss: the kernels' three stages, with one collective between them.
+//! The fused loss: three kernel stages with one collective between them.
 
 use burn::backend::DispatchTensor;
 use burn::tensor::{Int, Tensor};
@@ -14,7 +14,7 @@ use crate::collective::{CollectiveOp, Comm, start};
 use crate::nn::forward_context::is_tracked;
 use crate::nn::wide::wide;
 
-/// The loss of any rows of logits `[rows, width]` of the columns of `part`. Plain tensors only.
+/// The loss of rows of logits `[rows, width]` with the columns of `part`, on plain tensors.
 #[derive(Clone, Debug)]
 pub(super) struct FusedLoss {
     pub part: VocabularyShard,
@@ -26,14 +26,14 @@ pub(super) struct FusedLoss {
 
 /// The losses of some rows.
 pub(super) struct FusedLosses {
-    /// `[rows]`
+    /// The loss of each row: `[rows]`.
     pub loss: Tensor<1>,
     pub components: Option<LossComponents>,
 }
 
 impl FusedLoss {
-    /// The losses of `logits` with the targets `[rows]`, and the log-sum-exp `[rows]`. Collective: call on all ranks
-    /// of `comm`.
+    /// Returns the losses of `logits` with the targets `[rows]`, and the log-sum-exp `[rows]`. Collective: call it on
+    /// all ranks of `comm`.
     pub fn forward(&self, logits: Tensor<2>, targets: Tensor<1, Int>) -> (FusedLosses, Tensor<1>) {
         let local = statistics(logits, targets.clone(), &self.part);
         let local = local.unsqueeze_dim::<3>(0);
@@ -48,8 +48,8 @@ impl FusedLoss {
         (losses, log_sum_exp)
     }
 
-    /// The losses, and the [gradient](Self::gradient) from a gradient of the losses that is known already. Collective
-    /// as [`forward`](Self::forward).
+    /// Returns the losses, and the [gradient](Self::gradient) of the logits for a gradient of the losses that is
+    /// already known. Collective like [`forward`](Self::forward).
     pub fn with_gradient(
         &self,
         logits: Tensor<2>,
@@ -67,7 +67,8 @@ impl FusedLoss {
         (losses, gradient)
     }
 
-    /// The gradient of `logits`, written over them if they are not shared, from the gradient of the losses.
+    /// Returns the gradient of `logits`, given the gradient of the losses. It overwrites the logits if they are not
+    /// shared.
     pub fn gradient(
         &self,
         logits: Tensor<2>,
@@ -79,7 +80,7 @@ impl FusedLoss {
         gradient(logits, targets, log_sum_exp, upstream, part, options)
     }
 
-    /// The components of the loss, from the statistics of all parts.
+    /// Returns the components of the loss, given the statistics of all parts.
     fn components(
         &self,
         all: Tensor<3>,
@@ -108,8 +109,8 @@ impl FusedLoss {
     }
 }
 
-/// Logits `[tokens, width]` and targets `[tokens]` to losses `[tokens]`, or to their sum `[1]` if their factor is known; writes
-/// their components to `components`.
+/// Maps logits `[tokens, width]` and targets `[tokens]` to losses `[tokens]`, or to their sum `[1]` if `factor` is
+/// given. Writes the components to `components`.
 pub(super) fn cross_entropy(
     logits: Tensor<2>,
     targets: Tensor<1, Int>,
@@ -132,7 +133,7 @@ struct FusedCrossEntropy {
     loss: FusedLoss,
     targets: Tensor<1, Int>,
     components: ComponentsCell,
-    /// If it is known, the output is the sum, and the gradient of the logits is written in the forward.
+    /// With a factor, the output is the sum, and the forward computes the gradient of the logits.
     factor: Option<LossFactor>,
     is_tracked: bool,
 }

@@ -19,20 +19,20 @@ use crate::nn::weight::{HookedWeight, Weight};
 use crate::nn::wide::wide;
 use crate::nn::{OutputLayer, VocabParallelEmbedding};
 
-/// The loss of hidden states: [`OutputLayer`] and [`VocabParallelCrossEntropy`] in chunks of tokens, so that the
-/// logits of one chunk are in memory at a time.
+/// The loss of hidden states: [`OutputLayer`] and [`VocabParallelCrossEntropy`] in chunks of tokens. The logits of
+/// only one chunk are in memory at the same time.
 ///
-/// [`sums`](Self::sums) knows the factor of the loss before the forward. It overwrites the logits with their gradient at once.
-/// Of several chunks it also computes the gradients of the hidden states and of the weight from it (Hsu et al.
-/// 2024, "Liger Kernel", arXiv:2410.10989). They are kept for the backward, `[tokens, hidden]` in the type of the model
-/// and `[vocabulary / tensor, hidden]` in f32 (f64 for f64), and leave there. The weight gradient is the sum over the
-/// chunks, in their order.
+/// [`sums`](Self::sums) gets the factor of the loss before the forward, and overwrites the logits with their gradient
+/// immediately. With several chunks it also computes the gradients of the hidden states and of the weight in the
+/// forward (Hsu et al. 2024, "Liger Kernel", arXiv:2410.10989). They are kept until the backward: `[tokens, hidden]`
+/// in the type of the model, and `[vocabulary / tensor, hidden]` in f32 (f64 for f64). The weight gradient is summed
+/// over the chunks in order.
 ///
-/// [`losses`](Self::losses) allows for any gradient of each token's loss. Its backward computes the logits of each
-/// chunk a second time.
+/// [`losses`](Self::losses) allows any gradient of the loss of each token. Its backward computes the logits of each
+/// chunk again.
 ///
-/// If one chunk has all tokens, the backward computes the gradients of hidden states and weight as that of [`OutputLayer`] does;
-/// so it does for an unfused loss, which has no chunks.
+/// With a single chunk, or with an unfused loss, the backward computes the gradients of hidden states and weight like
+/// [`OutputLayer`].
 #[derive(Clone, Debug)]
 pub struct LinearCrossEntropy {
     loss: VocabParallelCrossEntropy,
@@ -41,7 +41,7 @@ pub struct LinearCrossEntropy {
 }
 
 impl LinearCrossEntropy {
-    /// This loss in chunks of so many tokens, see [`LogitsShape::tokens_per_chunk`].
+    /// Creates the loss in chunks of `chunk_size` tokens; see [`LogitsShape::tokens_per_chunk`].
     pub fn new(loss: VocabParallelCrossEntropy, chunk_size: Option<usize>) -> Self {
         Self {
             loss,
@@ -50,19 +50,19 @@ impl LinearCrossEntropy {
         }
     }
 
-    /// Sets `c`: the loss is that of `c tanh(z / c)` for logits `z`, as in Gemma 2.
+    /// Sets the soft cap `c`: the loss uses `c tanh(z / c)` instead of the logits `z`, as in Gemma 2.
     pub fn with_soft_cap(mut self, soft_cap: Option<f64>) -> Self {
         self.soft_cap = soft_cap;
         self
     }
 
-    /// The terms of the objective in addition to the cross-entropy.
+    /// Returns the terms of the objective in addition to the cross-entropy.
     pub fn terms(&self) -> &'static [LossTerm] {
         self.loss.terms()
     }
 
-    /// The loss of each token from its hidden state. `x` and `embedding` are those of [`OutputLayer::forward`],
-    /// `targets` `[batch, seq]`.
+    /// Returns the loss of each token, given its hidden state. `x` and `embedding` are the arguments of
+    /// [`OutputLayer::forward`]. `targets` is `[batch, seq]`.
     ///
     /// # Panics
     ///
@@ -79,8 +79,8 @@ impl LinearCrossEntropy {
         Losses::of_tokens(losses, shape)
     }
 
-    /// The sums of the [losses](Self::losses) over the tokens, for a backward from `factor` times the objective. (The
-    /// gradients of another backward are right too, but may have lost small values in f16.)
+    /// Returns the sums of the [losses](Self::losses) over the tokens, for a backward of `factor` times the
+    /// objective. A backward with another factor is correct too, but may lose small values in f16.
     ///
     /// # Panics
     ///
@@ -98,7 +98,7 @@ impl LinearCrossEntropy {
         SummedLosses::new(objective, &parts)
     }
 
-    /// The losses `[tokens]`, or their sum `[1]` if their factor is known, and the parts.
+    /// Returns the losses `[tokens]`, or their sum `[1]` if `factor` is given, and the parts.
     fn of_tokens(
         &self,
         x: Tensor<3>,
@@ -114,7 +114,7 @@ impl LinearCrossEntropy {
         self.chunked(x, output, embedding, targets, (rows, factor))
     }
 
-    /// The tokens of a chunk; none if one chunk has all.
+    /// Returns the number of tokens of a chunk, or `None` if there is only one chunk.
     fn rows_per_chunk(&self, x: &Tensor<3>, [batch, seq]: [usize; 2]) -> Option<usize> {
         let [_, _, hidden] = x.dims();
         let logits = LogitsShape {
@@ -127,7 +127,7 @@ impl LinearCrossEntropy {
         Some(chunk).filter(|chunk| self.loss.fused && *chunk < logits.tokens)
     }
 
-    /// The same in chunks.
+    /// Computes the losses in chunks.
     fn chunked(
         &self,
         x: Tensor<3>,
@@ -166,39 +166,39 @@ impl LinearCrossEntropy {
     }
 }
 
-/// Hidden states `[batch, seq, hidden]` and weight `[width, hidden]` to losses.
+/// Maps hidden states `[batch, seq, hidden]` and a weight `[width, hidden]` to losses.
 #[derive(Debug)]
 struct ChunkedLoss {
     loss: FusedLoss,
     soft_cap: Option<f64>,
     /// `[tokens]`
     targets: Tensor<1, Int>,
-    /// Batch and sequence of the targets.
+    /// The batch and sequence sizes of the targets.
     shape: [usize; 2],
-    /// Of this rank.
+    /// The shape of this rank's weight.
     weight_shape: [usize; 2],
     dtype: DType,
     rows_per_chunk: usize,
-    /// The factor of the sum of the losses, if it is known; the output is the sum then.
+    /// The factor of the sum of the losses, if it is known. The output is then the sum.
     factor: Option<LossFactor>,
     components: ComponentsCell,
     input: InputLayout,
     needed: NeededGradients,
-    /// Supplies the weight to the backward and takes its gradient; the graph does both where there is none.
+    /// The hook that supplies the weight to the backward and takes its gradient. `None`: both go through the graph.
     hooked: Option<HookedWeight>,
     arithmetic: FloatArithmetic,
 }
 
-/// Some consecutive tokens.
+/// A chunk of consecutive tokens.
 pub(super) struct Chunk {
     pub first: usize,
-    /// `[rows, hidden]`
+    /// The hidden states: `[rows, hidden]`.
     pub x: Tensor<2>,
     pub targets: Tensor<1, Int>,
 }
 
 impl ChunkedLoss {
-    /// The chunks of the hidden states `[tokens, hidden]`.
+    /// Returns the chunks of the hidden states `[tokens, hidden]`.
     fn chunks(&self, x: &Tensor<2>) -> impl Iterator<Item = Chunk> {
         let tokens = x.dims()[0];
         (0..tokens).step_by(self.rows_per_chunk).map(move |first| {
@@ -211,20 +211,21 @@ impl ChunkedLoss {
         })
     }
 
-    /// The logits of a chunk, with the soft cap.
+    /// Returns the logits of a chunk, with the soft cap.
     fn logits(&self, chunk: &Chunk, weight: &Tensor<2>) -> Tensor<2> {
         let weight = weight.clone().transpose();
         let logits = self.arithmetic.product(chunk.x.clone(), weight, None);
         capped(logits, self.soft_cap)
     }
 
-    /// The slopes of the soft cap at these logits, if there is one; to be taken before their gradient overwrites them.
+    /// Returns the slopes of the soft cap at these logits, if there is a cap. Call it before the gradient overwrites
+    /// the logits.
     fn slopes(&self, logits: &Tensor<2>) -> Option<Tensor<2>> {
         let slopes = |cap| soft_cap_slope(logits.clone(), cap);
         self.soft_cap.map(slopes)
     }
 
-    /// Computes the logits of each chunk again, for the gradients of any gradient `[tokens]` of the losses.
+    /// Computes the logits of each chunk again, for any gradient `[tokens]` of the losses.
     fn recompute(&self, saved: Vec<DispatchTensor>, upstream: Tensor<1>) -> OutputGradients {
         let mut saved = saved.into_iter();
         let mut next = || match saved.next() {
@@ -345,7 +346,7 @@ fn capped<const D: usize>(logits: Tensor<D>, cap: Option<f64>) -> Tensor<D> {
     }
 }
 
-/// The gradient of logits from that of capped ones.
+/// Returns the gradient of the logits, given the gradient of the capped logits.
 fn before_cap(dy: Tensor<2>, slopes: Option<Tensor<2>>) -> Tensor<2> {
     let Some(slopes) = slopes else {
         return dy;
@@ -354,7 +355,7 @@ fn before_cap(dy: Tensor<2>, slopes: Option<Tensor<2>>) -> Tensor<2> {
     (dy.cast::<DType>(slopes.dtype()) * slopes).cast(dtype)
 }
 
-/// The losses of all tokens from those of the chunks; writes their components.
+/// Joins the losses of the chunks, and writes their components.
 fn joined(chunks: Vec<FusedLosses>, components: &ComponentsCell) -> Tensor<1> {
     let (mut losses, mut parts) = (vec![], vec![]);
     for chunk in chunks {

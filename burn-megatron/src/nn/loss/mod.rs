@@ -24,27 +24,27 @@ pub use losses::{LossTerm, Losses, SummedLosses};
 use components::{ComponentsCell, LossComponents};
 use fused::FusedLoss;
 
-/// Cross-entropy per token; the logits are never gathered.
+/// Cross-entropy per token. The logits are never gathered.
 ///
-/// With `K` the number of tokens of the vocabulary (without padding), `t` the target, `e` the
-/// label smoothing and `s = e K / (K - 1)`:
+/// Let `K` be the number of tokens of the vocabulary (without padding), `t` the target, `e` the label smoothing, and
+/// `s = e K / (K - 1)`:
 ///
 /// ```text
 /// loss = (1 - s) * -log p[t]  +  s * mean over k of -log p[k]  +  z * (log of the sum of e^logit)^2
 /// ```
 ///
-/// so that the target has probability `1 - e` and the others share `e`. Padded entries have no probability
+/// The target therefore has probability `1 - e`, and the other tokens share `e`. Padded entries have no probability
 /// and no gradient. The result does not depend on the number of ranks.
 ///
-/// The fused form all-gathers four numbers per token and rank; it saves the logits for the backward,
-/// which overwrites them with their gradient. Where a [`LinearCrossEntropy`] knows the gradient, it overwrites them at once.
+/// The fused form all-gathers four numbers per token and rank. It saves the logits for the backward, which overwrites
+/// them with their gradient. A [`LinearCrossEntropy`] overwrites them in the forward if it already has the gradient
+/// of the losses.
 ///
-/// The loss and the gradient of an invalid target, neither a token nor ignored, are NaN. (Returning an
-/// error would have to wait for the device.)
+/// An invalid target is neither a token nor the ignored target. Its loss and gradient are NaN, because returning an
+/// error would have to wait for the device.
 ///
-/// [`losses`](Self::losses) returns the cross-entropy `-log p[t]` and the [terms](Self::terms) in addition
-/// to their sum. They are computed from the loss's own log-sum-exp and target logit: the logits are not
-/// read again.
+/// [`losses`](Self::losses) returns the cross-entropy `-log p[t]` and the [terms](Self::terms) in addition to their
+/// sum. They are computed from the log-sum-exp and the target logit of the loss, without reading the logits again.
 #[derive(Clone, Debug)]
 pub struct VocabParallelCrossEntropy {
     comm: Comm,
@@ -54,7 +54,7 @@ pub struct VocabParallelCrossEntropy {
 }
 
 impl VocabParallelCrossEntropy {
-    /// A fused loss over the ranks of `comm`, without smoothing and without an ignored target.
+    /// Creates a fused loss over the ranks of `comm`, without label smoothing and without an ignored target.
     pub fn new(vocabulary: Vocabulary, comm: &Comm) -> Self {
         Self {
             comm: comm.clone(),
@@ -70,8 +70,8 @@ impl VocabParallelCrossEntropy {
         self
     }
 
-    /// Sets the weight of the squared log-sum-exp, which keeps logits from drifting (Chowdhery et
-    /// al. 2022, section 5).
+    /// Sets the weight of the z-loss, the squared log-sum-exp. It keeps logits from drifting (Chowdhery et al. 2022,
+    /// section 5).
     pub fn with_z_loss(mut self, z_loss: f64) -> Self {
         self.options.z_loss = z_loss;
         self
@@ -89,7 +89,7 @@ impl VocabParallelCrossEntropy {
         self
     }
 
-    /// The terms of the objective in addition to the cross-entropy.
+    /// Returns the terms of the objective in addition to the cross-entropy.
     pub fn terms(&self) -> &'static [LossTerm] {
         match (self.has_smoothing(), self.options.z_loss != 0.0) {
             (false, false) => &[],
@@ -99,24 +99,24 @@ impl VocabParallelCrossEntropy {
         }
     }
 
-    /// Whether there is a smoothing term; a vocabulary of one token has none.
+    /// Returns whether there is a smoothing term. A vocabulary of one token has no smoothing term.
     fn has_smoothing(&self) -> bool {
         self.options.label_smoothing != 0.0 && self.vocabulary.tokens > 1
     }
 
-    /// This rank's logits `[batch, seq, padded vocabulary / tensor]` and the targets
-    /// `[batch, seq]` to the loss of each token `[batch, seq]`, the same on every rank.
+    /// Returns the loss of each token `[batch, seq]`, which is the same on every rank. Takes this rank's logits
+    /// `[batch, seq, padded vocabulary / tensor]` and the targets `[batch, seq]`.
     pub fn forward(&self, logits: Tensor<3>, targets: Tensor<2, Int>) -> Tensor<2> {
         self.losses(logits, targets).objective
     }
 
-    /// The same, with its parts.
+    /// Returns the loss of each token with its parts.
     pub fn losses(&self, logits: Tensor<3>, targets: Tensor<2, Int>) -> Losses {
         let shape = targets.dims();
         Losses::of_tokens(self.of_tokens(logits, targets, None), shape)
     }
 
-    /// The losses `[tokens]`, or their sum `[1]` if their factor is known, and the parts.
+    /// Returns the losses `[tokens]`, or their sum `[1]` if `factor` is given, and the parts.
     fn of_tokens(
         &self,
         logits: Tensor<3>,
@@ -139,7 +139,7 @@ impl VocabParallelCrossEntropy {
         (objective, self.parts(&cell, [batch, seq]))
     }
 
-    /// The loss of rows of this rank's logits.
+    /// Returns the loss of rows of this rank's logits.
     fn rows_loss(&self) -> FusedLoss {
         let place = AxisRank {
             index: self.comm.rank(),
@@ -156,7 +156,8 @@ impl VocabParallelCrossEntropy {
         }
     }
 
-    /// The cross-entropy and the terms of a loss, if it has any. The smoothing term is the remainder.
+    /// Returns the cross-entropy and the terms of a loss, if it has terms. The smoothing term is computed as the
+    /// remainder.
     fn parts(&self, cell: &ComponentsCell, shape: [usize; 2]) -> Vec<Tensor<2>> {
         let Some(LossComponents {
             loss,
@@ -175,7 +176,7 @@ impl VocabParallelCrossEntropy {
     }
 }
 
-/// Targets `[batch, seq]` as the losses read them: `[batch * seq]`, without autodiff, on this device.
+/// Converts targets `[batch, seq]` for the loss: to `[batch * seq]`, without autodiff, on this device.
 fn flat_targets(targets: Tensor<2, Int>, device: &Device) -> Tensor<1, Int> {
     let tokens = targets.shape().num_elements();
     let targets = targets.reshape([tokens]);

@@ -10,16 +10,16 @@ use crate::nn::arithmetic::{FloatArithmetic, NeededGradients, flatten};
 use crate::nn::hook::WeightGradientFn;
 use crate::nn::wide::wide;
 
-/// The gradients that are needed, flat.
+/// The needed gradients of an output layer, flat.
 pub(super) struct OutputGradients {
-    /// The gradient of the hidden states, `[tokens hidden]` in their type.
+    /// The gradient of the hidden states, `[tokens * hidden]`, in their type.
     pub input: Option<Tensor<1>>,
-    /// The gradient of the weight, `[width hidden]` in f32, f64 for f64.
+    /// The gradient of the weight, `[width * hidden]`, in f32 (f64 for f64).
     pub weight: Option<Tensor<1>>,
 }
 
 impl OutputGradients {
-    /// For hidden states `[tokens, hidden]` and a weight `[width, hidden]`; not initialized.
+    /// Creates uninitialized gradients for hidden states `[tokens, hidden]` and a weight `[width, hidden]`.
     pub fn new(x: &Tensor<2>, weight: &Tensor<2>, needed: NeededGradients) -> Self {
         let empty = |like: &Tensor<2>, dtype: DType| {
             Tensor::empty([like.shape().num_elements()], (&x.device(), dtype))
@@ -31,8 +31,8 @@ impl OutputGradients {
         }
     }
 
-    /// Writes the gradient of a chunk's hidden states, and adds that of the weight, from the gradient of its
-    /// logits. The first chunk overwrites the weight's.
+    /// Writes the gradient of the hidden states of a chunk, and adds the gradient of the weight. `dy` is the gradient
+    /// of the logits of the chunk. The first chunk overwrites the weight gradient.
     pub fn add(
         &mut self,
         chunk: Chunk,
@@ -57,7 +57,7 @@ impl OutputGradients {
         }
     }
 
-    /// All gradients times `ratio`, `[1]` in f32 (f64 for f64).
+    /// Multiplies all gradients by `ratio`, `[1]` in f32 (f64 for f64).
     pub fn scaled(self, ratio: Tensor<1>) -> Self {
         let scaled = |x| flat::scale(x, ratio.clone());
         Self {
@@ -80,7 +80,7 @@ impl OutputGradients {
     }
 }
 
-/// A weight gradient that is computed already, to be accumulated in a buffer.
+/// Wraps a weight gradient that has already been computed, so that it can be accumulated in a buffer.
 pub(super) fn computed(gradient: Tensor<1>) -> WeightGradientFn {
     Box::new(move |target| match target {
         Some(FlatGradients { flat, places }) => {

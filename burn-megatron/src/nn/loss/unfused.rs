@@ -1,4 +1,4 @@
-//! The unfused loss, from Burn's operations; it saves the probabilities for the backward.
+//! The unfused loss, which uses Burn's operations and saves the probabilities for the backward.
 
 use burn::backend::DispatchTensor;
 use burn::tensor::{Bool, Int, Tensor};
@@ -49,28 +49,28 @@ pub(super) fn cross_entropy(
     apply(vec![logits.into_dispatch()], function)
 }
 
-/// Tensors here are `[tokens, 1]` unless said otherwise.
+/// The unfused loss as a differentiable operation. Tensors are `[tokens, 1]` unless stated otherwise.
 #[derive(Debug)]
 struct UnfusedCrossEntropy {
     comm: Comm,
     components: Option<ComponentsCell>,
-    /// This rank's entries without padding.
+    /// The number of this rank's entries without padding.
     real: usize,
     tokens: usize,
     smoothing: f64,
     z_loss: f64,
-    /// The target as an index into this rank's entries, clamped to them.
+    /// The target as an index into this rank's entries, clamped to their range.
     target: Tensor<2, Int>,
-    /// Whether this rank has the target.
+    /// Whether this rank holds the target.
     has_target: Tensor<2, Bool>,
     /// Whether the token is not ignored.
     counts: Tensor<2, Bool>,
-    /// Whether it is not ignored, but its target is not in the vocabulary.
+    /// Whether the token is not ignored but its target is not in the vocabulary.
     is_invalid: Tensor<2, Bool>,
 }
 
 impl UnfusedCrossEntropy {
-    /// 0 for ignored tokens, NaN for invalid targets.
+    /// Replaces values by 0 for ignored tokens, and by NaN for invalid targets.
     fn masked(&self, x: Tensor<2>) -> Tensor<2> {
         x.mask_fill(self.counts.clone().bool_not(), 0.0)
             .mask_fill(self.is_invalid.clone(), f64::NAN)
@@ -80,7 +80,7 @@ impl UnfusedCrossEntropy {
         reduce(x, ReduceOp::Sum, &self.comm)
     }
 
-    /// `value` at the target if this rank has it, else 0; the shape of the logits.
+    /// Returns a tensor like the logits, with `value` at the target if this rank holds the target, and 0 elsewhere.
     fn one_hot(&self, like: &Tensor<2>, value: f64) -> Tensor<2> {
         let zeros = Tensor::<2>::zeros(like.dims(), (&like.device(), like.dtype()));
         let has_target = self
@@ -102,7 +102,7 @@ impl Function for UnfusedCrossEntropy {
     fn forward(&self, mut inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>) {
         let logits = Tensor::<2>::from_dispatch(inputs.remove(0));
         let [rows, width] = logits.dims();
-        // A rank may have only padding; then the largest real logit is on another rank.
+        // A rank may have only padding. The largest real logit is then on another rank.
         let real = logits.narrow(1, 0, self.real.max(1));
         let max = match self.real {
             0 => real.clone().mul_scalar(0.0).add_scalar(f64::from(f32::MIN)),
@@ -116,7 +116,7 @@ impl Function for UnfusedCrossEntropy {
         let target = self.target.clone().clamp(0, self.real.max(1) as i64 - 1);
         let target = shifted.clone().gather(1, target);
         let target = zero_if_padding(target.mask_fill(self.has_target.clone().bool_not(), 0.0));
-        // One collective for the three sums.
+        // The three sums share one collective.
         let mut sums = vec![exps.clone().sum_dim(1), target];
         if self.smoothing != 0.0 {
             sums.push(zero_if_padding(shifted).sum_dim(1));
@@ -128,7 +128,7 @@ impl Function for UnfusedCrossEntropy {
         if self.smoothing != 0.0 {
             loss = loss - sums.clone().narrow(1, 2, 1) * (self.smoothing / self.tokens as f64);
         }
-        // Without target and smoothing, the derivative of the loss by a logit is `p` times this.
+        // Without target and smoothing, the derivative of the loss with respect to a logit is `p` times this slope.
         let mut slope = log_sum.ones_like();
         let mut z_loss = None;
         let plain = || log_sum.clone() - sums.clone().narrow(1, 1, 1);

@@ -1,4 +1,4 @@
-//! The settings of the layers: kernels, 8 bits, adapters, recomputation.
+//! Settings of the layers that a model builder creates: kernels, FP8, adapters, recomputation.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use crate::nn::tp_comm_overlap;
 use crate::nn::{AttentionLogits, BuildError, Recompute, RecomputeConfig, TpCommOverlapGroup};
 
 impl ModelBuilder {
-    /// Sets which operations of the model are fused. Call on the root builder.
+    /// Sets which operations of the model are fused. Call it on the root builder.
     ///
     /// # Errors
     ///
@@ -30,7 +30,7 @@ impl ModelBuilder {
         Ok(self)
     }
 
-    /// Whether the layer uses the fused form of an operation.
+    /// Returns whether the layer uses the fused form of an operation.
     pub fn is_fused(&self, operation: Operation) -> bool {
         self.kernels().is_fused(operation)
     }
@@ -44,13 +44,14 @@ impl ModelBuilder {
         }
     }
 
-    /// Returns which operations of the model are fused, to ask and to change. Do not hold it while a layer is built.
+    /// Returns the selection of fused operations, for reading and changing. Do not hold the guard while a layer is
+    /// built.
     pub fn kernels(&self) -> MutexGuard<'_, KernelSelection> {
         self.shared.kernels.lock()
     }
 
-    /// Computes what [`KernelChoices::epilogue_fusion`] requests by products and kernels where the device has no such
-    /// epilogue, in any type and width: to verify the layers on a CPU. Call on the root builder.
+    /// Emulates the fusion requested by [`KernelChoices::epilogue_fusion`] with separate kernels if the device has no
+    /// such epilogue, for any type and width. This allows verifying the layers on a CPU. Call it on the root builder.
     pub fn with_composed_epilogues(self) -> Self {
         Self {
             composes_epilogues: true,
@@ -58,16 +59,16 @@ impl ModelBuilder {
         }
     }
 
-    /// The engine of fused attention with these heads on this rank, values of `value_width` features, and this window.
-    /// It is selected once for the model: the requested one, or the [first that can be used](burn_megatron_kernels::attention::select_engine) on
-    /// all ranks of the tensor axis.
+    /// Returns the engine of fused attention for these heads on this rank, values of `value_width` features, and this
+    /// window. The engine is selected once per model. It is the requested engine, or else the [first usable
+    /// engine](burn_megatron_kernels::attention::select_engine) on all ranks of the tensor axis.
     ///
-    /// Collective over the tensor axis on GPUs in 16 bits, except for an [outline](Self::outline): call on all ranks,
-    /// in the same order.
+    /// Collective over the tensor axis on GPUs in 16 bits, except for an [outline](Self::outline). Call it on all
+    /// ranks, in the same order.
     ///
     /// # Errors
     ///
-    /// [`BuildError::Kernels`] if the requested engine cannot be used; [`BuildError::Comm`].
+    /// [`BuildError::Kernels`] if the requested engine cannot be used. [`BuildError::Comm`] if the collective fails.
     pub fn attention_engine(
         &self,
         (heads, value_width): (Heads, usize),
@@ -80,14 +81,14 @@ impl ModelBuilder {
         engines.select(&mut kernels, ranks, (self.device(), self.compute), heads)
     }
 
-    /// The groups in which the ranks of the context axis exchange, with groups of `neighbours` ranks. They are made
-    /// once for the model.
+    /// Returns the groups in which the ranks of the context axis exchange data, with groups of `neighbours` ranks.
+    /// They are created once per model.
     ///
-    /// Collective over the context axis: call on all ranks, in the same order.
+    /// Collective over the context axis: call it on all ranks, in the same order.
     ///
     /// # Errors
     ///
-    /// [`BuildError::Comm`].
+    /// [`BuildError::Comm`] if the collective fails.
     pub fn context_groups(&self, neighbours: usize) -> Result<ContextGroups, BuildError> {
         let mut made = self.shared.context_groups.lock();
         if let Some(groups) = made.get(&neighbours) {
@@ -98,14 +99,14 @@ impl ModelBuilder {
         Ok(groups)
     }
 
-    /// The groups of hybrid context parallelism, by increasing size.
-    /// They are made once for the model.
+    /// Returns the groups of hybrid context parallelism, in order of increasing size. They are created once per
+    /// model.
     ///
-    /// Collective over all ranks of the stage: call on all of them, in the same order.
+    /// Collective over all ranks of the stage: call it on all of them, in the same order.
     ///
     /// # Errors
     ///
-    /// [`BuildError::Comm`].
+    /// [`BuildError::Comm`] if the collective fails.
     pub(in crate::nn) fn hybrid_context_groups(&self) -> Result<Vec<ContextGroups>, BuildError> {
         let mut made = self.shared.hybrid_context_groups.lock();
         if made.is_empty() {
@@ -115,23 +116,24 @@ impl ModelBuilder {
         Ok(made.clone())
     }
 
-    /// Sets the 8-bit configuration of the model's linear layers. Call on the root builder.
+    /// Sets the FP8 configuration of the linear layers of the model. Call it on the root builder.
     ///
     /// # Errors
     ///
-    /// [`BuildError::Fp8`] for invalid settings. [`Fp8::check_layers`] checks later that each pattern
-    /// matches a layer.
+    /// [`BuildError::Fp8`] for invalid settings. [`Fp8::check_layers`] checks later that each pattern matches a
+    /// layer.
     pub fn with_fp8(self, config: &Fp8Config) -> Result<Self, BuildError> {
         *self.shared.fp8.lock() = Fp8::new(config)?;
         Ok(self)
     }
 
-    /// Freezes the parameters of the model and gives its layers adapters; changes nothing for `None`. Call on the root builder.
+    /// Freezes the parameters of the model and adds adapters to its layers. `None` changes nothing. Call it on the
+    /// root builder.
     ///
     /// # Errors
     ///
-    /// [`BuildError::Config`] for invalid settings. [`LoraLayers::check_targets`] checks later that the model has each
-    /// target.
+    /// [`BuildError::Config`] for invalid settings. [`LoraLayers::check_targets`] checks later that the model has
+    /// each target.
     pub fn with_lora(self, config: Option<&LoraConfig>) -> Result<Self, BuildError> {
         let Some(config) = config else {
             return Ok(self);
@@ -144,20 +146,20 @@ impl ModelBuilder {
         Ok(self)
     }
 
-    /// The settings of adapters, in a model that has some.
+    /// Returns the settings of adapters, or `None` in a model without adapters.
     pub fn lora_config(&self) -> Option<LoraConfig> {
         let lora = self.shared.lora.lock();
         lora.as_ref().map(|lora| lora.config.clone())
     }
 
-    /// Adds a layer that has an adapter.
+    /// Registers a layer that has an adapter.
     pub(in crate::nn) fn add_adapted(&self, layer: AdaptedLayer) {
         if let Some(lora) = &mut *self.shared.lora.lock() {
             lora.layers.push(layer);
         }
     }
 
-    /// The same builder, for parameters that are trained although the model has adapters.
+    /// Returns this builder for parameters that are trained even in a model with adapters.
     pub(in crate::nn) fn trained(&self) -> Self {
         Self {
             is_adapter: true,
@@ -165,12 +167,12 @@ impl ModelBuilder {
         }
     }
 
-    /// Whether the parameters that it creates are frozen.
+    /// Returns whether parameters of this builder are frozen.
     pub(in crate::nn) fn freezes(&self) -> bool {
         !self.is_adapter && self.shared.lora.lock().is_some()
     }
 
-    /// A parameter with this value, which has a gradient unless it is frozen.
+    /// Wraps a value as a parameter. The parameter has a gradient unless it is frozen.
     pub(in crate::nn) fn param<const D: usize>(&self, value: Tensor<D>) -> Param<Tensor<D>> {
         let param = Param::from_tensor(value);
         if self.freezes() {
@@ -180,12 +182,12 @@ impl ModelBuilder {
         }
     }
 
-    /// Sets what the model recomputes in the backward. Call on the root builder.
+    /// Sets the recomputation of activations in the backward. Call it on the root builder.
     ///
     /// # Errors
     ///
     /// [`BuildError::Recompute`] for invalid settings. [`Recompute::check_regions`] checks later that the model has
-    /// what they name.
+    /// the modules and layers in the settings.
     pub fn with_recompute(self, config: &RecomputeConfig) -> Result<Self, BuildError> {
         *self.shared.recompute.lock() = Recompute::new(config)?;
         Ok(self)
@@ -196,7 +198,7 @@ impl ModelBuilder {
         self.shared.recompute.lock().clone()
     }
 
-    /// A builder whose layers ignore their 8-bit recipe and compute in the type of the model.
+    /// Returns this builder for layers that ignore their FP8 recipe and compute in the type of the model.
     pub fn without_fp8(&self) -> Self {
         Self {
             allows_fp8: false,
@@ -204,8 +206,7 @@ impl ModelBuilder {
         }
     }
 
-    /// A builder of layers whose inputs and outputs are split along the sequence if the argument is true; by
-    /// default as the layout says.
+    /// Returns this builder for layers with or without sequence parallelism. By default the layout decides.
     pub fn with_sequence_parallel(&self, sequence_parallel: bool) -> Self {
         Self {
             sequence_parallel,
@@ -213,16 +214,16 @@ impl ModelBuilder {
         }
     }
 
-    /// Whether the activations between the layers are split along the sequence.
+    /// Returns whether the activations between the layers are split along the sequence.
     pub fn sequence_parallel(&self) -> bool {
         self.sequence_parallel
     }
 
-    /// The tensor ranks, where the exchanges of a linear layer are split into chunks that travel under its products.
+    /// Returns the tensor ranks if the exchanges of a linear layer are split into chunks that overlap its products.
     ///
     /// # Errors
     ///
-    /// [`BuildError::Config`] if the layer multiplies in 8 bits.
+    /// [`BuildError::Config`] if the layer uses FP8.
     pub(in crate::nn) fn overlapped_group(
         &self,
         layer: Option<&Fp8Layer>,
@@ -236,8 +237,8 @@ impl ModelBuilder {
         }
     }
 
-    /// Returns the number of which the tokens of a sequence must be a multiple, so that the tensor ranks can share it,
-    /// and the chunks of [`tp_comm_overlap`](crate::mesh::ParallelConfig::tp_comm_overlap) are equal.
+    /// Returns the number that must divide the number of tokens of a sequence. The tensor ranks can then share a
+    /// sequence, and the chunks of [`tp_comm_overlap`](crate::mesh::ParallelConfig::tp_comm_overlap) are equal.
     pub fn sequence_multiple(&self) -> usize {
         if self.sequence_parallel {
             tp_comm_overlap::sequence_multiple(self.groups.config())
@@ -246,22 +247,22 @@ impl ModelBuilder {
         }
     }
 
-    /// The 8-bit layers built so far.
+    /// Returns the FP8 layers built so far.
     pub fn fp8(&self) -> Fp8 {
         self.shared.fp8.lock().clone()
     }
 
-    /// The routers built so far.
+    /// Returns the routers built so far.
     pub fn routers(&self) -> &Routers {
         &self.shared.routers
     }
 
-    /// The layers with attention built so far.
+    /// Returns the attention layers built so far.
     pub fn attention_logits(&self) -> &AttentionLogits {
         &self.shared.attention_logits
     }
 
-    /// The 8-bit arithmetic of the linear layer, if it has a recipe. `split` tells which operands are split
+    /// Returns the FP8 arithmetic of the linear layer, if it has a recipe. `split` tells which operands are split
     /// over the tensor axis.
     pub(in crate::nn) fn fp8_layer(
         &self,
@@ -276,9 +277,9 @@ impl ModelBuilder {
         Ok(fp8.layer(&self.path, self.device(), self.groups.tensor(), owner)?)
     }
 
-    /// The 8-bit arithmetic of each expert of the model in the product `name`, where it has a recipe; the number of an
-    /// expert is the last part of its path. They are those of all ranks, so that the states do not depend on the layout.
-    /// `split` tells which operands are split over the expert-tensor axis.
+    /// Returns the FP8 arithmetic of each expert of the model in the product `name`, if it has a recipe. The number
+    /// of an expert is the last part of its path. The result covers the experts of all ranks, so that the states do
+    /// not depend on the layout. `split` tells which operands are split over the expert-tensor axis.
     pub(in crate::nn) fn fp8_expert_layers(
         &self,
         name: &str,

@@ -1,20 +1,20 @@
-//! The expert bias: an even load without a loss.
+//! The expert bias, which balances the expert load without an auxiliary loss.
 
 use std::sync::Arc;
 
 use burn::tensor::{DType, Device, Tensor};
 use parking_lot::Mutex;
 
-/// A number for each expert that is added to its scores where experts are chosen, and nowhere else (Wang et al. 2024,
-/// arXiv:2408.15664; DeepSeek-V3). After each step that is taken it grows by `rate` for an expert with less than the
-/// mean load of the step, and falls by `rate` for one with more.
+/// A bias per expert that is added to the scores only to select experts (Wang et al. 2024, arXiv:2408.15664;
+/// DeepSeek-V3). Steps that are not skipped add `rate` to the bias of experts below the mean load of the step. They
+/// subtract `rate` from the bias of experts above the mean load.
 ///
-/// It is no parameter: it has no gradient, is not decayed, and stays in f32 whatever the type of the model. All ranks
-/// of the router have the same. Clones share it.
+/// It is not a parameter: it has no gradient and no weight decay, and is always in f32. All ranks of the router have
+/// the same bias. Clones share it.
 #[derive(Clone, Debug)]
 pub struct ExpertBias {
     rate: f64,
-    /// `[experts]`, without autodiff.
+    /// The bias: `[experts]`, without autodiff.
     value: Arc<Mutex<Tensor<1>>>,
 }
 
@@ -25,16 +25,16 @@ impl ExpertBias {
         Self { rate, value }
     }
 
-    /// `[experts]` in f32, without autodiff.
+    /// Returns the bias: `[experts]` in f32, without autodiff.
     pub fn value(&self) -> Tensor<1> {
         self.value.lock().clone()
     }
 
-    /// Replaces it, on all ranks of the router with the same.
+    /// Replaces the bias. All ranks of the router must set the same value.
     ///
     /// # Panics
     ///
-    /// If the length is another.
+    /// If the length differs from the number of experts.
     pub fn set(&self, value: Tensor<1>) {
         let mut own = self.value.lock();
         let (given, expected) = (value.dims(), own.dims());
@@ -42,11 +42,11 @@ impl ExpertBias {
         *own = value.inner().cast(DType::F32).to_device(&own.device());
     }
 
-    /// Moves it by the load `[experts]` of a step, times `taken`, `[1]`: 1, or 0 for a step that was skipped.
+    /// Updates the bias with the load `[experts]` of a step. `taken` `[1]` is 1, or 0 for a skipped step.
     pub(super) fn update(&self, load: Tensor<1>, taken: Tensor<1>) {
         let mut value = self.value.lock();
         let [experts] = load.dims();
-        // The mean less the load, times the number of experts: whole numbers.
+        // The mean minus the load, times the number of experts. These are integers.
         let missing = load.clone().sum() - load.mul_scalar(experts as f64);
         let change = missing.sign() * taken;
         *value = value.clone() + change.cast(DType::F32).mul_scalar(self.rate);

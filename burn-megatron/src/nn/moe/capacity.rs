@@ -1,4 +1,4 @@
-//! Expert capacity: limits the tokens that each expert takes from a rank.
+//! Expert capacity, which limits the number of tokens that each expert takes from a rank.
 
 use burn_megatron_kernels::moe::capacity::keep_within_capacity;
 use schemars::JsonSchema;
@@ -7,31 +7,33 @@ use serde::{Deserialize, Serialize};
 use super::routed_tokens::RankTokens;
 use super::router::Routing;
 
-/// The maximum number of tokens that an expert takes from a rank: `ceil(T k / E * factor)`, for `T` real tokens of the rank. Others are
-/// dropped: their weights are 0 and those of their other experts stay as they are.
+/// The maximum number of tokens that an expert takes from a rank: `ceil(T k / E * factor)` for `T` real tokens of the
+/// rank, `k` experts per token and `E` experts. Other tokens are dropped: their weight for this expert is 0, and
+/// their weights for other experts do not change.
 ///
-/// A rank needs no other to decide, so an expert takes at most this many tokens from each rank.
+/// Each rank decides without communication.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Capacity {
-    /// The capacity factor: the capacity is this multiple of the mean number of tokens per expert.
+    /// The capacity as a multiple of an equal share of the tokens.
     pub factor: f64,
     /// The tokens that an expert keeps.
     pub keep: KeepPolicy,
-    /// Whether each expert receives the same number of rows from each rank, padded with zeros. Shapes then do not
-    /// depend on the routing. The number of rows is the capacity of a rank without padding. Requires the all-to-all
-    /// dispatcher, and a factor of at most `E / k`. With the factor `E / k` no token is dropped.
+    /// Whether each expert gets the same number of rows from each rank, with zero rows after the tokens. Shapes then
+    /// do not depend on the routing. The number of rows is the capacity of a rank without padding. Requires the
+    /// all-to-all dispatcher, and a factor of at most `E / k`. With the factor `E / k` an expert has a row for every
+    /// token.
     #[serde(default)]
     pub pad: bool,
 }
 
-/// The tokens that an expert keeps if more than its capacity chose it.
+/// The tokens that an expert keeps if more tokens chose it than its capacity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum KeepPolicy {
-    /// The tokens with the largest weights. Equal weights are ranked by token index.
+    /// Keeps the tokens with the largest weights. Ties are resolved by token order.
     LargestWeights,
-    /// The first.
+    /// Keeps the first tokens.
     First,
 }
 
@@ -54,8 +56,8 @@ impl Capacity {
         Ok(())
     }
 
-    /// Returns the maximum number of tokens that an expert takes from `tokens` tokens with `k` choices of `experts` experts.
-    /// It is at most `tokens`, as a token chooses an expert once.
+    /// Returns the maximum number of tokens that an expert takes from `tokens` tokens with `k` choices of `experts`
+    /// experts. It is at most `tokens`, because a token chooses an expert only once.
     pub fn of(&self, tokens: usize, k: usize, experts: usize) -> usize {
         let share = (tokens as f64 * k as f64 / experts as f64 * self.factor).ceil();
         (share as usize).min(tokens)

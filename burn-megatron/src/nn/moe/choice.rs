@@ -1,4 +1,4 @@
-//! Choices of experts that depend on more than the scores of a token.
+//! Expert selection that depends on more than the scores of a token.
 
 use burn::tensor::{DType, Int, Tensor, TensorData};
 use burn_megatron_kernels::philox::{Stream, uniform};
@@ -10,21 +10,22 @@ use crate::collective::Comm;
 use crate::comm::{Buffer, raise};
 use crate::nn::{AxisRank, DropoutPosition};
 
-/// The method by which the experts of a token are chosen. Weights and their gradients follow from its scores in any
-/// case.
+/// The method by which a router selects the experts of a token. The weights and their gradients are always computed
+/// from the scores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum RouterChoice {
-    /// By its scores.
+    /// The experts with the highest scores.
     Scores,
-    /// In training, a Sinkhorn assignment balances the tokens of a micro-batch over the experts (Clark et al. 2022,
-    /// arXiv:2202.01169, as in Megatron-LM). In evaluation, experts are chosen by score. Computed on the host.
+    /// In training, Sinkhorn assignment of the tokens of a micro-batch, which gives all experts nearly the same load
+    /// (Clark et al. 2022, arXiv:2202.01169, as in Megatron-LM). Otherwise the highest scores. Computed on the host.
     Sinkhorn,
-    /// Experts are assigned by the position of the token in its document, independent of the scores. For benchmarks.
+    /// Round-robin selection by the position of the token in its document, independent of the scores. The load is
+    /// nearly even if documents are long. For benchmarks.
     RoundRobin,
 }
 
-/// Where the tokens of a rank stand in the global batch.
+/// The position of the tokens of a rank in the global batch.
 #[derive(Clone, Debug)]
 pub(super) struct TokenPosition {
     pub position: DropoutPosition,
@@ -33,7 +34,7 @@ pub(super) struct TokenPosition {
 }
 
 impl TokenPosition {
-    /// Returns the indices of this rank's tokens `[batch, seq]` in the global batch, as runs: the first index and the
+    /// Returns the indices of this rank's tokens `[batch, seq]` in the global batch, as runs of a first index and a
     /// length.
     fn runs(&self, [batch, seq]: [usize; 2]) -> Vec<(u64, usize)> {
         let AxisRank { index, size } = self.place;
@@ -50,7 +51,8 @@ impl TokenPosition {
         own.map(|token| (before + place(token), 1)).collect()
     }
 
-    /// Factors of `[batch, seq, hidden]`, uniform in `1 - jitter` to `1 + jitter`, that do not depend on the layout.
+    /// Returns factors of `[batch, seq, hidden]`, uniform in `1 - jitter` to `1 + jitter`. They do not depend on the
+    /// layout.
     pub fn jitter(&self, shape: [usize; 3], jitter: f64, key: u64) -> Vec<f32> {
         let [batch, seq, hidden] = shape;
         let stream = Stream::new(key, self.position.get().step);
@@ -64,16 +66,16 @@ impl TokenPosition {
     }
 }
 
-/// Returns `k` experts in turn for each token at these positions of its document.
+/// Returns `k` experts in round-robin order for tokens at these positions of their documents.
 pub(super) fn round_robin(positions: Vec<usize>, k: usize, experts: usize) -> Vec<i64> {
     let of_token = |position: usize| (0..k).map(move |choice| position * k + choice);
     let all = positions.into_iter().flat_map(of_token);
     all.map(|pair| (pair % experts) as i64).collect()
 }
 
-/// Returns the experts `[tokens, k]` of this rank's tokens, best first. All real tokens of the ranks of `comm` are assigned
-/// together. These ranks have parts of the same `batch` sequences. `is_real` is false for padding, whose choices have no
-/// meaning. Collective over `comm`.
+/// Returns the experts `[tokens, k]` of this rank's tokens, best first. All real tokens of the ranks of `comm` are
+/// assigned together. These ranks have parts of the same `batch` sequences. `is_real` is false for padding, whose
+/// choices have no meaning. Collective over `comm`.
 pub(super) fn sinkhorn_choices(
     logits: Tensor<2>,
     is_real: Option<&[bool]>,
@@ -82,7 +84,7 @@ pub(super) fn sinkhorn_choices(
 ) -> Tensor<2, Int> {
     let [tokens, experts] = logits.dims();
     if record::is_recording() {
-        // Which experts are chosen changes no shape.
+        // The choice of experts does not change any shape.
         return Tensor::zeros([tokens, k], &logits.device());
     }
     let device = logits.device().inner();
@@ -101,7 +103,7 @@ pub(super) fn sinkhorn_choices(
         }
     };
     let assignment = assignment_of_real(&all, experts);
-    // Sequence by sequence, the part of this rank.
+    // The part of this rank, sequence by sequence.
     let part = tokens / batch;
     let first = |sequence: usize| (sequence * comm.size() + comm.rank()) * part;
     let own = (0..batch).flat_map(|sequence| first(sequence)..first(sequence) + part);
@@ -121,8 +123,8 @@ fn with_padding(logits: Vec<f64>, is_real: Option<&[bool]>, experts: usize) -> V
     rows.flat_map(row).collect()
 }
 
-/// Returns [`sinkhorn`] of the real tokens, and zeros for padding. The rows `[tokens, experts + 1]` are from
-/// [`with_padding`].
+/// Returns the [`sinkhorn`] assignment of the real tokens, and zeros for padding. The rows `[tokens, experts + 1]`
+/// are from [`with_padding`].
 fn assignment_of_real(rows: &[f64], experts: usize) -> Vec<f64> {
     let is_real = |row: &&[f64]| row[experts] != 0.0;
     let real = rows.chunks(experts + 1).filter(is_real);
@@ -136,7 +138,7 @@ fn assignment_of_real(rows: &[f64], experts: usize) -> Vec<f64> {
     rows.chunks(experts + 1).flat_map(of_row).copied().collect()
 }
 
-/// The rows of all ranks, each with a part of every sequence, sequence by sequence.
+/// Reorders the rows of all ranks by sequence. Each rank has a part of every sequence.
 fn by_sequence(gathered: &[f64], batch: usize, ranks: usize) -> Vec<f64> {
     let part = gathered.len() / (batch * ranks);
     let of = |sequence: usize, rank: usize| &gathered[(rank * batch + sequence) * part..][..part];
@@ -144,17 +146,17 @@ fn by_sequence(gathered: &[f64], batch: usize, ranks: usize) -> Vec<f64> {
     parts.flatten().copied().collect()
 }
 
-/// Keeps a sum that has underflowed from 0.
+/// A small constant that keeps sums from underflowing to 0.
 const SMALLEST: f64 = 1e-8;
 
-/// The mean change of the factors of the experts at which the iteration ends.
+/// The mean change of the expert factors at which the iteration ends.
 const TOLERANCE: f64 = 1e-4;
 
-/// Ends an iteration that does not converge, as with logits that are not finite.
+/// The maximum number of iterations, for logits that do not converge, such as non-finite logits.
 const MOST_ITERATIONS: usize = 1000;
 
-/// `exp(logits)` `[tokens, experts]`, scaled by a factor for each token and one for each expert so that rows add up to
-/// `1 / tokens` and columns to `1 / experts`.
+/// Returns `exp(logits)` `[tokens, experts]`, scaled by a factor for each token and each expert. Rows then sum to
+/// `1 / tokens`, and columns to `1 / experts`.
 pub(super) fn sinkhorn(logits: &[f64], experts: usize) -> Vec<f64> {
     let largest = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let mut costs: Vec<f64> = logits.iter().map(|z| (z - largest).exp()).collect();
@@ -189,7 +191,7 @@ pub(super) fn sinkhorn(logits: &[f64], experts: usize) -> Vec<f64> {
     costs
 }
 
-/// The `k` largest values, largest first, of equal ones the first.
+/// Returns the indices of the `k` largest values, largest first. Ties are resolved by index.
 fn best(values: &[f64], k: usize) -> impl Iterator<Item = i64> + use<> {
     let mut order: Vec<usize> = (0..values.len()).collect();
     order.sort_by(|a, b| values[*b].total_cmp(&values[*a]));

@@ -1,4 +1,4 @@
-//! The product of rows with the weight of their expert, where experts multiply in 8 bits.
+//! The product of rows with the weights of their experts, for experts with FP8 layers.
 
 use std::sync::Arc;
 
@@ -22,15 +22,15 @@ use crate::nn::layer_arithmetic::LayerArithmetic;
 use crate::nn::recompute::{SavesInput, apply_discarding};
 use crate::nn::wide::wide;
 
-/// `x`, `[rows, in]`, times the weight of each row's expert, `[experts, in, out]`: `[rows, out]`.
+/// Multiplies `x` `[rows, in]` by the weight of each row's expert, `[experts, in, out]`. Returns `[rows, out]`.
 ///
-/// An expert with a layer multiplies as an [`Fp8Linear`](crate::nn::fp8::Fp8Linear) on its rows does; the others in
-/// the type of `x`, as `kernels` says. Collective where scales are: call on
-/// all ranks of the expert-tensor axis.
+/// An expert with an FP8 layer multiplies its rows like an [`Fp8Linear`](crate::nn::fp8::Fp8Linear). Other experts
+/// multiply in the type of `x` with `kernels`. Collective if the scales are collective: call it on all ranks of the
+/// expert-tensor axis.
 ///
 /// # Panics
 ///
-/// If the experts do not have as many rows together as there are, and as
+/// If the group sizes do not add up to the number of rows. See also
 /// [`grouped_matmul`](burn_megatron_kernels::moe::grouped::grouped_matmul).
 pub(super) fn expert_product(
     input: ExpertInput,
@@ -55,7 +55,7 @@ pub(super) fn expert_product(
     let trains_weight = destination.is_some() || is_tracked(&weights);
     let is_recorded = is_tracked(x) || trains_weight;
     let saves_codes = trains_weight && matches!(input, ExpertInput::Rows(_));
-    // Its owner reports changes, so that copies of its weights may be cached.
+    // The owner of a hooked weight reports changes, so copies of the weight may be cached.
     let is_hooked = ParameterHook::of(weight).is_some();
     let values = weights.clone().inner();
     let expert = |(index, (layer, rows)): (usize, (&Option<Fp8Layer>, &usize))| {
@@ -69,7 +69,7 @@ pub(super) fn expert_product(
             }),
         };
         let caching = layer.as_ref().filter(|layer| {
-            // An expert without rows has no use for copies.
+            // An expert without rows needs no copies.
             is_hooked && *rows > 0 && layer.caches_weight()
         });
         let value = || matrix(&values, index);
@@ -90,29 +90,29 @@ pub(super) fn expert_product(
     input.multiplied(function, weights)
 }
 
-/// The rows of a product of experts.
+/// The input rows of an expert product.
 pub(super) enum ExpertInput {
-    /// `[rows, in]`
+    /// The rows: `[rows, in]`.
     Rows(Tensor<2>),
-    /// An activation of `x`, times the weight of each row, which is computed again in the backward.
+    /// An activation of `x` times the weight of each row, which is recomputed in the backward.
     Activation {
         /// `[rows, in]`, or `[rows, 2 in]` for a gated activation.
         x: Tensor<2>,
-        /// `[rows]`
+        /// The weight of each row: `[rows]`.
         weights: Tensor<1>,
         activation: Activation,
     },
 }
 
 impl ExpertInput {
-    /// To which the weights are anchored.
+    /// Returns the tensor to which the weights are anchored.
     fn anchor(&self) -> &Tensor<2> {
         match self {
             Self::Rows(x) | Self::Activation { x, .. } => x,
         }
     }
 
-    /// The features that are multiplied.
+    /// Returns the number of features that are multiplied.
     fn width(&self) -> usize {
         let [_, width] = self.anchor().dims();
         match self {
@@ -157,29 +157,29 @@ impl SavesInput for ExpertProduct {
     }
 }
 
-/// Inputs: the rows and the weights. It saves those of the two that some expert needs, then what each expert with
-/// rows saves.
+/// The expert product. Inputs: the rows and the weights. It saves the inputs that some expert needs, followed by the
+/// tensors that each expert with rows saves.
 #[derive(Debug)]
 struct ExpertProduct {
-    /// Features of inputs and outputs.
+    /// The numbers of input and output features.
     sizes: [usize; 2],
     experts: Vec<Expert>,
-    /// Where the gradient of the weights goes, if not to the graph.
+    /// The destination of the gradient of the weights. `None`: the graph.
     destination: Option<Destination>,
 }
 
 #[derive(Debug)]
 struct Expert {
     rows: usize,
-    /// With the rows of zeros that are multiplied too: those of a product in 8 bits on a GPU are a multiple of 16.
+    /// The number of rows including zero rows. FP8 products on a GPU require a multiple of 16 rows.
     padded_rows: usize,
     arithmetic: LayerArithmetic,
-    /// Both copies of the weight in 8 bits, where they are cached.
+    /// Both FP8 copies of the weight, if they are cached.
     copies: Option<Arc<QuantizedWeight>>,
 }
 
 impl Expert {
-    /// Its rows of `x`, from row `first` on, with those of zeros.
+    /// Returns the rows of this expert in `x`, from row `first` on, padded with zero rows.
     fn rows_of(&self, x: &Tensor<2>, first: usize) -> Tensor<2> {
         let rows = x.clone().narrow(0, first, self.rows);
         if self.padded_rows == self.rows {
@@ -190,7 +190,7 @@ impl Expert {
         Tensor::cat(vec![rows, zeros], 0)
     }
 
-    /// The cached copies of the weight, or else its values.
+    /// Returns the cached copies of the weight, or else its values.
     fn weight(&self, value: impl FnOnce() -> Tensor<2>) -> WeightSource<'_> {
         match &self.copies {
             Some(copies) => WeightSource::Quantized(copies),
@@ -198,14 +198,14 @@ impl Expert {
         }
     }
 
-    /// `y` without the rows of zeros.
+    /// Returns `y` without the zero rows.
     fn without_padding(&self, y: Tensor<2>) -> Tensor<2> {
         y.narrow(0, 0, self.rows)
     }
 }
 
 impl ExpertProduct {
-    /// The experts with rows, each with its number and its first row.
+    /// Returns the experts with rows, each with its number and its first row.
     fn with_rows(&self) -> impl Iterator<Item = (usize, usize, &Expert)> {
         let mut end = 0;
         let experts = self.experts.iter().enumerate().map(move |(index, expert)| {
@@ -225,8 +225,8 @@ impl ExpertProduct {
     }
 }
 
-/// The gradients of the weights, of `length` elements each, flat, in the type of the rows, or the buffer with them. Experts
-/// without rows have nothing to compute.
+/// Returns the flat gradients of the weights, of `length` elements each, in the type of the rows or in the buffer.
+/// Experts without rows have nothing to compute.
 fn weight_gradients(
     computations: Vec<Option<WeightGradientFn>>,
     length: usize,
@@ -342,7 +342,7 @@ impl Function for ExpertProduct {
     }
 }
 
-/// The weight of an expert, `[in, out]`.
+/// Returns the weight of an expert, `[in, out]`.
 fn matrix(weights: &Tensor<3>, expert: usize) -> Tensor<2> {
     let [_, inputs, outputs] = weights.dims();
     weights
@@ -351,7 +351,7 @@ fn matrix(weights: &Tensor<3>, expert: usize) -> Tensor<2> {
         .reshape([inputs, outputs])
 }
 
-/// The rows of all experts, `[rows, width]`, in the type of `like`.
+/// Joins the rows of all experts to `[rows, width]`, in the type of `like`.
 fn joined(parts: Vec<Tensor<2>>, like: &Tensor<2>, width: usize) -> Tensor<2> {
     if parts.is_empty() {
         return Tensor::zeros([0, width], (&like.device(), like.dtype()));

@@ -1,4 +1,4 @@
-//! The experts: two matrix products each, with an activation between them.
+//! The experts of an MoE layer: two matrix products each, with an activation between them.
 
 use burn::config::Config;
 use burn::module::{Module, Param};
@@ -19,13 +19,13 @@ use crate::nn::{
 /// Configuration of [`Experts`].
 #[derive(Config, Debug)]
 pub struct ExpertsConfig {
-    /// Features of a token.
+    /// The number of features of a token.
     pub hidden: usize,
-    /// Intermediate features of one expert, after the activation.
+    /// The number of intermediate features of one expert, after the activation.
     pub width: usize,
     /// The number of experts.
     pub experts: usize,
-    /// The nonlinearity; a gated one doubles the output of the first product.
+    /// The activation function. A gated activation doubles the output of the first product.
     pub activation: Activation,
     /// Whether the products have biases.
     #[config(default = false)]
@@ -38,10 +38,10 @@ pub struct ExpertsConfig {
     pub output_init: Init,
 }
 
-/// The rows that the experts of a rank compute.
+/// The rows that the experts of a rank process.
 #[derive(Clone, Debug)]
 pub struct ExpertRows {
-    /// `[rows, hidden]`: one expert after the other, the rows of each in the order of the tokens.
+    /// The tokens `[rows, hidden]`, grouped by expert. The rows of each expert are in token order.
     pub rows: Tensor<2>,
     /// The weight of each row: `[rows]`.
     pub weights: Tensor<1>,
@@ -49,27 +49,27 @@ pub struct ExpertRows {
     pub group_sizes: Vec<usize>,
 }
 
-/// Experts, split over the expert axis; the width of each is split over the expert-tensor axis.
+/// Experts, split over the expert axis. The width of each expert is split over the expert-tensor axis.
 ///
-/// Parameters are of the [expert grid](Grid::Expert). Initial values do not depend on the layout. `e` is the number
-/// of experts of this rank, `f` its part of their width.
+/// The parameters are placed on the [expert grid](Grid::Expert). Initial values do not depend on the layout. In the
+/// shapes, `e` is the number of experts of this rank and `f` is its part of their width.
 ///
-/// In 8 bits each expert of the model is a layer of its own in each of the two products: `up.3` is that of expert 3 in
-/// the first. Every rank has the layers of all experts, and so all scales and histories; it computes with those of its
-/// own experts. Scales cover the rows that an expert has at once, of all ranks that send it tokens: with
-/// [delayed](crate::nn::fp8::Fp8Recipe::Delayed) scaling they do not depend on the layout, with other recipes they do
-/// where these ranks have different micro-batches.
+/// With FP8 each expert of the model is a separate layer in each of the two products: `up.3` is expert 3 in the first
+/// product. Every rank has the layers of all experts, and therefore all scales and histories. It only computes with
+/// the layers of its own experts. A scale covers all rows that an expert processes together, from all ranks that send
+/// it tokens. With [delayed](crate::nn::fp8::Fp8Recipe::Delayed) scaling the scales do not depend on the layout. With
+/// other recipes they do if these ranks have different micro-batches.
 #[derive(Module, Debug)]
 pub struct Experts {
-    /// `[e, hidden, f]`; `[e, hidden, 2 f]` with gate and value if the activation is gated.
+    /// The up projection `[e, hidden, f]`, or `[e, hidden, 2 f]` with gate and value for a gated activation.
     pub up: Param<Tensor<3>>,
-    /// `[e, f]` or `[e, 2 f]`.
+    /// The bias of the up projection: `[e, f]` or `[e, 2 f]`.
     pub up_bias: Option<Param<Tensor<2>>>,
-    /// `[e, f, hidden]`
+    /// The down projection: `[e, f, hidden]`.
     pub down: Param<Tensor<3>>,
-    /// `[e, hidden]`
+    /// The bias of the down projection: `[e, hidden]`.
     pub down_bias: Option<Param<Tensor<2>>>,
-    /// Of all experts of the model.
+    /// The FP8 layers of all experts of the model.
     up_fp8: Vec<Option<Fp8Layer>>,
     down_fp8: Vec<Option<Fp8Layer>>,
     /// The first expert of this rank.
@@ -81,7 +81,7 @@ pub struct Experts {
     fused: bool,
     #[module(skip)]
     linear: LinearKernels,
-    /// Whether this rank adds the last bias, which one of the expert-tensor ranks does.
+    /// Whether this rank adds the last bias. Only one of the expert-tensor ranks does.
     #[module(skip)]
     adds_bias: bool,
     #[module(skip)]
@@ -89,12 +89,13 @@ pub struct Experts {
 }
 
 impl ExpertsConfig {
-    /// Builds this rank's part.
+    /// Builds this rank's part of the experts.
     ///
     /// # Errors
     ///
-    /// [`BuildError::Mesh`] if the experts cannot be split over the expert axis or their width over the
-    /// expert-tensor axis; [`BuildError::Fp8`] if 8-bit layers with their paths exist.
+    /// [`BuildError::Mesh`] if the experts cannot be split over the expert axis, or their width over the
+    /// expert-tensor axis. [`BuildError::Config`] if epilogue fusion is requested. [`BuildError::Fp8`] if FP8 layers
+    /// with the same paths exist.
     pub fn init(&self, builder: &ModelBuilder) -> Result<Experts, BuildError> {
         let (hidden, width, experts) = (self.hidden, self.width, self.experts);
         let on = |axis| builder.groups().mesh_rank().on(Grid::Expert, axis);
@@ -161,9 +162,11 @@ impl ExpertsConfig {
 }
 
 impl Experts {
-    /// Each row through its expert, times its weight: `[rows, hidden]`, a partial sum over the expert-tensor axis.
+    /// Applies the expert of each row, times the weight of the row. Returns `[rows, hidden]`, a partial sum over the
+    /// expert-tensor axis.
     ///
-    /// Collective in 8 bits with current scaling: call on all ranks of the expert-tensor axis, with the same rows.
+    /// With FP8 and current scaling this is collective: call it on all ranks of the expert-tensor axis, with the same
+    /// rows.
     pub fn forward(&self, input: ExpertRows) -> Tensor<2> {
         let ExpertRows {
             rows: x,
@@ -218,6 +221,6 @@ fn with_bias(
     group_sizes: &[usize],
 ) -> Tensor<2> {
     let bias = anchored_value(bias, &rows).unsqueeze_dim(1);
-    // A bias is the weight of an input of one feature.
+    // A bias is the weight of an input with one feature.
     rows + grouped_matmul(weights.unsqueeze_dim(1), bias, group_sizes)
 }

@@ -1,4 +1,4 @@
-//! The kinds of losses of a router.
+//! The kinds of router losses.
 
 use std::fmt;
 
@@ -11,17 +11,17 @@ use serde::{Deserialize, Serialize};
 )]
 #[serde(rename_all = "kebab-case")]
 pub enum RouterLossKind {
-    /// The balance of a micro-batch.
+    /// Load balancing loss of a micro-batch.
     Balance,
-    /// The balance of each sequence, averaged over the sequences of the micro-batch (DeepSeek-V3).
+    /// Load balancing loss of each sequence, averaged over the sequences of the micro-batch (DeepSeek-V3).
     SequenceBalance,
-    /// The balance of the micro-batches of all data ranks, with the mean load of those so far in the step.
+    /// Load balancing loss over the micro-batches of all data ranks, with the mean load of the step so far.
     GlobalBalance,
-    /// `coefficient * mean over t of (log sum over e of exp z_te)^2` (ST-MoE, arXiv:2202.08906).
+    /// Router z-loss: `coefficient * mean over t of (log sum over e of exp z_te)^2` (ST-MoE, arXiv:2202.08906).
     ZLoss,
 }
 
-/// Its name in a recipe and in metrics: `sequence-balance`.
+/// Writes the name of the loss in recipes and metrics, such as `sequence-balance`.
 impl fmt::Display for RouterLossKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.serialize(f)

@@ -1,13 +1,14 @@
-//! Losses that keep the load of the experts even.
+//! Auxiliary losses that balance the load of the experts.
 //!
-//! With the scores `s [T, E]` of `T` real tokens for `E` experts (softmax over all experts, or sigmoids divided by their
-//! sum) and the numbers `c_e` of tokens that choose expert `e`, of which each token chooses `k`, a balance loss is
-//! `coefficient * E / (k T^2) * sum over e of (sum over t of s_te) c_e`: the coefficient if the load is even.
+//! Let `s [T, E]` be the scores of `T` real tokens for `E` experts: softmax over all experts, or sigmoids divided by
+//! their sum. Let `c_e` be the number of tokens that choose expert `e`, where each token chooses `k` experts. A load
+//! balancing loss is `coefficient * E / (k T^2) * sum over e of (sum over t of s_te) c_e`. It equals the coefficient
+//! if the load is even.
 //!
-//! A training step minimises the sum of the losses of all tokens, divided by the number of counted tokens `N` of the
-//! global batch. A loss `F` of the tokens of a micro-batch is added there as `N_mb F`, with its counted tokens
-//! `N_mb`: the objective is the mean of `F` over micro-batches, weighted by their tokens. It does not depend on
-//! the sizes of the axes; it depends on the size of a micro-batch, except for tokens with the same routing.
+//! A training step minimizes the sum of the losses of all tokens, divided by the number of counted tokens `N` of the
+//! global batch. A loss `F` of a micro-batch with `N_mb` counted tokens is added as `N_mb F`. The objective is
+//! therefore the mean of `F` over micro-batches, weighted by their tokens. It does not depend on the sizes of the
+//! axes. It depends on the size of a micro-batch, unless all tokens have the same routing.
 
 use burn::tensor::{Tensor, TensorData};
 use burn_megatron_kernels::moe::router::top_k_router;
@@ -25,16 +26,16 @@ use crate::mesh::{Axis, AxisSet, Grid};
 use crate::nn::forward_context::constant;
 use crate::nn::unsaved::identity;
 
-/// A loss of a router, in addition to that of the model.
+/// An auxiliary loss of a router, in addition to the loss of the model.
 ///
-/// Choices are counted by their scores alone: without groups of experts and [`ExpertBias`](super::ExpertBias), and
-/// before a [capacity](super::Capacity) drops tokens.
+/// Choices are counted by scores only: without expert groups and [`ExpertBias`](super::ExpertBias), and before a
+/// [capacity](super::Capacity) drops tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RouterLoss {
     /// The kind of loss.
     pub kind: RouterLossKind,
-    /// Its value if the load is even; for the z-loss, its weight.
+    /// The value of the loss if the load is even. For the z-loss, the weight.
     pub coefficient: f64,
 }
 
@@ -46,12 +47,12 @@ pub(super) struct LayerLosses {
     config: RouterConfig,
     /// The ranks with parts of the same sequences.
     sequence: Comm,
-    /// The ranks with other tokens of the same stage.
+    /// The ranks with other tokens, in the same stage.
     all: Comm,
 }
 
 impl LayerLosses {
-    /// Collective: call on all ranks of the pipeline stage.
+    /// Creates the losses of a router. Collective: call it on all ranks of the pipeline stage.
     pub fn new(
         losses: &[RouterLoss],
         config: &RouterConfig,
@@ -83,8 +84,8 @@ impl LayerLosses {
         }
     }
 
-    /// Returns the losses of this routing of this rank's tokens, `[1]`, to be [attached](attach). The losses are also
-    /// reported. Returns `None` in a first pass.
+    /// Returns the sum of the losses `[1]` for the routing of this rank's tokens, to be [attached](attach), and
+    /// reports the losses. Returns `None` in a first pass.
     ///
     /// Collective over the tensor, context and data axes.
     pub fn sum(
@@ -110,7 +111,7 @@ impl LayerLosses {
         sum.filter(|_| pass != RouterPass::First)
     }
 
-    /// This rank's part of `N_mb F / coefficient`, `[1]`. Nothing is read from the device.
+    /// Returns this rank's part of `N_mb F / coefficient`, `[1]`. Nothing is read from the device.
     fn loss(
         &self,
         kind: RouterLossKind,
@@ -145,7 +146,7 @@ impl LayerLosses {
             }
             RouterLossKind::GlobalBalance => {
                 let now = || {
-                    // A rank of the sequence has the counts and tokens of all of them.
+                    // Each rank of the sequence group has the counts and tokens of the complete sequences.
                     let ranks = self.sequence.size() as f64;
                     let counts = load.counts.clone().sum_dim(0).reshape([experts]);
                     let options = (&counts.device(), counts.dtype());
@@ -176,9 +177,10 @@ impl LayerLosses {
 /// The scores and choices of a micro-batch.
 struct Load {
     logits: Tensor<2>,
-    /// Of this rank's tokens, by sequence: `[sequences, experts]`.
+    /// The sums of the scores of this rank's tokens, by sequence: `[sequences, experts]`.
     scores: Tensor<2>,
-    /// By sequence, the tokens of all ranks that chose each expert: `[sequences, experts]`, without autodiff.
+    /// The number of tokens of all ranks that chose each expert, by sequence: `[sequences, experts]`, without
+    /// autodiff.
     counts: Tensor<2>,
     own: RankTokens,
 }
@@ -204,7 +206,7 @@ impl Load {
         }
     }
 
-    /// The sum of the scores of this rank's tokens times `factors`, `[1, experts]` or `[sequences, experts]`.
+    /// Returns the sum of the scores of this rank's tokens times `factors`, `[1, experts]` or `[sequences, experts]`.
     fn weighted(&self, factors: Tensor<2>) -> Tensor<1> {
         (self.scores.clone() * constant(factors)).sum()
     }
@@ -214,7 +216,7 @@ fn sum_over<const D: usize>(values: Tensor<D>, comm: &Comm) -> Tensor<D> {
     start(values, &CollectiveOp::AllReduce(ReduceOp::Sum), comm).wait()
 }
 
-/// Returns `y`, whose backward also gives a loss the gradient that it has as a term of the model's loss.
+/// Returns `y`. Its backward also passes a gradient to the loss, as if the loss were a term of the model loss.
 pub(super) fn attach(y: Tensor<3>, loss: Tensor<1>, step: &RouterStep) -> Tensor<3> {
     let (loss_scale, one) = (step.loss_scale().clone(), loss.ones_like().inner());
     let inputs = vec![y.into_dispatch(), loss.into_dispatch()];

@@ -1,4 +1,4 @@
-//! A mixture of experts in the place of an MLP.
+//! An MoE layer, which replaces an MLP by a mixture of experts.
 
 use std::sync::Arc;
 
@@ -31,13 +31,13 @@ use crate::nn::{
 /// Configuration of a [`MoeMlp`].
 #[derive(Config, Debug)]
 pub struct MoeMlpConfig {
-    /// The router, with the features of a token and the number of experts.
+    /// The configuration of the router, with the features of a token and the number of experts.
     pub router: RouterConfig,
-    /// Intermediate features of one expert, after the activation.
+    /// The number of intermediate features of one expert, after the activation.
     pub width: usize,
-    /// The nonlinearity of the experts.
+    /// The activation function of the experts.
     pub activation: Activation,
-    /// Whether the experts have biases; shared experts have none.
+    /// Whether the experts have biases. Shared experts never have biases.
     #[config(default = false)]
     pub bias: bool,
     /// Initial values of the first weights of the experts.
@@ -46,33 +46,35 @@ pub struct MoeMlpConfig {
     /// Initial values of the second weights of the experts.
     #[config(default = "Init::Normal(0.02)")]
     pub output_init: Init,
-    /// The communication that sends tokens to their experts.
+    /// The dispatcher, which exchanges tokens with the ranks of their experts.
     #[config(default = "DispatcherKind::AllToAll")]
     pub dispatcher: DispatcherKind,
-    /// The scale format of tokens that the flex dispatcher sends in FP8. By default tokens are sent in their own dtype.
-    /// Results always are.
+    /// The scales of tokens that the flex dispatcher sends in FP8. `None`: tokens are sent in their own type. Results
+    /// are always sent in their own type.
     pub fp8_dispatch: Option<Fp8DispatchScales>,
-    /// The expert capacity. By default no token is dropped.
+    /// The capacity of the experts. `None`: no token is dropped.
     pub capacity: Option<Capacity>,
-    /// An MLP for every token beside those of the experts.
+    /// The shared experts, an MLP that processes every token.
     pub shared: Option<SharedExpertsConfig>,
-    /// Losses that keep the load of the experts even.
+    /// The auxiliary losses that balance the load of the experts.
     #[config(default = "vec![]")]
     pub losses: Vec<RouterLoss>,
 }
 
-/// A router, experts, and the dispatcher between them; in the place of a [`ParallelMlp`](crate::nn::ParallelMlp).
+/// A mixture of experts: a router, experts, and the dispatcher between them. It replaces a
+/// [`ParallelMlp`](crate::nn::ParallelMlp).
 ///
-/// Each rank routes its own tokens. The experts are split over the expert axis and their width over the
-/// expert-tensor axis, whose ranks read different samples or have different parts of the sequence. Tensor ranks
-/// without sequence parallelism have the same tokens: each takes a part of the sequence, and they gather the results.
+/// Each rank routes its own tokens. The experts are split over the expert axis, and their width over the
+/// expert-tensor axis. The ranks of these axes read different samples or have different parts of the sequence. Tensor
+/// ranks without sequence parallelism have the same tokens. Each of them routes a part of the sequence, and they
+/// gather the results.
 #[derive(Module, Debug)]
 pub struct MoeMlp {
-    /// Chooses the experts.
+    /// The router, which selects the experts.
     pub router: Router,
     /// This rank's experts.
     pub experts: Experts,
-    /// The MLP of every token.
+    /// The shared experts, which process every token.
     pub shared: Option<SharedExperts>,
     #[module(skip)]
     dispatcher: Arc<dyn Dispatcher>,
@@ -92,15 +94,15 @@ pub struct MoeMlp {
 /// The arguments of a forward of a [`MoeMlp`] in addition to its input.
 #[derive(Clone, Debug, Default)]
 pub struct MoeForward<'a> {
-    /// Choices `[batch * seq, k]` instead of the router's, such as those of an earlier forward.
+    /// The expert choices `[batch * seq, k]` that replace the router's choices, for example from an earlier forward.
     pub choices: Option<Tensor<2, Int>>,
-    /// The tokens of the input on all tensor ranks; by default rows without padding. A model whose batches may have
-    /// padding sets this field, so that padding has no expert.
+    /// The tokens of the input on all tensor ranks. `None`: rows without padding. A model whose batches may have
+    /// padding must set this field, so that padding is not routed.
     pub tokens: Option<RoutedTokens>,
     /// The training step, to which the router adds its losses and its load.
     pub step: Option<&'a RouterStep>,
-    /// The nodes of the forward, of which one ends at each exchange of the layer: see
-    /// [`forward_normalized`](MoeMlp::forward_normalized). Without them each is an operation of one graph.
+    /// The nodes of the forward. A node ends at each exchange of the layer: see
+    /// [`forward_normalized`](MoeMlp::forward_normalized). Without nodes each exchange is an operation of one graph.
     pub nodes: Option<&'a ScheduleNodes>,
 }
 
@@ -109,9 +111,9 @@ impl MoeMlpConfig {
     ///
     /// # Errors
     ///
-    /// The setting that does not fit, and the values that would: more experts than are sorted at once; padding to the
-    /// capacity without the all-to-all dispatcher; a dispatch in 8 bits without the flex dispatcher; overlap with another
-    /// micro-batch with the all-gather dispatcher; invalid settings of the router, the capacity or the losses.
+    /// A message with the invalid setting and the valid values: too many experts, settings of the router, the capacity
+    /// or the losses, or a setting that the dispatcher does not support. Padding to the capacity requires the all-to-all
+    /// dispatcher, and FP8 the flex dispatcher. Overlap with another micro-batch excludes the all-gather dispatcher.
     pub fn check(&self, layout: &ParallelConfig) -> Result<(), String> {
         let experts = self.router.experts;
         let expert_tensor = layout.expert_tensor_size();
@@ -169,11 +171,11 @@ impl MoeMlpConfig {
         capacity.map_or(Ok(()), |capacity| capacity.check(k, experts))
     }
 
-    /// Builds this rank's part. Collective: call on all ranks of the pipeline stage.
+    /// Builds this rank's part of the layer. Collective: call it on all ranks of the pipeline stage.
     ///
     /// # Errors
     ///
-    /// [`BuildError`] for what [`check`](Self::check) refuses, and for sizes that cannot be split over the ranks.
+    /// [`BuildError`] if [`check`](Self::check) fails, or if a size cannot be split over the ranks.
     pub fn init(&self, builder: &ModelBuilder) -> Result<MoeMlp, BuildError> {
         let layout = builder.groups().config();
         self.check(layout)
@@ -230,18 +232,21 @@ impl MoeMlpConfig {
 }
 
 impl MoeMlp {
-    /// `[batch, seq, hidden]` to the same; `[batch, seq / tensor, hidden]` under sequence parallelism.
+    /// Applies the layer to `[batch, seq, hidden]` and returns the same shape. Under sequence parallelism the shape
+    /// is `[batch, seq / tensor, hidden]`.
     ///
-    /// Collective: call on all ranks of expert x expert-tensor, and of the tensor axis with shared experts.
+    /// Collective: call it on all ranks of expert x expert-tensor. With shared experts, also on all ranks of the
+    /// tensor axis.
     pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
         self.forward_with(x, MoeForward::default())
     }
 
-    /// [`forward`](Self::forward) with given choices, or as a part of a training step. It is a part of one node, as other
-    /// tensors than its own may be used after it.
+    /// Applies the layer with given choices, or as part of a training step. The complete layer belongs to a single
+    /// node, because tensors from before the layer may be used after it.
     ///
-    /// Collective as `forward`; with losses also over the tensor, context and data axes. Tensor ranks without sequence
-    /// parallelism need a sequence that their number divides, if it is recorded by autodiff.
+    /// Collective like [`forward`](Self::forward). With losses, also collective over the tensor, context and data
+    /// axes. Without sequence parallelism, if autodiff records the forward, the number of tensor ranks must divide
+    /// the sequence length.
     pub fn forward_with(&self, x: Tensor<3>, with: MoeForward<'_>) -> Tensor<3> {
         if self.region.is_active() {
             return self.region.run(x, self.body(with));
@@ -253,12 +258,13 @@ impl MoeMlp {
         self.output(x, None, with).0
     }
 
-    /// [`forward_with`](Self::forward_with) of a normalized residual stream, and the sum of the stream. Only a recomputed
-    /// [`Moe`](RecomputeModule::Moe) computes the norm again, as the router reads it too.
+    /// Applies the layer to a normalized residual stream. Also returns the sum of the stream. The norm is only
+    /// recomputed as part of a recomputed [`Moe`](RecomputeModule::Moe), because the router reads its output too.
     ///
-    /// With [nodes](MoeForward::nodes) one ends where rows are sent, and the next begins where they arrive: router, shared
-    /// experts and permutation belong to the first, the experts to the second, and what follows the results to the third.
-    /// After it only what it returns may be used of all that autodiff has tracked. A recomputed one is a part of one node.
+    /// With [nodes](MoeForward::nodes) a node ends when rows are sent, and the next node begins when they arrive. The
+    /// first node has the router, the shared experts and the permutation. The second node has the experts, and the
+    /// third node everything after the results arrive. After the call, only the returned tensors may be used of all
+    /// tensors tracked by autodiff. A recomputed layer belongs to a single node.
     pub fn forward_normalized(
         &self,
         norm: &Norm,
@@ -275,7 +281,7 @@ impl MoeMlp {
         }
     }
 
-    /// The forward as the body of a recomputed region.
+    /// Returns the forward as the body of a recomputed region.
     fn body(&self, with: MoeForward<'_>) -> impl Fn(Tensor<3>) -> Tensor<3> + use<> {
         let (moe, choices, step) = (self.clone(), with.choices, with.step.cloned());
         let tokens = with.tokens;
@@ -290,7 +296,7 @@ impl MoeMlp {
         }
     }
 
-    /// The output for `x`, and the residual stream in the node of the output.
+    /// Returns the output for `x`, and the residual stream in the node of the output.
     fn output(
         &self,
         x: Tensor<3>,
@@ -326,7 +332,8 @@ impl MoeMlp {
         }
     }
 
-    /// The sum of the experts of each of this rank's tokens, the output of the shared experts for `whole`, and the stream.
+    /// Returns the sum of the experts for each of this rank's tokens, the output of the shared experts for `whole`,
+    /// and the stream.
     fn forward_part(
         &self,
         (x, routed): (Tensor<3>, &RoutedTokens),
@@ -342,7 +349,7 @@ impl MoeMlp {
             Some(capacity) => capacity.apply(routing.clone(), &own),
             None => routing.clone(),
         };
-        // The counts of rows travel from here on.
+        // The row counts are exchanged from here on.
         let started = self.dispatcher.start(&kept);
         let pass = with.step.zip(RouterPass::of(&routing.logits));
         if let Some((step, pass)) = pass
@@ -365,7 +372,7 @@ impl MoeMlp {
         let mut exchanges = Exchanges {
             nodes: with.nodes,
             meanwhile,
-            // In this order their gradients are summed as they are in one graph.
+            // In this order their gradients are summed as in a single graph.
             carried: vec![stream, loss, ready],
         };
         let dispatched = started.dispatch(tokens, &mut exchanges);
@@ -380,7 +387,7 @@ impl MoeMlp {
         (y, shared, stream)
     }
 
-    /// The work of the shared experts, which puts their output into `to`.
+    /// Returns the work of the shared experts, which stores their output in `to`.
     fn shared_into(&self, to: &Arc<Mutex<Option<Tensor<3>>>>, x: Tensor<3>) -> Meanwhile {
         let (shared, to) = (self.shared.clone(), to.clone());
         Box::new(move || *to.lock() = shared.map(|shared| shared.forward(x)))

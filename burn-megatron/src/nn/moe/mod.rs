@@ -1,22 +1,23 @@
-//! Mixture of experts: each token is computed by `k` of `E` experts, which a router chooses.
+//! Mixture of experts (MoE): each token is processed by `k` of `E` experts, which a router selects.
 //!
-//! [`MoeMlp`] takes the place of a [`ParallelMlp`](super::ParallelMlp). It is made of
+//! [`MoeMlp`] replaces a [`ParallelMlp`](super::ParallelMlp). It consists of
 //!
-//! - a [`Router`], which every rank has: scores, choice and weights of the experts of its own tokens;
+//! - a [`Router`] on every rank, which computes scores, expert choices and weights for the tokens of the rank;
 //! - [`Experts`], split over the expert axis of the [expert grid](crate::mesh::Grid::Expert), and each over its
 //!   expert-tensor axis;
-//! - a [`Dispatcher`] that brings tokens to their experts and back;
+//! - a [`Dispatcher`], which brings tokens to their experts and back;
 //! - optionally a [`Capacity`], above which an expert drops tokens, [`SharedExperts`] for every token, and a
-//!   [`RouterLoss`] or an [`ExpertBias`] that keeps the load even.
+//!   [`RouterLoss`] or an [`ExpertBias`] that balances the load.
 //!
-//! [`RoutedTokens`] marks padding, which routers leave out. A training step passes a [`RouterStep`] through the forward.
+//! [`RoutedTokens`] marks padding, which routers ignore. A training step passes a [`RouterStep`] through the forward.
 //! [`Routers`] ends the step.
 //!
-//! With the experts `E_i` and the weights `p` of the chosen ones, the output of a token is
-//! `sum over i of p_i E_i(x)`. Gradients of experts are summed over the data axis of their grid alone: an expert
-//! has seen the tokens of all expert ranks. Those of the router are summed as a norm's are.
+//! With the experts `E_i` and the weights `p` of the chosen experts, the output of a token is
+//! `sum over i of p_i E_i(x)`. Gradients of experts are summed only over the data axis of their grid, because an
+//! expert has processed the tokens of all expert ranks. Gradients of the router are summed like the gradients of a
+//! norm.
 //!
-//! Formulas are those of Megatron-LM, Mixtral (arXiv:2401.04088) and DeepSeek-V3 (arXiv:2412.19437).
+//! The formulas follow Megatron-LM, Mixtral (arXiv:2401.04088) and DeepSeek-V3 (arXiv:2412.19437).
 
 mod bias;
 mod capacity;

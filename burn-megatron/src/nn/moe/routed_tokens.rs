@@ -1,4 +1,4 @@
-//! The tokens that routers route: all but padding.
+//! The tokens that routers route, which are all tokens except padding.
 
 use std::sync::Arc;
 
@@ -8,12 +8,12 @@ use parking_lot::Mutex;
 use crate::nn::context::SequenceShard;
 use crate::nn::{AxisRank, RealTokens};
 
-/// Properties of the tokens `[batch, seq]` of a forward that routers read in addition to the features: which tokens are
-/// padding, and the position of each token in its document. Returned by
+/// Properties of the tokens `[batch, seq]` of a forward that routers need in addition to the features: which tokens
+/// are padding, and the position of each token in its document. Returned by
 /// [`BatchFormat::routed`](crate::nn::BatchFormat::routed).
 ///
-/// Padding has no expert. It counts in no loss, no load, no expert bias and no capacity, and Sinkhorn assigns nothing to
-/// it. So the routing of real tokens does not depend on the padding of rows.
+/// Padding has no expert. It does not count in losses, loads, expert biases or capacities, and Sinkhorn does not
+/// assign it. The routing of real tokens therefore does not depend on the padding of rows.
 #[derive(Clone, Debug)]
 pub struct RoutedTokens(Arc<SharedTokens>);
 
@@ -43,7 +43,7 @@ type PartKey = ([usize; 2], AxisRank);
 /// The tokens of one rank.
 #[derive(Clone, Debug)]
 pub(super) struct RankTokens {
-    /// For each token, whether it is real, on the host and on the device, without autodiff. `None` if all tokens are real.
+    /// Whether each token is real, on the host and on the device, without autodiff. `None` if all tokens are real.
     real: Option<(Arc<[bool]>, Tensor<1, Bool>)>,
     /// The number of real tokens.
     pub count: usize,
@@ -52,7 +52,7 @@ pub(super) struct RankTokens {
 }
 
 impl RoutedTokens {
-    /// Returns rows without padding, one document in each.
+    /// Creates rows without padding. Each row is one document.
     pub fn rows(shape: [usize; 2]) -> Self {
         Self::new(shape, TokenPositions::InRows, None)
     }
@@ -70,12 +70,12 @@ impl RoutedTokens {
         }))
     }
 
-    /// Returns the part `[batch, seq]` at `place` among the tensor ranks: a part of each row, or a part of all tokens in one
-    /// row that is filled up with padding. `ranks` ranks have parts of the same sequences.
+    /// Returns the part `[batch, seq]` at `place` among the tensor ranks. It is a part of each row, or a part of all
+    /// tokens in one row that is filled up with padding. `ranks` ranks have parts of the same sequences.
     ///
     /// # Panics
     ///
-    /// If the parts of all tensor ranks have fewer tokens.
+    /// If the parts of all tensor ranks together have fewer tokens than `self`.
     pub(super) fn part(
         &self,
         [batch, seq]: [usize; 2],
@@ -136,7 +136,7 @@ fn own_part<T: Copy>(mut all: Vec<T>, padding: T, ([batch, seq], place): PartKey
 }
 
 impl RankTokens {
-    /// Returns tokens that are all real.
+    /// Creates the tokens of a rank that are all real.
     pub fn all([batch, seq]: [usize; 2], ranks: usize) -> Self {
         Self {
             real: None,
@@ -157,17 +157,17 @@ impl RankTokens {
         }
     }
 
-    /// Returns for each token whether it is real, on the host, or `None` if all tokens are real.
+    /// Returns whether each token is real, on the host, or `None` if all tokens are real.
     pub fn is_real(&self) -> Option<&[bool]> {
         self.real.as_ref().map(|(host, _)| &host[..])
     }
 
-    /// Returns for each token whether it is real, on the device, or `None` if all tokens are real.
+    /// Returns whether each token is real, on the device, or `None` if all tokens are real.
     pub fn mask(&self) -> Option<Tensor<1, Bool>> {
         self.real.as_ref().map(|(_, mask)| mask.clone())
     }
 
-    /// Returns choices `[tokens, k]` with -1 for each choice of padding, which has no expert.
+    /// Replaces the choices `[tokens, k]` of padding by -1, which means no expert.
     pub fn choices(&self, all: Tensor<2, Int>) -> Tensor<2, Int> {
         let Some(mask) = self.mask() else {
             return all;

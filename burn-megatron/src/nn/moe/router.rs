@@ -1,4 +1,4 @@
-//! The router: which experts a token goes to, and with which weights.
+//! The router, which selects the experts of a token and computes their weights.
 
 use burn::config::Config;
 use burn::module::{Module, Param};
@@ -17,14 +17,14 @@ use crate::nn::forward_context::{constant, is_training};
 use crate::nn::wide::wide;
 use crate::nn::{AxisRank, BuildError, Init, ModelBuilder, ParameterSpec, anchored_value};
 
-/// The function from the scores of a token to the weights of its experts. `z` are its logits, `S` the experts that it
-/// chose.
+/// The function that computes the weights of the experts of a token. `z` are the logits of the token, `S` is the set
+/// of its chosen experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ScoreFunction {
     /// Softmax of `z` over `S` (Mixtral, Qwen 3, gpt-oss).
     Softmax,
-    /// Softmax of `z` over all experts, not normalised again over `S` (OLMoE, Qwen 2, DeepSeek-V2).
+    /// Softmax of `z` over all experts, not normalized again over `S` (OLMoE, Qwen 2, DeepSeek-V2).
     PreSoftmax,
     /// `sigmoid(z)`, divided by its sum over `S` (DeepSeek-V3).
     Sigmoid,
@@ -38,15 +38,15 @@ pub enum ScoreFunction {
 pub enum GroupScore {
     /// The largest score of its experts (DeepSeek-V2).
     Max,
-    /// The sum of this many of its largest scores: 2 in DeepSeek-V3, `k / chosen` in Megatron.
+    /// The sum of the given number of largest scores: 2 in DeepSeek-V3, `k / chosen` in Megatron.
     SumOf(usize),
 }
 
-/// Limits the choice to the best groups of experts.
+/// Limits the choice of a token to the groups of experts with the highest scores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ExpertGroups {
-    /// The number of groups, of consecutive experts.
+    /// The number of groups. A group has consecutive experts.
     pub groups: usize,
     /// The number of groups from which a token chooses its experts.
     pub chosen: usize,
@@ -54,20 +54,20 @@ pub struct ExpertGroups {
     pub score: GroupScore,
 }
 
-/// The type in which a router computes.
+/// The data type in which a router computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum RouterDType {
     /// f32, or f64 if the tokens are in f64.
     F32,
-    /// f64, which GPUs may not have.
+    /// f64, which some GPUs do not support.
     F64,
 }
 
 /// Configuration of a [`Router`].
 #[derive(Config, Debug)]
 pub struct RouterConfig {
-    /// Features of a token.
+    /// The number of features of a token.
     pub hidden: usize,
     /// The number of experts.
     pub experts: usize,
@@ -76,29 +76,30 @@ pub struct RouterConfig {
     /// The score function, which computes weights from logits.
     #[config(default = "ScoreFunction::Softmax")]
     pub score: ScoreFunction,
-    /// Whether the weights are divided by their sum over the chosen experts. By default they are if a token chooses
-    /// several, except with [`ScoreFunction::PreSoftmax`]. With one expert the weight is then constant, which leaves
-    /// the router without a gradient.
+    /// Whether the weights are divided by their sum over the chosen experts. The default is true if a token chooses
+    /// several experts, except with [`ScoreFunction::PreSoftmax`]. With one expert the weight would be constant, and
+    /// the router would have no gradient.
     pub normalized: Option<bool>,
-    /// The factor of the weights.
+    /// The factor by which weights are multiplied.
     #[config(default = 1.0)]
     pub factor: f64,
-    /// The method of choosing experts.
+    /// The method by which experts are selected.
     #[config(default = "RouterChoice::Scores")]
     pub choice: RouterChoice,
     /// Limits the choice to groups of experts.
     pub groups: Option<ExpertGroups>,
-    /// The step of an [`ExpertBias`] that is added to the scores by which experts are chosen, such as 1e-3; with 0 it
-    /// stays as it is loaded. By default there is none.
+    /// The update rate of an [`ExpertBias`], such as 1e-3. The bias is added to the scores for selection. With 0 the
+    /// bias keeps its loaded value. `None`: no expert bias.
     pub bias_update_rate: Option<f64>,
-    /// In training the router sees each feature of a token times a random number of `1 - jitter` to `1 + jitter`
-    /// (Fedus et al. 2021, arXiv:2101.03961), which the experts do not see. Drawn on the host.
+    /// The jitter of the router input in training. Each feature of a token is multiplied by a random number from
+    /// `1 - jitter` to `1 + jitter` (Fedus et al. 2021, arXiv:2101.03961). The experts get the original features.
+    /// Drawn on the host.
     #[config(default = 0.0)]
     pub jitter: f64,
     /// Whether the gate has a bias, as in gpt-oss.
     #[config(default = false)]
     pub bias: bool,
-    /// The type in which it computes.
+    /// The data type in which the router computes.
     #[config(default = "RouterDType::F32")]
     pub dtype: RouterDType,
     /// Initial values of the gate's weight.
@@ -106,16 +107,16 @@ pub struct RouterConfig {
     pub init: Init,
 }
 
-/// Chooses the experts of each token, by default by the largest scores; of equal ones the expert with the smaller
-/// index.
+/// Selects the experts of each token, by default the experts with the largest scores. Ties are resolved by the
+/// smaller index.
 ///
-/// Every rank has the whole gate. Each tensor rank routes its part of the sequence, so the gradient is summed over the
-/// tensor axis.
+/// Every rank has the complete gate. Each tensor rank routes its part of the sequence, so the gradient is summed over
+/// the tensor axis.
 #[derive(Module, Debug)]
 pub struct Router {
-    /// `[hidden, experts]`
+    /// The weight of the gate: `[hidden, experts]`.
     pub gate: Param<Tensor<2>>,
-    /// `[experts]`; initially 0.
+    /// The bias of the gate: `[experts]`, initialized to 0.
     pub bias: Option<Param<Tensor<1>>>,
     #[module(skip)]
     expert_bias: Option<ExpertBias>,
@@ -134,24 +135,24 @@ pub struct Router {
 /// The routing of `[tokens, hidden]`.
 #[derive(Clone, Debug)]
 pub struct Routing {
-    /// `[tokens, experts]`, in the type of the router.
+    /// The logits `[tokens, experts]`, in the type of the router.
     pub logits: Tensor<2>,
-    /// The experts of each token, best first: `[tokens, k]`, without autodiff. -1 for an expert that
-    /// [dropped](super::Capacity) the token, and for each expert of padding.
+    /// The experts of each token, best first: `[tokens, k]`, without autodiff. The value is -1 for an expert that
+    /// [dropped](super::Capacity) the token, and for padding.
     pub indices: Tensor<2, Int>,
-    /// Their weights, in the type of the router: `[tokens, k]`.
+    /// The weights of the experts, in the type of the router: `[tokens, k]`.
     pub weights: Tensor<2>,
-    /// The rows that each expert gets from this rank, rows of zeros after those of its tokens; by default only
-    /// those of its tokens.
+    /// The number of rows that each expert gets from this rank. Zero rows follow the rows of tokens. `None`: an
+    /// expert gets only the rows of its tokens.
     pub rows_per_expert: Option<usize>,
 }
 
 impl RouterConfig {
-    /// Builds the router, replicated on every rank. Collective: call on all ranks of the pipeline stage.
+    /// Builds the router, replicated on every rank. Collective: call it on all ranks of the pipeline stage.
     ///
     /// # Errors
     ///
-    /// [`BuildError::Config`] for settings that do not fit each other; [`BuildError::Comm`].
+    /// [`BuildError::Config`] for conflicting settings. [`BuildError::Comm`] if the collective fails.
     pub fn init(&self, builder: &ModelBuilder) -> Result<Router, BuildError> {
         self.check().map_err(|message| builder.error(message))?;
         // Each tensor rank routes its part of the sequence.
@@ -174,10 +175,10 @@ impl RouterConfig {
         })
     }
 
-    /// The options of the operation.
+    /// Returns the options of the router kernels.
     pub(super) fn options(&self) -> kernels::RouterOptions {
         let normalized = self.normalized.unwrap_or(self.experts_per_token > 1);
-        // A softmax over one expert would be 1.
+        // A softmax over a single expert would always be 1.
         let score = match self.score {
             ScoreFunction::Softmax if !normalized => ScoreFunction::PreSoftmax,
             score => score,
@@ -191,7 +192,7 @@ impl RouterConfig {
         }
     }
 
-    /// Checks the sizes against each other.
+    /// Checks the settings against each other.
     pub(super) fn check(&self) -> Result<(), String> {
         let (experts, k) = (self.experts, self.experts_per_token);
         if !(1..=experts).contains(&k) {
@@ -240,7 +241,7 @@ impl RouterConfig {
         options.map_err(|error| error.to_string())
     }
 
-    /// Whether the experts of a token are those of its largest scores.
+    /// Returns whether the experts of a token are the experts with its largest scores.
     pub(super) fn chooses_by_scores_alone(&self) -> bool {
         self.choice == RouterChoice::Scores
             && self.groups.is_none()
@@ -249,10 +250,11 @@ impl RouterConfig {
 }
 
 impl Router {
-    /// Routes `[batch, seq, hidden]`, or with `replayed` choices `[batch * seq, k]`: the weights and the gradients of the choices
-    /// follow from the present logits. `tokens` are the tokens of all tensor ranks. Each rank routes a part of them.
+    /// Routes `[batch, seq, hidden]`. With `replayed` choices `[batch * seq, k]`, the weights and the gradients are
+    /// computed from the current logits. `tokens` are the tokens of all tensor ranks. Each rank routes a part of
+    /// them.
     ///
-    /// Collective over the tensor and the context axis with [`RouterChoice::Sinkhorn`], in training.
+    /// In training with [`RouterChoice::Sinkhorn`] this is collective over the tensor and the context axis.
     pub fn forward(
         &self,
         x: Tensor<3>,
@@ -321,12 +323,12 @@ impl Router {
         )
     }
 
-    /// Returns this rank's place among the tensor ranks.
+    /// Returns this rank's position among the tensor ranks.
     pub(super) fn place(&self) -> AxisRank {
         self.tokens.place
     }
 
-    /// The logits of `[tokens, hidden]`; the gradients of the gate are anchored to `anchor`.
+    /// Returns the logits of `[tokens, hidden]`. The gradients of the gate are anchored to `anchor`.
     fn logits(&self, x: Tensor<2>, anchor: &Tensor<3>) -> Tensor<2> {
         let dtype = match self.config.dtype {
             RouterDType::F32 => wide(x.dtype()),
@@ -338,7 +340,7 @@ impl Router {
         let logits = if is_training(anchor) {
             x.matmul(gate)
         } else {
-            // On the CPU a token has the same logits beside any others.
+            // On the CPU the logits of a token must not depend on the other tokens of the batch.
             gemm::linear(x, gate, None)
         };
         match bias {
@@ -357,12 +359,12 @@ impl Router {
         x * constant(Tensor::from_data(factors, options))
     }
 
-    /// The bias of the choice.
+    /// Returns the expert bias.
     pub fn expert_bias(&self) -> Option<&ExpertBias> {
         self.expert_bias.as_ref()
     }
 
-    /// The configuration.
+    /// Returns the configuration.
     pub fn config(&self) -> &RouterConfig {
         &self.config
     }

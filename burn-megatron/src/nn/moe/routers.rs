@@ -1,4 +1,4 @@
-//! The routers of a model: what a step updates, reports and saves of them.
+//! The routers of a model, with the state that a step updates, reports and saves.
 
 use std::fmt;
 use std::sync::Arc;
@@ -19,30 +19,34 @@ use crate::nn::of_all_stages::of_all_stages;
 #[derive(Clone, Default)]
 pub struct Routers(Arc<Mutex<Vec<RegisteredRouter>>>);
 
-/// A router that the model has.
+/// A router of the model.
 #[derive(Clone, Debug)]
 pub(super) struct RegisteredRouter {
     pub reported: ReportedLayer,
     pub bias: Option<ExpertBias>,
-    /// The path of the bias.
+    /// The path of the expert bias.
     pub bias_path: String,
 }
 
 /// A layer whose router reports the load and the losses of a step.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReportedLayer {
-    /// Its path in the model.
+    /// The path of the layer in the model.
     pub path: String,
-    /// Its pipeline stage.
+    /// The pipeline stage of the layer.
     pub stage: usize,
-    /// The number of its experts.
+    /// The number of experts of the layer.
     pub experts: usize,
-    /// The losses that it reports.
+    /// The losses that the layer reports.
     pub losses: Vec<RouterLossKind>,
 }
 
 impl ReportedLayer {
-    /// The layers of all pipeline stages, in their order. Collective over the pipeline axis.
+    /// Returns the layers of all pipeline stages, ordered by stage. Collective over the pipeline axis.
+    ///
+    /// # Errors
+    ///
+    /// [`CommError`] if the collective fails.
     pub fn of_all_stages(
         routers: &Routers,
         groups: &ParallelContext,
@@ -50,7 +54,8 @@ impl ReportedLayer {
         of_all_stages(&routers.layers(), |layer| layer.stage, groups)
     }
 
-    /// The numbers that it reports: the load of each expert, the pairs of tokens and experts, and the losses.
+    /// Returns the number of values that the layer reports: the load of each expert, the number of token-expert
+    /// pairs, and the losses.
     pub fn width(&self) -> usize {
         self.experts + 1 + self.losses.len()
     }
@@ -61,13 +66,13 @@ impl Routers {
         self.0.lock().push(router);
     }
 
-    /// The layers of this rank.
+    /// Returns the layers of this rank.
     pub fn layers(&self) -> Vec<ReportedLayer> {
         let all = self.0.lock();
         all.iter().map(|router| router.reported.clone()).collect()
     }
 
-    /// The path and the value of each expert bias of this rank.
+    /// Returns the path and the value of each expert bias of this rank.
     pub fn expert_biases(&self) -> Vec<(String, ExpertBias)> {
         let all = self.0.lock();
         let bias =
@@ -75,9 +80,9 @@ impl Routers {
         all.iter().filter_map(bias).collect()
     }
 
-    /// Ends a step: moves the expert biases by the load of all its micro-batches if it is `taken`. A
-    /// `Trainer` does it itself. Collective: call on all ranks of the pipeline stage, with
-    /// the same `taken`, once all backwards of the step are done.
+    /// Ends a step. If `taken`, updates the expert biases with the load of all its micro-batches. A `Trainer` calls
+    /// this automatically. Collective: call it on all ranks of the pipeline stage, with the same `taken`, after all
+    /// backwards of the step.
     ///
     /// Unwinds with [`raise`](crate::comm::raise) if the collective fails.
     pub fn end_step(&self, step: &RouterStep, groups: &ParallelContext, taken: bool) {
@@ -92,7 +97,7 @@ impl Routers {
         self.update_biases(&layers, &reports, &taken);
     }
 
-    /// Moves the expert biases by the [reduced](reduced_reports) load of `layers`, times `taken`.
+    /// Updates the expert biases with the [reduced](reduced_reports) load of `layers`, times `taken`.
     pub fn update_biases(&self, layers: &[ReportedLayer], reports: &Tensor<1>, taken: &Tensor<1>) {
         for router in self.0.lock().iter() {
             let Some(bias) = &router.bias else { continue };
@@ -120,9 +125,9 @@ impl fmt::Debug for Routers {
     }
 }
 
-/// Returns the reports of `layers` about a step, summed over the ranks of `comm`: [`ReportedLayer::width`] numbers
-/// each, one after the other. A rank adds nothing to a layer of another pipeline stage. Exact up to 2^24 tokens of an
-/// expert on GPUs, which sum in f32. Collective over `comm`.
+/// Returns the reports of `layers` about a step, summed over the ranks of `comm`: [`ReportedLayer::width`] values per
+/// layer, concatenated. A rank adds zeros for layers of other pipeline stages. Exact up to 2^24 tokens per expert on
+/// GPUs, which sum in f32. Collective over `comm`.
 pub fn reduced_reports(
     step: &RouterStep,
     layers: &[ReportedLayer],

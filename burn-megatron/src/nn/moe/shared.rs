@@ -1,4 +1,4 @@
-//! Shared experts: an MLP for every token beside those that the router chooses.
+//! Shared experts: an MLP that processes every token, in addition to the routed experts.
 
 use burn::config::Config;
 use burn::module::{Module, Param};
@@ -14,19 +14,19 @@ use crate::nn::{
 /// Configuration of [`SharedExperts`].
 #[derive(Config, Debug)]
 pub struct SharedExpertsConfig {
-    /// Intermediate features of all of them together, after the activation.
+    /// The number of intermediate features of all shared experts together, after the activation.
     pub width: usize,
-    /// Whether a gate scales their output for each token, as in Qwen 2.
+    /// Whether a gate scales the output for each token, as in Qwen 2.
     #[config(default = false)]
     pub gate: bool,
 }
 
-/// An MLP, split over the tensor axis, whose output is scaled by `sigmoid(x gate)` if it has a gate.
+/// An MLP, split over the tensor axis. With a gate its output is multiplied by `sigmoid(x gate)`.
 #[derive(Module, Debug)]
 pub struct SharedExperts {
     /// The MLP.
     pub mlp: ParallelMlp,
-    /// `[hidden, 1]`
+    /// The weight of the gate: `[hidden, 1]`.
     pub gate: Option<Param<Tensor<2>>>,
     #[module(skip)]
     region: RecomputeRegion,
@@ -53,7 +53,7 @@ impl SharedExpertsConfig {
 }
 
 impl SharedExperts {
-    /// `[batch, seq, hidden]` to the same.
+    /// Applies the shared experts to `[batch, seq, hidden]` and returns the same shape.
     pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
         if !self.region.is_active() {
             return self.output(x);

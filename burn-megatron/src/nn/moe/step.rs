@@ -1,4 +1,4 @@
-//! The losses that the routers of a model add to a training step, and their reports about it.
+//! A training step of the routers, with the losses that they add and the loads that they report.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,42 +11,41 @@ use crate::nn::LossFactor;
 use crate::nn::forward_context::is_tracked;
 use crate::nn::forward_context::{self, ForwardMode};
 
-/// The training step that a forward is a part of: routers add their losses to it, and count the tokens of their
-/// experts.
+/// The training step of a forward. Routers add their losses to it, and count the tokens of their experts.
 ///
-/// Made for a step on each rank, handed through the forward of the micro-batches. Without it, and in a forward that no
-/// backward follows, routers add and count nothing. In a [recomputed](crate::nn::recompute) block they count in the
-/// first pass, in the order of the forwards, and add their losses in the second.
+/// Create it for a step on each rank, and pass it through the forward of the micro-batches. Without it, and in a
+/// forward without a backward, routers add and count nothing. In a [recomputed](crate::nn::recompute) block they
+/// count in the first pass, in forward order, and add their losses in the second pass.
 #[derive(Clone, Debug)]
 pub struct RouterStep {
     shared: Arc<SharedStep>,
     counted: f64,
-    /// By layer, the loads that a first pass of this micro-batch has found.
+    /// The loads that a first pass of this micro-batch has found, keyed by layer.
     first_pass: Arc<Mutex<BTreeMap<String, Vec<GlobalLoad>>>>,
 }
 
 /// The load of all data ranks: `[experts + 2]`, without autodiff.
 #[derive(Clone, Debug)]
 pub(super) struct GlobalLoad {
-    /// The value of the micro-batch.
+    /// The load of the micro-batch.
     pub now: Tensor<1>,
-    /// The value of the step so far.
+    /// The load of the step so far.
     pub so_far: Tensor<1>,
 }
 
-/// A forward of a router that is a part of a step.
+/// The pass of a router forward that is part of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RouterPass {
-    /// Recorded on the graph.
+    /// A forward that is recorded on the graph.
     Recorded,
     /// The first pass of a recomputed block.
     First,
-    /// Its second pass.
+    /// The second pass of a recomputed block.
     Second,
 }
 
 impl RouterPass {
-    /// The pass of a routing with these logits; none if no backward follows.
+    /// Returns the pass of a routing with these logits, or `None` if no backward follows.
     pub fn of(logits: &Tensor<2>) -> Option<Self> {
         let is_tracked = is_tracked(logits);
         match forward_context::mode() {
@@ -56,7 +55,7 @@ impl RouterPass {
         }
     }
 
-    /// Whether the router reports its load and its losses: once.
+    /// Returns whether the router reports its load and its losses in this pass. It reports once per micro-batch.
     pub fn reports(self) -> bool {
         self != Self::Second
     }
@@ -77,17 +76,18 @@ struct LayerStep {
     load: Option<RankLoad>,
 }
 
-/// The load of the experts of a layer by the tokens of a rank.
+/// The expert load of a layer from the tokens of a rank.
 #[derive(Clone, Debug)]
 pub struct RankLoad {
-    /// The tokens that each expert computes: `[experts]`, without autodiff.
+    /// The number of tokens that each expert processes: `[experts]`, without autodiff.
     pub tokens: Tensor<1, Int>,
-    /// The pairs of a real token and an expert that it chose, including pairs that a [capacity](super::Capacity) drops.
+    /// The number of pairs of a real token and a chosen expert, including pairs that a [capacity](super::Capacity)
+    /// drops.
     pub pairs: u64,
 }
 
 impl RouterStep {
-    /// A step whose model loss is multiplied by `loss_scale` for the backward.
+    /// Creates a step whose model loss is multiplied by `loss_scale` for the backward.
     pub fn new(loss_scale: LossFactor) -> Self {
         let layers = Mutex::default();
         Self {
@@ -97,7 +97,7 @@ impl RouterStep {
         }
     }
 
-    /// The same step, for a micro-batch of which this many tokens are in the model's loss.
+    /// Returns this step for a micro-batch with `counted` tokens in the model loss.
     pub fn of_micro_batch(&self, counted: usize) -> Self {
         Self {
             counted: counted as f64,
@@ -106,8 +106,9 @@ impl RouterStep {
         }
     }
 
-    /// By layer and kind, this rank's part of the losses so far, each times the counted tokens of its micro-batch:
-    /// `[1]`, without autodiff. Their sums over all ranks, divided by the counted tokens of the step, are the means.
+    /// Returns this rank's part of the losses so far, keyed by layer and kind: `[1]` each, without autodiff. Each
+    /// loss is multiplied by the counted tokens of its micro-batch. Dividing the sum over all ranks by the counted
+    /// tokens of the step gives the mean.
     pub fn losses(&self) -> BTreeMap<(String, RouterLossKind), Tensor<1>> {
         let layers = self.shared.layers.lock();
         let of_layer = |(path, layer): (&String, &LayerStep)| {
@@ -118,19 +119,19 @@ impl RouterStep {
         layers.iter().flat_map(of_layer).collect()
     }
 
-    /// By layer, the load by this rank's tokens so far.
+    /// Returns the load from this rank's tokens so far, keyed by layer.
     pub fn loads(&self) -> BTreeMap<String, RankLoad> {
         let layers = self.shared.layers.lock();
         let load = |(path, layer): (&String, &LayerStep)| Some((path.clone(), layer.load.clone()?));
         layers.iter().filter_map(load).collect()
     }
 
-    /// The counted tokens of the micro-batch.
+    /// Returns the number of counted tokens of the micro-batch.
     pub(super) fn counted(&self) -> f64 {
         self.counted
     }
 
-    /// Returns the factor of the model's loss.
+    /// Returns the factor of the model loss.
     pub(super) fn loss_scale(&self) -> &LossFactor {
         &self.shared.loss_scale
     }
@@ -157,8 +158,8 @@ impl RouterStep {
         });
     }
 
-    /// The load of all data ranks by this micro-batch and by the step so far. `now` computes the former; a second pass
-    /// returns what the first one found.
+    /// Returns the load of all data ranks, for this micro-batch and for the step so far. `now` computes the load of
+    /// this micro-batch. A second pass returns the loads of the first pass.
     pub(super) fn global_load(
         &self,
         path: &str,

@@ -1,4 +1,4 @@
-//! The part of the tokens that a tensor rank routes where all of them have the same.
+//! The part of the tokens that a tensor rank routes if all tensor ranks have the same tokens.
 
 use burn::tensor::{Int, Tensor};
 
@@ -6,11 +6,11 @@ use crate::collective::{Comm, gather, split};
 use crate::nn::SEQUENCE_DIM;
 use crate::nn::forward_context::is_training;
 
-/// A part of each sequence, so that losses see whole sequences. Outside of autodiff, as when tokens are generated
-/// one by one, the sequence may have any length: then it is a part of all tokens, the last with rows of zeros.
+/// A part of each sequence, so that losses cover complete sequences. Outside autodiff, for example in generation, the
+/// sequence may have any length. It is then a part of all tokens, and the last part is padded with zero rows.
 pub(super) struct TokenPart<'a> {
     shape: [usize; 3],
-    /// The tokens of all ranks, in one sequence.
+    /// The padded number of tokens, if the tokens of all ranks form one sequence.
     flattened: Option<usize>,
     comm: &'a Comm,
 }
@@ -28,12 +28,12 @@ impl<'a> TokenPart<'a> {
         }
     }
 
-    /// This rank's part of `[batch, seq, hidden]`.
+    /// Returns this rank's part of `[batch, seq, hidden]`.
     pub fn tokens(&self, x: Tensor<3>) -> Tensor<3> {
         split(self.sequences(x), SEQUENCE_DIM, self.comm)
     }
 
-    /// This rank's part of the choices `[batch * seq, k]`.
+    /// Returns this rank's part of the choices `[batch * seq, k]`.
     pub fn choices(&self, choices: Tensor<2, Int>) -> Tensor<2, Int> {
         let [_, k] = choices.dims();
         let [batch, seq, _] = self.shape;
@@ -43,7 +43,7 @@ impl<'a> TokenPart<'a> {
         own.int().reshape([batch * seq, k])
     }
 
-    /// The parts of all ranks: `[batch, seq, hidden]`.
+    /// Gathers the parts of all ranks: `[batch, seq, hidden]`.
     pub fn gather(&self, y: Tensor<3>) -> Tensor<3> {
         let y = gather(y, SEQUENCE_DIM, self.comm);
         match self.flattened {

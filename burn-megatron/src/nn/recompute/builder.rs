@@ -1,21 +1,20 @@
-//! The questions of a module to its builder.
+//! Recompute regions of the modules that a model builder creates.
 
 use super::{RecomputeGranularity, RecomputeModule, RecomputeRegion};
 use crate::kernel_selection::Operation;
 use crate::nn::{BuildError, ModelBuilder};
 
 impl ModelBuilder {
-    /// The region of this module, which is recomputed if the settings have a pattern that matches its path, or the
-    /// name of `module`, if it is one of those. Any module may have one, and call its forward through
-    /// [`RecomputeRegion::run`].
+    /// Returns the region of this module. It is recomputed if the settings have a pattern that matches its path, or
+    /// name `module`. Any module may have a region, and run its forward with [`RecomputeRegion::run`].
     pub fn recompute_region(&self, module: Option<RecomputeModule>) -> RecomputeRegion {
         self.recompute()
             .region(self.path(), module, self.position())
     }
 
-    /// The region of this module as a layer beside those of
-    /// [`StageBuilder::layers_in_runs`](crate::model::StageBuilder::layers_in_runs): also recomputed where the settings
-    /// recompute whole layers.
+    /// Returns the region of this module as a layer outside
+    /// [`StageBuilder::layers_in_runs`](crate::model::StageBuilder::layers_in_runs). It is also recomputed if the
+    /// settings recompute whole layers.
     pub fn recompute_layer_region(&self) -> RecomputeRegion {
         let recompute = self.recompute();
         match recompute.config().granularity {
@@ -24,17 +23,17 @@ impl ModelBuilder {
         }
     }
 
-    /// The region of a part of this module, which has a name and no path.
+    /// Returns the region of a part of this module that has a name but no path.
     pub(in crate::nn) fn recompute_part(&self, module: RecomputeModule) -> RecomputeRegion {
         let recompute = self.recompute();
         recompute.region_if(recompute.takes(module), self.position())
     }
 
-    /// The same for a part whose recomputation needs the fused form of `operation`.
+    /// Returns the region of a part whose recomputation requires the fused form of `operation`.
     ///
     /// # Errors
     ///
-    /// [`BuildError::Config`] if the part is recomputed, and the operation is not fused.
+    /// [`BuildError::Config`] if the part is recomputed but the operation is not fused.
     pub(in crate::nn) fn recompute_fused(
         &self,
         module: RecomputeModule,

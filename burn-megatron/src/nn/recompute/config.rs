@@ -1,4 +1,4 @@
-//! Which activations are recomputed in the backward, as settings.
+//! Settings of activation recomputation.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -6,16 +6,17 @@ use serde::{Deserialize, Serialize};
 use super::{ActivationOffload, RecomputeError, RecomputeLayers, RecomputeMethod};
 use crate::glob::Glob;
 
-/// The extent of recomputation.
+/// The extent of activation recomputation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum RecomputeGranularity {
-    /// No recomputation: every activation is kept.
+    /// No recomputation: all activations are kept from the forward to the backward.
     #[default]
     None,
-    /// Whole layers.
+    /// Full recomputation of whole layers.
     Full,
-    /// Parts of layers: [`modules`](RecomputeConfig::modules) and [`patterns`](RecomputeConfig::patterns).
+    /// Selective recomputation of parts of layers: [`modules`](RecomputeConfig::modules) and
+    /// [`patterns`](RecomputeConfig::patterns).
     Selective,
 }
 
@@ -25,26 +26,26 @@ pub enum RecomputeGranularity {
 )]
 #[serde(rename_all = "snake_case")]
 pub enum RecomputeModule {
-    /// The output of the norm before a linear layer: the layer computes it again from the residual stream.
+    /// The output of the norm before a linear layer. The layer recomputes it from the residual stream.
     Norm,
-    /// The output of the activation of an MLP: the layer after it computes it again.
+    /// The output of the activation of an MLP. The following layer recomputes it.
     Activation,
-    /// The MLP, from its normalized input.
+    /// The MLP, starting with its normalized input.
     Mlp,
-    /// The mixture of experts with its router, from its normalized input.
+    /// The mixture of experts with its router, starting with its normalized input.
     Moe,
     /// The shared experts of a mixture of experts.
     SharedExperts,
     /// Attention after the projections: the scores, or the rescaled output and its statistics.
     CoreAttention,
-    /// Queries, keys and values of latent attention, from their latents; the output of attention and its statistics are
-    /// kept.
+    /// The queries, keys and values of latent attention, starting with their latents. The output of attention and its
+    /// statistics are kept.
     #[serde(rename = "mla_up_proj")]
     MlaUpProjection,
 }
 
 impl RecomputeModule {
-    /// All of them.
+    /// All modules.
     pub const ALL: [Self; 7] = [
         Self::Norm,
         Self::Activation,
@@ -55,7 +56,7 @@ impl RecomputeModule {
         Self::MlaUpProjection,
     ];
 
-    /// As in [`RecomputeConfig::modules`].
+    /// Returns the name of the module in [`RecomputeConfig::modules`].
     pub fn name(self) -> &'static str {
         match self {
             Self::Norm => "norm",
@@ -69,43 +70,46 @@ impl RecomputeModule {
     }
 }
 
-/// Which activations are recomputed in the backward instead of kept. Results are bit-equal whatever the settings.
+/// Settings of activation recomputation: which activations the backward recomputes instead of keeping them. Results
+/// are bit-identical for all settings.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct RecomputeConfig {
-    /// The extent.
+    /// The extent of recomputation.
     pub granularity: RecomputeGranularity,
-    /// The selection of layers, with granularity [`full`](RecomputeGranularity::Full). By default all layers are
-    /// recomputed.
+    /// Which layers are recomputed with granularity [`full`](RecomputeGranularity::Full). By default all layers.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("follows" = "granularity"))]
     pub method: Option<RecomputeMethod>,
-    /// The number of layers, with granularity [`full`](RecomputeGranularity::Full). The default is 1.
+    /// The number of layers with granularity [`full`](RecomputeGranularity::Full). By default 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("follows" = "granularity"))]
     pub layers: Option<RecomputeLayers>,
-    /// Parts of layers by name, with granularity [`selective`](RecomputeGranularity::Selective).
+    /// The names of the parts of layers that are recomputed, with granularity
+    /// [`selective`](RecomputeGranularity::Selective).
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("follows" = "granularity"))]
     pub modules: Vec<RecomputeModule>,
-    /// Path patterns of modules that are recomputed completely, with granularity
-    /// [`selective`](RecomputeGranularity::Selective): `*` matches within a component, `**` any components.
+    /// Patterns for the paths of modules that are recomputed, with granularity
+    /// [`selective`](RecomputeGranularity::Selective). `*` matches within a component, and `**` matches any
+    /// components.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("follows" = "granularity"))]
     pub patterns: Vec<String>,
-    /// The number of micro-batches that are not recomputed, among the micro-batches that the schedule has in flight in
-    /// a stage. The default is 0.
+    /// The number of micro-batches in flight that keep all activations. Let `w` be the maximum number of
+    /// micro-batches that the schedule has in flight in the stage. Of each `w` consecutive micro-batches, the first
+    /// `micro_batches` are not recomputed. By default none.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("follows" = "granularity"))]
     pub micro_batches: Option<usize>,
-    /// Which inputs of recomputed blocks are kept on the host. Not serialized here: a recipe has it in
+    /// Which inputs of recomputed blocks are kept on the host. It is not serialized here: in a recipe it is
     /// `[memory.offload]`.
     #[serde(skip)]
     pub offload: ActivationOffload,
 }
 
 impl RecomputeConfig {
-    /// Parts of layers by name.
+    /// Creates settings that recompute the given parts of layers.
     pub fn selective(modules: impl IntoIterator<Item = RecomputeModule>) -> Self {
         Self {
             granularity: RecomputeGranularity::Selective,
@@ -114,7 +118,7 @@ impl RecomputeConfig {
         }
     }
 
-    /// Returns the settings that recompute `layers` layers of each stage.
+    /// Creates settings that recompute `layers` layers of each stage.
     pub fn full(method: RecomputeMethod, layers: usize) -> Self {
         Self {
             granularity: RecomputeGranularity::Full,
@@ -124,12 +128,12 @@ impl RecomputeConfig {
         }
     }
 
-    /// Whether anything is recomputed.
+    /// Returns whether anything is recomputed.
     pub fn is_on(&self) -> bool {
         self.granularity != RecomputeGranularity::None
     }
 
-    /// Whether blocks are recomputed, from inputs of their own.
+    /// Returns whether blocks are recomputed from their own inputs.
     fn has_blocks(&self) -> bool {
         use RecomputeModule::{Activation, MlaUpProjection, Norm};
         let is_block =
@@ -143,11 +147,12 @@ impl RecomputeConfig {
         }
     }
 
-    /// Returns the first setting that is invalid or has no effect; needs no model.
+    /// Checks that all settings are valid and have an effect, without a model.
     ///
     /// # Errors
     ///
-    /// [`RecomputeError::Setting`] and [`RecomputeError::Pattern`].
+    /// [`RecomputeError::Setting`] or [`RecomputeError::Pattern`] for the first setting that is invalid or has no
+    /// effect.
     pub fn check(&self) -> Result<(), RecomputeError> {
         use RecomputeGranularity::{Full, None, Selective};
         let of_full = self.method.is_some() || self.layers.is_some();
@@ -208,12 +213,12 @@ impl RecomputeConfig {
         }
     }
 
-    /// Checks the numbers of layers against those of the pipeline stages.
+    /// Checks the numbers of layers against the pipeline stages. `stages` has the number of layers of each stage.
     ///
     /// # Errors
     ///
-    /// [`RecomputeError::Setting`] for more layers than any stage has, or a list of another length than there are
-    /// stages, or with more layers than its stage has.
+    /// [`RecomputeError::Setting`] if `layers` is larger than every stage, if its list has not one entry per stage,
+    /// or if an entry is larger than its stage.
     pub fn check_stages(&self, stages: &[usize]) -> Result<(), RecomputeError> {
         if self.granularity != RecomputeGranularity::Full {
             return Ok(());
@@ -248,7 +253,8 @@ impl RecomputeConfig {
         Ok(())
     }
 
-    /// Checks [`micro_batches`](Self::micro_batches) against the most micro-batches in flight in each stage.
+    /// Checks [`micro_batches`](Self::micro_batches) against the maximum number of micro-batches in flight in each
+    /// stage.
     ///
     /// # Errors
     ///
@@ -266,13 +272,13 @@ impl RecomputeConfig {
         }
     }
 
-    /// Checks the settings beside
-    /// [`overlap_moe_expert_parallel_comm`](crate::mesh::ParallelConfig::overlap_moe_expert_parallel_comm): what is recomputed
-    /// runs at once, so that nothing travels beside it.
+    /// Checks the settings together with
+    /// [`overlap_moe_expert_parallel_comm`](crate::mesh::ParallelConfig::overlap_moe_expert_parallel_comm). A
+    /// recomputed block runs without interruption, so no exchange can overlap it.
     ///
     /// # Errors
     ///
-    /// [`RecomputeError::Setting`] if layers of experts are recomputed as a whole.
+    /// [`RecomputeError::Setting`] if complete MoE layers are recomputed.
     pub fn check_moe_overlap(&self) -> Result<(), RecomputeError> {
         let beside =
             "with overlap_moe_expert_parallel_comm, which divides layers of experts into nodes";
@@ -294,7 +300,7 @@ impl RecomputeConfig {
         }
     }
 
-    /// The patterns.
+    /// Returns the parsed patterns.
     pub(super) fn globs(&self) -> Result<Vec<Glob>, RecomputeError> {
         let glob = |pattern: &String| {
             Glob::parse(pattern).map_err(|fault| RecomputeError::Pattern {
@@ -305,7 +311,7 @@ impl RecomputeConfig {
         self.patterns.iter().map(glob).collect()
     }
 
-    /// The settings in a line, for the header of a run.
+    /// Returns the settings as one line, for the header of a run.
     pub fn describe(&self) -> String {
         let what = match (self.granularity, self.method.unwrap_or_default()) {
             (RecomputeGranularity::None, _) => return "nothing".into(),

@@ -1,8 +1,8 @@
-//! A product whose input is not kept: the backward computes the input again.
+//! A matrix product whose input is discarded and recomputed in the backward.
 //!
-//! The backward of a product reads its input. Where that is cheap to compute from what is kept anyway, as a norm is
-//! from the residual stream and an activation from the projection before it, the two are recorded as one operation
-//! (the output-discarding recomputation of Megatron-Core).
+//! The backward of a product reads its input. The input may be cheap to compute from tensors that are kept anyway: a
+//! norm from the residual stream, or an activation from the previous projection. The operation and the product are
+//! then recorded as one operation (the output-discarding recomputation of Megatron Core).
 
 use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;
@@ -10,17 +10,17 @@ use burn_megatron_kernels::activation::ActivationFunction;
 use burn_megatron_kernels::norm::StreamNormFunction;
 use burn_megatron_kernels::{Function, MultiFunction, apply_multi};
 
-/// An operation whose first output is the input of a product alone.
+/// An operation whose first output is only used as the input of a product.
 pub(in crate::nn) trait ProductInput:
     std::fmt::Debug + Send + Sync + 'static
 {
-    /// The outputs, and what [`again`](Self::again) and [`backward`](Self::backward) need.
+    /// Returns the outputs, and the tensors that [`again`](Self::again) and [`backward`](Self::backward) need.
     fn forward(&self, inputs: Vec<DispatchTensor>) -> (Vec<DispatchTensor>, Vec<DispatchTensor>);
 
-    /// The first output once more, to the bit.
+    /// Computes the first output again, bit-identically.
     fn again(&self, saved: &[DispatchTensor]) -> DispatchTensor;
 
-    /// One gradient for each input from those of the outputs.
+    /// Returns a gradient for each input, given the gradients of the outputs.
     fn backward(
         &self,
         saved: Vec<DispatchTensor>,
@@ -28,10 +28,10 @@ pub(in crate::nn) trait ProductInput:
         needed: &[bool],
     ) -> Vec<Option<DispatchTensor>>;
 
-    /// The number of tensors that it saves, of so many inputs.
+    /// Returns the number of tensors that the operation saves, given the number of inputs.
     fn saved_tensors(&self, inputs: usize) -> usize;
 
-    /// Whether it passes gradients on that no input needs.
+    /// Returns whether the operation passes gradients to destinations outside the graph.
     fn has_destinations(&self) -> bool;
 }
 
@@ -66,7 +66,7 @@ impl ProductInput for ActivationFunction {
     }
 }
 
-/// It saves the bias of the norm too, from which the norm is computed again.
+/// The operation also saves the bias of the norm, from which the norm is recomputed.
 impl ProductInput for StreamNormFunction<3> {
     fn forward(&self, inputs: Vec<DispatchTensor>) -> (Vec<DispatchTensor>, Vec<DispatchTensor>) {
         let bias = self.bias_input().map(|index| inputs[index].clone());
@@ -103,26 +103,26 @@ impl ProductInput for StreamNormFunction<3> {
 
 /// A product that saves its first input before everything else.
 pub(in crate::nn) trait SavesInput: Function {
-    /// Whether it saves the input, which it may leave out if it has no rows.
+    /// Returns whether the product saves its input. It may omit an input without rows.
     fn saves_input(&self) -> bool {
         true
     }
 
-    /// Whether the backward reads the input; `needed` are the gradients of the other inputs.
+    /// Returns whether the backward reads the input. `needed` are the gradients of the other inputs.
     fn reads_input(&self, needed: &[bool]) -> bool;
 }
 
-/// The outputs of `input`, the first of which is replaced by its product.
+/// An operation whose first output is replaced by its product.
 #[derive(Debug)]
 struct DiscardingProduct<F, P> {
     input: F,
-    /// The inputs of `input`; those of the product, without its first, follow.
+    /// The number of inputs of `input`. The inputs of the product, without its first input, follow them.
     inputs: usize,
     product: P,
 }
 
-/// The outputs of `input` for `inputs`, the first of which is replaced by its product with `others`, and is not kept:
-/// the backward computes it again.
+/// Returns the outputs of `input` for `inputs`. The first output is replaced by its product with `others`, and is not
+/// kept: the backward recomputes it.
 pub(in crate::nn) fn apply_discarding<const O: usize, const K: usize>(
     input: impl ProductInput,
     inputs: Vec<DispatchTensor>,

@@ -1,17 +1,17 @@
-//! Errors of the settings of recomputation.
+//! Errors of the recomputation settings.
 
 use crate::comm::CommError;
 use crate::glob::GlobError;
 
-/// Invalid settings of recomputation.
+/// An error of the recomputation settings.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum RecomputeError {
     /// A setting is invalid, or has no effect.
     #[error("invalid {name}: expected {expected}")]
     Setting {
-        /// The setting, with its value.
+        /// The setting with its value.
         name: String,
-        /// The values that would fit.
+        /// The valid values.
         expected: String,
     },
     /// An invalid pattern.
@@ -22,10 +22,10 @@ pub enum RecomputeError {
         /// The syntax error of the pattern.
         fault: GlobError,
     },
-    /// A name or a pattern without a module.
+    /// The model has no module for a name or a pattern.
     #[error("{given} is of no module that can be recomputed here: expected {known}")]
     Unmatched {
-        /// The name or the pattern.
+        /// The name or the pattern in the settings.
         given: String,
         /// The names that the model has.
         known: String,
@@ -33,10 +33,10 @@ pub enum RecomputeError {
     /// The threads that copy activations cannot be started.
     #[error("cannot start the threads that copy activations to the host: {reason}")]
     Threads {
-        /// The error of the system.
+        /// The error of the operating system.
         reason: String,
     },
-    /// The ranks could not exchange what they have.
+    /// A collective failed.
     #[error(transparent)]
     Comm(Box<CommError>),
 }

@@ -1,4 +1,4 @@
-//! Which layers of a stage are recomputed, which of them together, and in which micro-batches.
+//! Selection of the layers and micro-batches that are recomputed.
 
 use std::ops::Range;
 
@@ -7,25 +7,25 @@ use serde::{Deserialize, Serialize};
 
 use super::{RecomputeConfig, RecomputeGranularity};
 
-/// Which layers are recomputed in full.
+/// The selection of the layers that are recomputed completely.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum RecomputeMethod {
-    /// All layers of a stage, in groups of `layers` layers. The last group may be smaller. Only the input of each group
-    /// is kept. The backward recomputes one group at a time.
+    /// All layers of a stage, in runs of `layers` layers; the last run may be shorter. Only the input of each run is
+    /// kept. The backward recomputes one run at a time.
     #[default]
     Uniform,
-    /// The first `layers` layers of each stage, one by one. The other layers keep their activations.
+    /// The first `layers` layers of each stage, one by one. The other layers keep all activations.
     Block,
 }
 
-/// A number of layers: the same in every pipeline stage, or one for each.
+/// A number of layers, either the same in every pipeline stage or one number per stage.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(untagged)]
 pub enum RecomputeLayers {
-    /// In every stage.
+    /// The same number in every stage.
     Each(usize),
-    /// By stage of the schedule, virtual stages included; 0 recomputes nothing in that stage.
+    /// A number for each stage of the schedule, including virtual stages. 0 recomputes nothing in the stage.
     PerStage(Vec<usize>),
 }
 
@@ -47,14 +47,14 @@ impl RecomputeLayers {
 /// Consecutive layers of a stage, and whether they are recomputed together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LayerRun {
-    /// The numbers of the layers in the stage.
+    /// The indices of the layers in the stage.
     pub layers: Range<usize>,
     /// Whether they are recomputed in the backward.
     pub is_recomputed: bool,
 }
 
 impl RecomputeConfig {
-    /// Returns the number of layers that are recomputed together, or 1 if layers are not recomputed as a whole. Returns
+    /// Returns the number of layers that are recomputed together, or 1 if whole layers are not recomputed. Returns
     /// `None` if this number differs between the layers of a stage.
     pub fn layers_per_run(&self) -> Option<usize> {
         match (self.granularity, self.method, &self.layers) {
@@ -66,17 +66,17 @@ impl RecomputeConfig {
         }
     }
 
-    /// Whether this micro-batch is recomputed in a stage with at most `in_flight` at once.
+    /// Returns whether this micro-batch is recomputed in a stage with up to `in_flight` micro-batches in flight.
     pub(crate) fn recomputes(&self, micro_batch: usize, in_flight: usize) -> bool {
         let kept = self.micro_batches.unwrap_or(0);
         kept == 0 || micro_batch % in_flight.max(1) >= kept
     }
 
-    /// The runs of the layers of a stage, of which some match a [pattern](Self::patterns).
+    /// Returns the runs of the layers of a stage. `matches` tells which layers match a [pattern](Self::patterns).
     pub(crate) fn runs(&self, stage: usize, matches: &[bool]) -> Vec<LayerRun> {
         let layers = matches.len();
         let n = self.layers.clone().unwrap_or_default().of(stage);
-        // The layers that are recomputed, and how many at once.
+        // The layers that are recomputed, and the number of layers per run.
         let (recomputed, at_once): (Vec<bool>, usize) =
             match (self.granularity, self.method.unwrap_or_default()) {
                 (RecomputeGranularity::Full, RecomputeMethod::Uniform) => {
@@ -153,7 +153,7 @@ mod tests {
         };
         let recomputed: Vec<_> = (0..7).filter(|i| config.recomputes(*i, 3)).collect();
         assert_eq!(recomputed, [2, 5]);
-        // A stage with fewer in flight keeps all.
+        // A stage with fewer micro-batches in flight keeps all of them.
         assert!((0..7).all(|i| !config.recomputes(i, 2)));
         assert!(config.check_in_flight(&[3, 2, 1]).is_ok());
         let error = config.check_in_flight(&[2, 1]).unwrap_err().to_string();

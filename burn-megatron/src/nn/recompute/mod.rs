@@ -1,17 +1,17 @@
 //! Activation recomputation (gradient checkpointing).
 //!
-//! The first pass of a block is not recorded; only its input is saved. The backward runs the block a
-//! second time, records it, and runs its backward at once (Chen et al. 2016, arXiv:1604.06174). That costs
-//! one more forward, and it frees:
+//! The first pass of a block is not recorded, and only its input is saved. In the backward, a second pass runs the
+//! block again, records it, and runs its backward immediately (Chen et al. 2016, arXiv:1604.06174). This costs an
+//! additional forward. It frees:
 //!
-//! - the activations inside of the block;
-//! - under full sharding ([`ZeroStage::Parameters`](crate::data_parallel::ZeroStage::Parameters)) its
-//!   gathered parameters. The modules of burn-nn save their weights in the graph, which would keep every
-//!   block gathered from the forward to the backward. A recomputed block gathers them a second time.
+//! - the activations inside the block;
+//! - under full sharding ([`ZeroStage::Parameters`](crate::data_parallel::ZeroStage::Parameters)) its gathered
+//!   parameters. The modules of burn-nn save their weights in the graph, which would keep every block gathered from
+//!   the forward to the backward. A recomputed block gathers its parameters again.
 
 //!
-//! [`RecomputeConfig`] selects what of a model is recomputed: its modules ask the
-//! [builder](super::ModelBuilder::recompute_region) whether they are.
+//! [`RecomputeConfig`] selects the parts of a model that are recomputed. Modules get their regions from the
+//! [builder](super::ModelBuilder::recompute_region).
 
 mod builder;
 mod config;
@@ -41,9 +41,9 @@ pub use layers::{LayerRun, RecomputeLayers, RecomputeMethod};
 pub use offload::{ActivationOffload, ActivationUsage, OffloadNote};
 pub use state::{Recompute, RecomputeRegion};
 
-/// Returns `body(x)` and runs `body` again in the backward: only `x` is saved.
+/// Returns `body(x)` and runs `body` again in the backward, so that only `x` is saved.
 ///
-/// `body` owns its module, which is cheap to clone:
+/// `body` owns its module. Modules are cheap to clone:
 ///
 /// ```
 /// use burn::nn::Linear;
@@ -59,25 +59,24 @@ pub use state::{Recompute, RecomputeRegion};
 /// }
 /// ```
 ///
-/// Recomputes in a forward of a
-/// [`DistributedDataParallel`](crate::data_parallel::DistributedDataParallel), or inside of
-/// [`with_anchor`](super::hook::with_anchor). Elsewhere, such as in an evaluation or in a module without a
-/// wrapper, it only calls `body`.
+/// Recomputes in a forward of a [`DistributedDataParallel`](crate::data_parallel::DistributedDataParallel), or inside
+/// [`with_anchor`](super::hook::with_anchor). In other cases, such as an evaluation or a module without a wrapper, it
+/// only calls `body`.
 ///
 /// Both passes must compute the same:
 ///
-/// - They must draw the same random numbers. [`Dropout`](super::Dropout) does in a [`recompute_at`]. The
-///   dropout of burn-nn does not: the second pass draws other masks, and the gradients are wrong. Set it
-///   to 0 inside of a block.
+/// - They must draw the same random numbers. [`Dropout`](super::Dropout) does so in a [`recompute_at`]. The dropout
+///   of burn-nn does not: the second pass draws other masks, and the gradients are wrong. Set it to 0 inside a block.
 /// - State that a forward updates, such as the running mean of a batch norm, is updated twice.
 ///
-/// Blocks may be nested. Under full sharding use one `body` per element of the model's list of blocks, and
-/// one each for the layers before and after it: a `body` is gathered as a whole in the backward.
+/// Blocks may be nested. Under full sharding use one `body` per element of the block list of the model, and one for
+/// the layers before and one for the layers after it. The parameters of a `body` are gathered together in the
+/// backward.
 ///
 /// # Panics
 ///
-/// If `body` uses a tracked tensor other than its input, whose gradient would be lost. Parameters of the
-/// wrapped module are not tracked; pass an activation from outside as a part of `x`.
+/// If `body` uses a tracked tensor other than its input, because its gradient would be lost. Parameters of the
+/// wrapped module are not tracked. Pass other activations as part of `x`.
 pub fn recompute<const D: usize, const E: usize>(
     x: Tensor<D>,
     body: impl Fn(Tensor<D>) -> Tensor<E> + Send + Sync + 'static,
@@ -86,7 +85,7 @@ pub fn recompute<const D: usize, const E: usize>(
     y
 }
 
-/// [`recompute`] of a body with several outputs, whose input may be kept on the host.
+/// Does the same as [`recompute`] for a body with several outputs, whose input may be kept on the host.
 fn recompute_outputs<const D: usize, const E: usize, const K: usize>(
     store: Option<&Arc<ActivationStore>>,
     x: Tensor<D>,
@@ -99,13 +98,13 @@ fn recompute_outputs<const D: usize, const E: usize, const K: usize>(
     let inputs = if forward_context::is_tracked(&x) {
         vec![x.into_dispatch()]
     } else {
-        // The first block of a model: its parameters need a tracked input.
+        // In the first block of a model, parameters need a tracked input.
         vec![x.into_dispatch(), anchor]
     };
-    // Inside of a second pass, which is a part of the backward, the input is used at once.
+    // A second pass is part of the backward, so the input of a nested block is used immediately.
     let is_first = forward_context::mode() != forward_context::ForwardMode::SecondPass;
     let store = store.filter(|_| is_first);
-    // A recording has shapes only.
+    // A recording has only shapes.
     let is_noted = store.is_some() && record::is_recording();
     let block = RecomputedBlock {
         body,
@@ -116,8 +115,8 @@ fn recompute_outputs<const D: usize, const E: usize, const K: usize>(
     apply_multi(inputs, block)
 }
 
-/// [`recompute`] with the current [`DropoutPosition`]: in the second pass the
-/// [`Dropout`](super::Dropout)s that share `position` draw the same masks, whatever the position is then.
+/// Does the same as [`recompute`] with the current [`DropoutPosition`]. In the second pass, the
+/// [`Dropout`](super::Dropout)s that share `position` draw the same masks, even if the position has changed.
 ///
 /// # Panics
 ///
@@ -131,7 +130,7 @@ pub fn recompute_at<const D: usize, const E: usize>(
     y
 }
 
-/// [`recompute_at`] of a body with several outputs, whose input may be kept on the host.
+/// Does the same as [`recompute_at`] for a body with several outputs, whose input may be kept on the host.
 fn recompute_in<const D: usize, const E: usize, const K: usize>(
     store: Option<&Arc<ActivationStore>>,
     position: &DropoutPosition,
@@ -142,12 +141,12 @@ fn recompute_in<const D: usize, const E: usize, const K: usize>(
     recompute_outputs(store, x, move |x| position.at(current.clone(), || body(x)))
 }
 
-/// A block with an input of `D` dims and `K` outputs of `E`.
+/// A recomputed block with an input of `D` dims and `K` outputs of `E` dims.
 struct RecomputedBlock<const D: usize, const E: usize, const K: usize, F> {
     body: F,
-    /// Whether the input has autodiff, tracked or not, which layers read as training.
+    /// Whether the input has autodiff, tracked or not. Layers treat this as training.
     autodiff: bool,
-    /// Keeps the input, if it may be on the host; otherwise the graph does.
+    /// The saved input, if it may be kept on the host. Otherwise the graph keeps it.
     offloaded: Option<SavedInput<D>>,
     /// Whether a recording notes that the input may be on the host.
     is_noted: bool,
@@ -157,7 +156,7 @@ impl<const D: usize, const E: usize, const K: usize, F> RecomputedBlock<D, E, K,
 where
     F: Fn(Tensor<D>) -> [Tensor<E>; K],
 {
-    /// The second pass and its backward in a recording, which has no autodiff.
+    /// Runs the second pass and its backward in a recording, which has no autodiff.
     fn backward_on_shapes(
         &self,
         x: DispatchTensor,
@@ -173,7 +172,7 @@ where
     }
 }
 
-/// An input with autodiff, or without, as in a recorded forward, but on no graph.
+/// Returns an input with or without autodiff, as in a recorded forward, but on no graph.
 fn input<const D: usize>(plain: DispatchTensor, autodiff: bool) -> Tensor<D> {
     let plain = Tensor::from_dispatch(plain);
     if autodiff {

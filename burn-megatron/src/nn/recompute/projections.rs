@@ -1,5 +1,5 @@
-//! Attention whose projections are computed again in the backward, but not attention itself: its output and statistics
-//! are kept (`mla_up_proj` of Megatron-Core).
+//! Attention whose projections are recomputed in the backward. The output of attention and its statistics are kept
+//! (`mla_up_proj` of Megatron Core).
 
 use std::fmt;
 use std::sync::Arc;
@@ -17,14 +17,13 @@ use crate::nn::forward_context;
 use crate::nn::schedule_nodes::new_anchor;
 
 impl RecomputeRegion {
-    /// Attention `[batch, queries, heads, value width]` of the queries, keys and values that `project` returns. Where the
-    /// region is [active](Self::is_active) the backward calls `project` again; it keeps `inputs`, of which one is tracked,
-    /// and the output with its statistics.
+    /// Returns the attention `[batch, queries, heads, value width]` of the queries, keys and values returned by
+    /// `project`. If the region is [active](Self::is_active), the backward calls `project` again. It keeps `inputs`,
+    /// one of which must be tracked, and the output with its statistics.
     ///
     /// # Panics
     ///
-    /// If `project` uses a tracked tensor other than its inputs, and as
-    /// [`flash_attention_with`].
+    /// If `project` uses a tracked tensor other than its inputs. See also [`flash_attention_with`].
     pub(in crate::nn) fn attend(
         &self,
         inputs: [Tensor<3>; 2],
@@ -47,7 +46,7 @@ impl RecomputeRegion {
     }
 }
 
-/// Projections, and attention to them.
+/// Projections followed by attention, as one operation.
 struct ProjectedAttention<F> {
     project: F,
     /// Whether the inputs have autodiff.

@@ -1,4 +1,4 @@
-//! The recomputation of one model: its settings, the regions that its modules have, and the current micro-batch.
+//! The recomputation state of one model: its settings, the regions of its modules, and the current micro-batch.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::glob::Glob;
 use crate::host_link::{OffloadRecord, SimulatedHostLink};
 use crate::nn::{DropoutPosition, Residual, forward_context};
 
-/// The recomputation of a model. Clones share the current micro-batch and the list of regions.
+/// The recomputation state of a model. Clones share the current micro-batch and the list of regions.
 #[derive(Clone, Debug)]
 pub struct Recompute(Arc<Shared>);
 
@@ -25,10 +25,10 @@ pub struct Recompute(Arc<Shared>);
 struct Shared {
     config: RecomputeConfig,
     globs: Vec<Glob>,
-    /// Whether the micro-batch that goes forward is recomputed.
+    /// Whether the micro-batch of the current forward is recomputed.
     is_active: AtomicBool,
     regions: Mutex<Regions>,
-    /// The inputs of recomputed blocks, if some may be kept on the host.
+    /// The store of the inputs of recomputed blocks, if some may be kept on the host.
     store: Option<Arc<ActivationStore>>,
 }
 
@@ -39,7 +39,7 @@ struct Regions {
     paths: BTreeSet<String>,
 }
 
-/// Nothing is recomputed.
+/// Returns the state of a model without recomputation.
 impl Default for Recompute {
     fn default() -> Self {
         Self::of(RecomputeConfig::default(), vec![], None)
@@ -47,11 +47,12 @@ impl Default for Recompute {
 }
 
 impl Recompute {
-    /// The state of a model with these settings.
+    /// Creates the state of a model with these settings.
     ///
     /// # Errors
     ///
-    /// As [`RecomputeConfig::check`]; [`RecomputeError::Threads`] if the system refuses the threads of an offload.
+    /// The errors of [`RecomputeConfig::check`]. [`RecomputeError::Threads`] if the threads of an offload cannot be
+    /// started.
     pub fn new(config: &RecomputeConfig) -> Result<Self, RecomputeError> {
         config.check()?;
         let store = (config.offload.bytes > 0).then(|| ActivationStore::start(config.offload));
@@ -75,12 +76,12 @@ impl Recompute {
         }))
     }
 
-    /// The settings.
+    /// Returns the settings.
     pub fn config(&self) -> &RecomputeConfig {
         &self.0.config
     }
 
-    /// Sets which micro-batch goes forward next, in a stage with at most `in_flight` at once.
+    /// Sets the micro-batch of the next forward, in a stage with up to `in_flight` micro-batches in flight.
     pub fn begin_micro_batch(&self, micro_batch: usize, in_flight: usize) {
         let is_active = self.config().recomputes(micro_batch, in_flight);
         self.0.is_active.store(is_active, Ordering::Relaxed);
@@ -89,15 +90,15 @@ impl Recompute {
         }
     }
 
-    /// The bytes of saved inputs of recomputed blocks on the device and on the host; zeros without an
+    /// Returns the bytes of saved inputs of recomputed blocks on the device and on the host. Zero without an
     /// [offload](super::ActivationOffload).
     pub fn offloaded(&self) -> ActivationUsage {
         let store = self.0.store.as_ref();
         store.map_or_else(ActivationUsage::default, |store| store.usage())
     }
 
-    /// Records the transfers of inputs over a simulated link between device and host, where a block takes so long in its
-    /// forward and in its backward.
+    /// Records the transfers of inputs over a simulated link between device and host. `forward` and `backward` are
+    /// the times that a block takes.
     pub fn simulate_host_link(
         &self,
         link: SimulatedHostLink,
@@ -109,14 +110,14 @@ impl Recompute {
         }
     }
 
-    /// Takes what was recorded since the last call; nothing without a [simulated link](Self::simulate_host_link).
+    /// Takes the record since the last call. Empty without a [simulated link](Self::simulate_host_link).
     pub fn take_offload_record(&self) -> OffloadRecord {
         let store = self.0.store.as_ref();
         store.map_or_else(OffloadRecord::default, |store| store.take_record())
     }
 
-    /// The region of the module at `path`, which is `module` where that has a name; recomputed if the settings have
-    /// the name or a pattern of the path.
+    /// Returns the region of the module at `path`. It is recomputed if the settings name `module`, or have a pattern
+    /// that matches the path.
     pub(crate) fn region(
         &self,
         path: &str,
@@ -129,13 +130,13 @@ impl Recompute {
         self.region_if(named || matched(), position)
     }
 
-    /// Records that the model can recompute `module`; returns whether the settings name it.
+    /// Records that the model can recompute `module`. Returns whether the settings name it.
     pub(super) fn takes(&self, module: RecomputeModule) -> bool {
         self.0.regions.lock().modules.insert(module);
         self.config().modules.contains(&module)
     }
 
-    /// A region that is recomputed if the flag is set, whatever the names and patterns are.
+    /// Returns a region that is recomputed if the flag is set, independent of names and patterns.
     pub(crate) fn region_if(
         &self,
         is_recomputed: bool,
@@ -145,7 +146,7 @@ impl Recompute {
         RecomputeRegion { state }
     }
 
-    /// The runs of the layers of a stage, whose paths these are.
+    /// Returns the runs of the layers of a stage. `paths` are the paths of the layers.
     pub(crate) fn layer_runs(&self, stage: usize, paths: &[String]) -> Vec<LayerRun> {
         let matches = |path: &String| self.0.globs.iter().any(|glob| glob.matches(path));
         let matches: Vec<_> = paths.iter().map(matches).collect();
@@ -153,11 +154,11 @@ impl Recompute {
         self.config().runs(stage, &matches)
     }
 
-    /// Checks that each name and each pattern is of a region of the model, all of which is on this rank.
+    /// Checks that each name and each pattern matches a region of a model that is completely on this rank.
     ///
     /// # Errors
     ///
-    /// [`RecomputeError::Unmatched`] with what there is.
+    /// [`RecomputeError::Unmatched`] with the regions of the model.
     pub fn check_whole_model(&self) -> Result<(), RecomputeError> {
         match self.unmatched().iter().position(|unmatched| *unmatched) {
             Some(at) => Err(self.unmatched_error(at)),
@@ -165,12 +166,12 @@ impl Recompute {
         }
     }
 
-    /// Checks that each name and each pattern is of a region of the model. Collective: call on all ranks of the
+    /// Checks that each name and each pattern matches a region of the model. Collective: call it on all ranks of the
     /// pipeline group.
     ///
     /// # Errors
     ///
-    /// [`RecomputeError::Unmatched`] with what this rank has.
+    /// [`RecomputeError::Unmatched`] with the regions of this rank.
     pub fn check_regions(&self, groups: &ParallelContext) -> Result<(), RecomputeError> {
         let flags = self.unmatched();
         if flags.is_empty() {
@@ -182,7 +183,7 @@ impl Recompute {
         }
     }
 
-    /// For each name and then each pattern: whether this rank has no such region.
+    /// Returns for each name, and then for each pattern, whether this rank has no matching region.
     fn unmatched(&self) -> Vec<bool> {
         let regions = self.0.regions.lock();
         let named = self.config().modules.iter();
@@ -212,29 +213,28 @@ impl Recompute {
     }
 }
 
-/// A part of a model that the backward may run again, as the settings say: see
+/// A part of a model that the backward may recompute, depending on the settings. See
 /// [`ModelBuilder::recompute_region`](crate::nn::ModelBuilder::recompute_region).
 #[derive(Clone, Debug, Default)]
 pub struct RecomputeRegion {
-    /// None: it is never recomputed.
+    /// `None`: the region is never recomputed.
     state: Option<(Recompute, DropoutPosition)>,
 }
 
 impl RecomputeRegion {
-    /// Whether any micro-batch may be recomputed here.
+    /// Returns whether the region is recomputed in any micro-batch.
     pub(in crate::nn) fn is_on(&self) -> bool {
         self.state.is_some()
     }
 
-    /// Whether the micro-batch that goes forward is recomputed here.
+    /// Returns whether the region is recomputed in the current micro-batch.
     pub fn is_active(&self) -> bool {
         let state = self.state.as_ref();
         state.is_some_and(|(recompute, _)| recompute.0.is_active.load(Ordering::Relaxed))
     }
 
-    /// Returns `body(x)`. Where the region is [active](Self::is_active) only `x` is kept for the backward, which runs
-    /// `body` again, with the same dropout: see
-    /// [`recompute_at`](super::recompute_at).
+    /// Returns `body(x)`. If the region is [active](Self::is_active), only `x` is kept for the backward, which runs
+    /// `body` again with the same dropout: see [`recompute_at`](super::recompute_at).
     ///
     /// # Panics
     ///
@@ -248,7 +248,7 @@ impl RecomputeRegion {
         y
     }
 
-    /// [`run`](Self::run) of a body with several outputs.
+    /// Does the same as [`run`](Self::run) for a body with several outputs.
     pub(in crate::nn) fn run_outputs<const D: usize, const E: usize, const K: usize>(
         &self,
         x: Tensor<D>,
@@ -262,8 +262,8 @@ impl RecomputeRegion {
         }
     }
 
-    /// [`run`](Self::run) of layers on a residual stream: the sum is kept. The gradients have the bits of the same
-    /// layers without a region.
+    /// Does the same as [`run`](Self::run) for layers on a residual stream, and keeps the sum of the stream. The
+    /// gradients are bit-identical to the same layers without a region.
     ///
     /// # Panics
     ///

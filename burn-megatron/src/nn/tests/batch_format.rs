@@ -1,5 +1,5 @@
-//! Attention on packed documents equals attention on each document alone; with a cache it equals attention
-//! on whole rows.
+//! Tests that attention on packed documents equals attention on each document alone, and that attention with a cache
+//! equals attention on complete rows.
 
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{DType, Device, Tensor};
@@ -26,7 +26,7 @@ struct Form {
     choice: KernelChoice,
 }
 
-/// All variants of attention that mask differently.
+/// Returns all variants of attention that mask differently.
 fn forms() -> Vec<Form> {
     let mut forms = vec![];
     for choice in [KernelChoice::Auto, KernelChoice::Unfused] {
@@ -79,7 +79,7 @@ impl Form {
     }
 }
 
-/// The same layer for generation.
+/// Returns the layer for generation.
 fn plain(layer: ParallelAttention) -> ParallelAttention {
     struct Plain;
     impl ModuleMapper for Plain {
@@ -90,7 +90,7 @@ fn plain(layer: ParallelAttention) -> ParallelAttention {
     layer.map(&mut Plain)
 }
 
-/// The output, and the gradients of the input and of each parameter.
+/// Returns the output, and the gradients of the input and of each parameter.
 fn all(layer: &ParallelAttention, y: Tensor<3>, x: &Tensor<3>) -> Vec<Vec<f64>> {
     let gradients = backward(&y);
     let mut all = vec![values(y.inner()), gradient(x, &gradients)];
@@ -127,7 +127,7 @@ fn documents_in_rows_are_documents_alone() {
         for (found, expected) in ours.iter().zip(&theirs) {
             assert_close(&format!("{form:?}"), found, expected);
         }
-        // It matters that they are documents.
+        // The document boundaries must affect the result.
         let rows = values(sees(AttentionContext::Rows, &x()).inner());
         assert_ne!(rows, ours[0]);
     }
@@ -219,7 +219,7 @@ fn a_cache_grows_and_takes_back() {
         let expected = whole.clone().narrow(1, from, to - from);
         assert_close(&format!("{from} to {to}"), &values(y), &values(expected));
     }
-    // Keys and values of two groups in f64, for no more tokens than fit.
+    // Keys and values of two groups in f64, with memory for no more tokens than the capacity.
     assert_eq!(cache.bytes(), 2 * seq * 2 * WIDTH * 8);
 }
 
@@ -237,7 +237,7 @@ fn a_full_cache_is_named() {
     );
 }
 
-/// A text of LongRoPE that outgrows the original context has other keys, also those in the cache.
+/// If a LongRoPE text outgrows the original context, its keys change, including the cached keys.
 #[test]
 #[should_panic(
     expected = "the keys of the 3 tokens in the cache change after 2 more: expected KvCache::begin before"

@@ -1,4 +1,4 @@
-//! Errors of building a model name the problem and what would fit.
+//! Tests that errors of building a model name the problem and the valid values.
 
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor};
@@ -35,7 +35,7 @@ fn message<M: Module>(builder: ModelBuilder, model: M) -> String {
 #[test]
 fn a_table_lists_the_module_in_its_order() {
     let builder = builder();
-    // Declared in another order than the fields have.
+    // The parameters are declared in another order than the fields.
     let (scale, norm) = (scale(&builder), norm(&builder.child("norm")));
     let table = builder.finish(Model { norm, scale }).unwrap().table;
     let paths: Vec<_> = table
@@ -140,7 +140,7 @@ fn attention(heads: usize, groups: usize) -> ParallelAttentionConfig {
     }
 }
 
-/// The error of a layer on `ranks` ranks.
+/// Returns the error of a layer on `ranks` ranks.
 fn refused<M>(
     ranks: usize,
     build: impl Fn(&ModelBuilder) -> Result<M, BuildError> + Sync,
@@ -164,7 +164,7 @@ fn heads_that_do_not_fit_are_named() {
 
 #[test]
 fn groups_that_do_not_fit_are_named() {
-    // Neither can each rank have whole groups, nor whole ranks share one.
+    // Neither the number of groups nor the number of ranks is a multiple of the other number.
     let message = refused(4, |builder| attention(12, 6).init(builder));
     assert_snapshot!(
         message,

@@ -10,16 +10,16 @@ use crate::nn::{
     AxisRank, BuildError, LocalSection, ModelBuilder, ParameterEntry, ParameterTable, Placement,
 };
 
-/// The placement of a tensor, by the number of ranks.
+/// The placement of a tensor, as a function of the number of ranks.
 pub type PlacementFor<'a> = &'a (dyn Fn(usize) -> Placement + Sync);
 
-/// A tensor of the comparison: its whole shape and its placement.
+/// A tensor of the comparison, with its full shape and its placement.
 pub struct TestTensor<'a> {
     pub shape: [usize; 3],
     pub placement: PlacementFor<'a>,
 }
 
-/// A layer and what goes in and out of it.
+/// A layer with its inputs and outputs.
 pub struct Case<'a, M> {
     pub input: TestTensor<'a>,
     pub output: TestTensor<'a>,
@@ -31,7 +31,7 @@ pub struct Case<'a, M> {
 struct Assembled {
     output: Vec<f64>,
     input_gradient: Vec<f64>,
-    /// Path, initial values and gradient.
+    /// The path, the initial values and the gradient.
     parameters: Vec<(String, Vec<f64>, Vec<f64>)>,
 }
 
@@ -48,12 +48,12 @@ pub fn replicated(_ranks: usize) -> Placement {
 }
 
 impl<M: Module> Case<'_, M> {
-    /// Two and four ranks give what one rank gives.
+    /// Checks that two and four ranks give the result of one rank.
     pub fn check(&self, what: &str) {
         self.check_in(what, |ranks| ParallelConfig::new().with_tensor(ranks));
     }
 
-    /// The same in these layouts, by the number of tensor ranks.
+    /// Checks these layouts, given as a function of the number of tensor ranks.
     pub fn check_in(&self, what: &str, layout: impl Fn(usize) -> ParallelConfig) {
         let one = self.run(&ParallelConfig::new());
         for ranks in [2, 4] {
@@ -146,7 +146,7 @@ impl<M: Module> Case<'_, M> {
         }
     }
 
-    /// The factors of the loss, `sum(output * factor)`; replicated elements count once.
+    /// Returns the factors of the loss `sum(output * factor)`. Replicated elements count once.
     fn loss_weight(&self, place: AxisRank) -> Tensor<3> {
         let placement = (self.output.placement)(place.size);
         let weight = part(wave(self.output.shape, 4.0), &placement, place);
@@ -168,13 +168,13 @@ impl<M: Module> Case<'_, M> {
     }
 }
 
-/// The gradients after what the table says is to be summed over the tensor axis.
+/// Returns the gradients after the summation over the tensor axis that the table requires.
 fn summed(entry: &ParameterEntry, parts: &[Vec<f64>]) -> Vec<Vec<f64>> {
     let place = |index| AxisRank {
         index,
         size: parts.len(),
     };
-    // Whether two ranks hold replicas of element `i` and so sum their gradients.
+    // Returns whether two ranks hold replicas of element `i`, whose gradients are summed.
     let together = |a: usize, b: usize, i: usize| match entry.placements.on(Axis::Tensor) {
         Placement::Replicated => a == b || entry.sum_over.contains(Axis::Tensor),
         split @ Placement::Split { dim, .. } => {
@@ -195,7 +195,7 @@ fn summed(entry: &ParameterEntry, parts: &[Vec<f64>]) -> Vec<Vec<f64>> {
         .collect()
 }
 
-/// The elements of visitor parameter or of its gradient, in the order of the table.
+/// Returns the elements of each parameter or of its gradient, in table order.
 pub fn elements<M: Module>(module: &M, gradients: Option<&Gradients>) -> Vec<Vec<f64>> {
     let mut visitor = ValueVisitor {
         gradients,

@@ -1,4 +1,4 @@
-//! One mask for the model, whatever the number of ranks.
+//! Tests that the model has one mask, independent of the number of ranks.
 
 use burn::tensor::{DType, Tensor};
 
@@ -7,7 +7,7 @@ use crate::nn::*;
 
 const SHAPE: [usize; 3] = [2, 8, 4];
 
-/// Output and gradient of each rank, for an input with this placement.
+/// Returns the output and gradient of each rank, for an input with this placement.
 fn dropped(ranks: usize, split: Option<usize>) -> (Vec<Vec<f64>>, Placement) {
     let placement = match split {
         Some(dim) => Placement::split(dim, SHAPE[dim], ranks),
@@ -44,7 +44,7 @@ fn ranks_with_the_same_elements_drop_the_same() {
         assert!(dropped(ranks, None).0.iter().all(|part| *part == one[0]));
     }
     let zeros = one[0].iter().filter(|x| **x == 0.0).count();
-    // 64 draws at 0.4.
+    // There are 64 draws with probability 0.4.
     assert!((15..37).contains(&zeros), "{zeros} of 64");
 }
 

@@ -1,4 +1,4 @@
-//! An MLP with GELU as an epilogue against the same MLP without, on a device that composes the epilogues.
+//! Tests an MLP with a GELU epilogue against the same MLP without it, on a device that emulates the epilogues.
 
 use std::sync::{Arc, Mutex};
 
@@ -49,7 +49,7 @@ fn epilogues_on_several_ranks_are_those_on_one() {
     }
 }
 
-/// Sums of what hooks receive, by parameter, and what they were told to expect.
+/// The sums of the gradients that hooks receive, by parameter, and the announced gradients.
 #[derive(Default)]
 struct Sums(Mutex<[Vec<f64>; 4]>, Mutex<[usize; 4]>);
 
@@ -69,7 +69,7 @@ impl GradientSink for Sums {
     }
 }
 
-/// Output, gradient of the input, and those of the parameters.
+/// Returns the output, and the gradients of the input and the parameters.
 fn run(epilogues: bool, bias: bool, hooked: bool) -> Vec<Vec<f64>> {
     let context = ParallelContext::single();
     let builder = ModelBuilder::with(&context, &autodiff(), 7, DType::F64);
@@ -78,7 +78,7 @@ fn run(epilogues: bool, bias: bool, hooked: bool) -> Vec<Vec<f64>> {
         .unwrap();
     let mut mlp = config(Activation::GeluTanh, bias).init(&builder).unwrap();
     mlp.epilogues = epilogues;
-    // Those of the builder are 0.
+    // The biases of the builder are 0.
     mlp.up.bias = bias.then(|| Param::from_tensor(leaf(wave([24], 0.4))));
     let sums = Arc::new(Sums::default());
     if hooked {

@@ -1,4 +1,4 @@
-//! Gradients leave an unmodified Burn module through its hooks.
+//! Tests that gradients of an unmodified Burn module are passed to its hooks.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
@@ -29,7 +29,7 @@ fn stack(layers: usize) -> Stack {
     }
 }
 
-/// The gradients that the hooks received, with the marks that backward passed meanwhile.
+/// The gradients that the hooks received, with the marks that the backward passed in between.
 #[derive(Default)]
 struct RecordingSink {
     events: Mutex<Vec<Event>>,
@@ -38,7 +38,7 @@ struct RecordingSink {
 
 #[derive(Clone, Debug, PartialEq)]
 enum Event {
-    /// Backward has reached the input of block `i`.
+    /// The backward has reached the input of block `i`.
     Mark(usize),
     Gradient(usize, Vec<f64>),
 }
@@ -52,7 +52,7 @@ impl RecordingSink {
         self.events.lock().unwrap().iter().map(index).collect()
     }
 
-    /// All gradients of parameter `index` that arrived.
+    /// Returns all received gradients of parameter `index`.
     fn of(&self, index: usize) -> Vec<Vec<f64>> {
         let events = self.events.lock().unwrap();
         let of = |event: &Event| match event {
@@ -85,7 +85,7 @@ impl GradientSink for RecordingSink {
     }
 }
 
-/// The identity, which notes when backward passes it.
+/// The identity, which records when the backward passes it.
 struct Mark(Arc<RecordingSink>, usize);
 
 impl std::fmt::Debug for Mark {
@@ -123,7 +123,7 @@ fn backward(y: Tensor<2>) -> Gradients {
     (y.clone() * y).sum().backward()
 }
 
-/// The gradients of ordinary autodiff, in the order of the module.
+/// Returns the gradients of ordinary autodiff, in module order.
 fn expected(stack: &Stack, forward: impl Fn(&Stack, Tensor<2>) -> Tensor<2>) -> Vec<Vec<f64>> {
     elements(stack, Some(&backward(forward(stack, input()))))
 }
@@ -231,7 +231,7 @@ fn a_weight_that_is_used_twice_gives_two_gradients() {
     }
 }
 
-/// Whether an anchor is set.
+/// Returns whether an anchor is set.
 fn has_anchor(stack: &Stack, sink: &RecordingSink) -> bool {
     let before = sink.expected.lock().unwrap().len();
     let _ = stack.layers[0].weight.val();

@@ -1,4 +1,4 @@
-//! Latent attention against an unfused composition, head by head, and its cache against the whole sequence.
+//! Tests latent attention against an unfused composition, head by head, and its cache against the complete sequence.
 
 use burn::tensor::activation::softmax;
 use burn::tensor::{Bool, DType, Device, Tensor};
@@ -33,13 +33,13 @@ fn layer(q_rank: Option<usize>) -> MultiLatentAttention {
     filled(model.module, &model.table, AxisRank { index: 0, size: 1 })
 }
 
-/// `x / sqrt(mean of x^2 + 1e-6) * weight`
+/// Returns `x / sqrt(mean of x^2 + 1e-6) * weight`.
 fn normalised(x: Tensor<3>, norm: &Norm) -> Tensor<3> {
     let mean = x.clone().powi_scalar(2).mean_dim(2);
     x / mean.add_scalar(1e-6).sqrt() * norm.weight.val().unsqueeze()
 }
 
-/// Pairs of neighbours as complex numbers, times `exp(i position frequency)`.
+/// Multiplies pairs of neighbouring features, as complex numbers, by `exp(i position frequency)`.
 fn turned(x: Tensor<3>) -> Tensor<3> {
     let feature = |i: usize| x.clone().narrow(2, i, 1);
     let of_positions = |pair: usize, f: fn(f64) -> f64| -> Tensor<3> {
@@ -58,7 +58,7 @@ fn turned(x: Tensor<3>) -> Tensor<3> {
     Tensor::cat(pairs.collect(), 2)
 }
 
-/// Head by head, in operations that Burn records.
+/// Computes attention head by head, with operations that Burn records.
 fn reference(layer: &MultiLatentAttention, x: Tensor<3>) -> Tensor<3> {
     let project = |x: Tensor<3>, weight: Tensor<2>| x.matmul(weight.unsqueeze());
     let down = project(x.clone(), layer.down.weight.val());
@@ -117,7 +117,7 @@ fn latent_attention_is_its_unfused_composition() {
     }
 }
 
-/// Attention to latents gives what attention to the keys and values of each head gives.
+/// Attention to latents equals attention to the keys and values of each head.
 #[test]
 fn a_cache_of_latents_is_the_whole_sequence() {
     for q_rank in [None, Some(7)] {

@@ -1,4 +1,4 @@
-//! Every layer on two and four ranks against one rank.
+//! Tests every layer on two and four ranks against one rank.
 
 use burn::module::Module;
 use burn::tensor::{DType, Int, Tensor};
@@ -7,7 +7,7 @@ use super::case::{Case, TestTensor, replicated};
 use super::{autodiff, over, values};
 use crate::nn::*;
 
-/// `[batch, seq, width]` of the tests; all sizes differ.
+/// The sizes `[batch, seq, width]` of the tests, which all differ.
 const BATCH: usize = 2;
 const SEQ: usize = 8;
 const HIDDEN: usize = 12;
@@ -23,7 +23,7 @@ fn whole(width: usize) -> TestTensor<'static> {
     }
 }
 
-/// The sequence cut, or not.
+/// Returns a sequence that is split or replicated.
 fn sequence(width: usize, cut: bool) -> TestTensor<'static> {
     if cut {
         TestTensor {
@@ -145,7 +145,7 @@ fn row_parallel_linear_hands_its_bias_back() {
                 let added = layer.forward(x) - y.clone();
                 let bias = bias.expect("there is a bias").into_tensor().unsqueeze();
                 assert!((added - bias.clone()).abs().max().into_scalar::<f64>() < 1e-13);
-                // Another use than `forward` makes of it.
+                // The bias is used differently than in `forward`.
                 y * bias
             },
         };
@@ -155,7 +155,7 @@ fn row_parallel_linear_hands_its_bias_back() {
     }
 }
 
-/// Tokens of the whole batch, with each of the 10 on some rank.
+/// Returns the tokens of the complete batch. Each of the 10 tokens is on some rank.
 fn tokens() -> Tensor<2, Int> {
     let tokens: Vec<i64> = (0..BATCH * SEQ).map(|i| (7 * i as i64 + 3) % 10).collect();
     Tensor::<1, Int>::from_data(tokens.as_slice(), &autodiff()).reshape([BATCH, SEQ])
@@ -285,7 +285,8 @@ fn norms() {
 
 #[test]
 fn attention() {
-    // Multi-head, grouped-query with as many, fewer groups than ranks, and multi-query.
+    // Multi-head attention, grouped-query attention with one group per rank and with fewer groups, and multi-query
+    // attention.
     for (groups, turned, dropout, sequence_parallel, bias) in [
         (8, false, 0.0, false, true),
         (4, true, 0.0, true, false),

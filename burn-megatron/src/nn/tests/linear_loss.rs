@@ -1,4 +1,4 @@
-//! The loss in chunks of tokens equals the loss of all logits, in f64, with every gradient.
+//! Tests that the loss in chunks of tokens equals the loss of all logits, in f64, with every gradient.
 
 use std::sync::{Arc, Mutex};
 
@@ -14,12 +14,13 @@ const BATCH: usize = 2;
 const SEQ: usize = 4;
 const TOKENS: usize = BATCH * SEQ;
 
-/// The backward from the losses.
+/// The start of the backward.
 #[derive(Clone, Copy, Debug)]
 enum Backward {
-    /// From the sum of each token's loss times its number, counted from 1.
+    /// A weighted sum: the loss of each token times its index, counted from 1.
     PerToken,
-    /// From `factor` times the sum, where the forward was told `told`; of the losses, where it was told nothing.
+    /// `factor` times the sum. `told` is the factor that the forward was given. `None`: the backward starts from the
+    /// losses.
     Sum { told: Option<Told>, factor: f64 },
 }
 
@@ -45,7 +46,7 @@ const SUM: Backward = Backward::Sum {
     factor: 1.0,
 };
 
-/// A loss on some ranks.
+/// The test case of a loss on some ranks.
 #[derive(Clone, Copy, Debug)]
 struct Case {
     ranks: usize,
@@ -74,13 +75,13 @@ impl Case {
         }
     }
 
-    /// The loss layer, the output layer, this rank's hidden states, and the targets, one of them ignored.
+    /// Returns the loss layer, the output layer, this rank's hidden states, and the targets. One target is ignored.
     fn build(
         &self,
         groups: &ParallelContext,
     ) -> (LinearCrossEntropy, OutputLayer, Tensor<3>, Tensor<2, Int>) {
         let place = groups.place();
-        // On two ranks, the second one has tokens and padding.
+        // With two ranks, the second rank has both tokens and padding.
         let vocabulary = Vocabulary::padded(self.vocabulary, 4, place.size);
         let loss = VocabParallelCrossEntropy::new(vocabulary, groups.tensor())
             .with_label_smoothing(self.smoothing)
@@ -105,7 +106,7 @@ impl Case {
         )
     }
 
-    /// How the hidden states lie over the ranks.
+    /// Returns the distribution of the hidden states over the ranks.
     fn input(&self) -> Placement {
         if self.sequence_parallel {
             Placement::split(1, SEQ, self.ranks)
@@ -114,7 +115,7 @@ impl Case {
         }
     }
 
-    /// The objective, the parts, and the gradients of hidden states and weight.
+    /// Returns the objective, the parts, and the gradients of hidden states and weight.
     fn run(&self) -> [Vec<f64>; 4] {
         let all = over(self.ranks, |groups| {
             let (loss, output, x, targets) = self.build(&groups);
@@ -174,7 +175,8 @@ impl Case {
     }
 }
 
-/// Chunks of one token, chunks with a smaller last one, equal ones, and one that is larger than all tokens.
+/// Tests chunks of one token, chunks with a smaller last chunk, equal chunks, and a chunk that is larger than all
+/// tokens.
 #[test]
 fn chunks_of_any_size_equal_the_whole() {
     for backward in [Backward::PerToken, SUM] {
@@ -218,7 +220,7 @@ fn chunks_on_tensor_ranks_equal_one_rank() {
     }
 }
 
-/// Also where the forward was told another factor, and in one chunk.
+/// Also tests a forward that was given another factor, and a single chunk.
 #[test]
 fn any_factor_of_the_sum_is_in_the_gradients() {
     for told in [
@@ -252,7 +254,7 @@ fn a_large_vocabulary_in_chunks() {
     .check();
 }
 
-/// Small gradients are not lost in f16 where the forward was told the loss scale.
+/// Small gradients are not lost in f16 if the forward was given the loss scale.
 #[test]
 fn the_loss_scale_is_in_the_gradients_of_logits() {
     let device = Device::flex();
@@ -283,7 +285,7 @@ fn the_loss_scale_is_in_the_gradients_of_logits() {
     }
 }
 
-/// Receives gradients, and counts those that are announced.
+/// Receives gradients, and counts the announced gradients.
 #[derive(Default)]
 struct Received(Mutex<(usize, Vec<Vec<f64>>)>);
 

@@ -1,4 +1,4 @@
-//! The loss over a split vocabulary against its definition, written out in plain numbers.
+//! Tests the loss over a split vocabulary against its definition, computed with plain numbers.
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 
@@ -18,7 +18,7 @@ struct Question {
     fused: bool,
     ignore: Option<i64>,
     targets: Vec<i64>,
-    /// `[batch * seq, tokens]`
+    /// The logits: `[batch * seq, tokens]`.
     logits: Vec<f64>,
 }
 
@@ -41,7 +41,7 @@ impl Question {
         }
     }
 
-    /// Loss of each token and gradient of `sum(loss[i] * (i + 1))`, by the definition.
+    /// Returns the loss of each token and the gradient of `sum(loss[i] * (i + 1))`, by definition.
     fn plain(&self) -> (Vec<f64>, Vec<f64>) {
         let k = self.tokens as f64;
         let s = self.smoothing * k / (k - 1.0);
@@ -71,7 +71,7 @@ impl Question {
         (losses, gradients)
     }
 
-    /// Cross-entropy, smoothing term and z-loss of each token, by the definition.
+    /// Returns the cross-entropy, smoothing term and z-loss of each token, by definition.
     fn plain_parts(&self) -> [Vec<f64>; 3] {
         let k = self.tokens as f64;
         let s = self.smoothing * k / (k - 1.0);
@@ -93,13 +93,13 @@ impl Question {
         parts
     }
 
-    /// Losses and gradient on `ranks` ranks.
+    /// Returns the losses and the gradient on `ranks` ranks.
     fn on(&self, ranks: usize) -> (Vec<f64>, Vec<f64>) {
         let (losses, gradient) = self.with_parts_on(ranks);
         (losses[0].clone(), gradient)
     }
 
-    /// The same with the parts of the losses after these.
+    /// Returns the losses followed by their parts, and the gradient.
     fn with_parts_on(&self, ranks: usize) -> (Vec<Vec<f64>>, Vec<f64>) {
         let vocabulary = Vocabulary::padded(self.tokens, self.divisible_by, ranks);
         let placement = Placement::split(2, vocabulary.padded, ranks);
@@ -109,7 +109,7 @@ impl Question {
             let data = TensorData::new(self.logits.clone(), shape);
             let logits = Tensor::<3>::from_data(data, (&Device::flex(), DType::F64));
             let local = part(logits, &placement, place);
-            // Padded logits must not matter, whatever their values.
+            // The values of padded logits must not affect the result.
             let (first, len) = vocabulary.part(place);
             let real = self.tokens.saturating_sub(first).min(len);
             let noise = local.zeros_like().add_scalar(1e6);
@@ -148,12 +148,12 @@ impl Question {
         let same = all.iter().all(|(loss, _)| bits(loss) == bits(&all[0].0));
         assert!(same, "one loss on every rank");
         let gradients: Vec<_> = all.iter().map(|(_, gradient)| gradient.clone()).collect();
-        // With the padding, which comes last.
+        // The padding comes last.
         let padded = [BATCH, SEQ, vocabulary.padded];
         (all[0].0.clone(), assemble(&placement, &padded, &gradients))
     }
 
-    /// The gradients of the tokens, and those of the padding.
+    /// Splits a gradient into the gradients of the tokens and of the padding.
     fn without_padding(&self, gradient: &[f64]) -> (Vec<f64>, Vec<f64>) {
         let rows = gradient.chunks(gradient.len() / (BATCH * SEQ));
         let cut: Vec<_> = rows.map(|row| row.split_at(self.tokens)).collect();
@@ -194,14 +194,14 @@ fn loss_and_gradient_follow_the_definition() {
 #[test]
 fn padding_has_no_probability() {
     for smoothing in [0.0, 0.1] {
-        // Padded to 12, 12 and 16 entries: the last of four ranks has 2 of 4 real ones.
+        // Padded to 12, 12 and 16 entries. The last of four ranks has 2 real entries of 4.
         let question = Question {
             smoothing,
             divisible_by: 4,
             ..Question::new(10)
         };
         question.check(&[1, 2, 4]);
-        // Padded to 8, 8 and 16: the last two of four ranks have none.
+        // Padded to 8, 8 and 16 entries. The last two of four ranks have no real entries.
         Question {
             smoothing,
             divisible_by: 4,
@@ -253,7 +253,7 @@ fn huge_logits_give_finite_losses() {
     }
 }
 
-/// A rank with only padding must not set the maximum, however low the real logits are.
+/// A rank with only padding must not determine the maximum, even if the real logits are very low.
 #[test]
 fn low_logits_beside_a_rank_of_padding() {
     let mut question = Question {
@@ -271,7 +271,7 @@ fn low_logits_beside_a_rank_of_padding() {
 
 #[test]
 fn a_target_that_is_no_token_cannot_pass_unseen() {
-    // With 12 entries of which 10 are tokens: below all, padding, and beyond the padding.
+    // Of 12 entries 10 are tokens. The targets are below the range, in the padding, and beyond the padding.
     for target in [-1, 10, 12] {
         let mut question = Question {
             divisible_by: 4,
@@ -292,7 +292,7 @@ fn a_target_that_is_no_token_cannot_pass_unseen() {
     }
 }
 
-/// The cross-entropy has the bits that it has without any terms, and each term is its formula.
+/// The cross-entropy is bit-identical to the loss without terms, and each term follows its formula.
 #[test]
 fn the_parts_of_a_loss_follow_their_definitions() {
     for fused in [true, false] {

@@ -1,4 +1,4 @@
-//! Layers on several ranks against one rank, and on one rank against Burn's own operations.
+//! Tests layers on several ranks against one rank, and on one rank against Burn's operations.
 
 mod batch_format;
 mod build;
@@ -39,7 +39,7 @@ fn in_layout<T: Send>(layout: &ParallelConfig, f: impl Fn(ParallelContext) -> T 
     World::threads(layout.tensor).unwrap().run(run).unwrap()
 }
 
-/// Lets a cache read so many new tokens of each of some sequences.
+/// Makes a cache read `count` new tokens of each of `sequences` sequences.
 fn read(cache: &mut KvCache, sequences: usize, count: usize) {
     let part = |sequence| SequencePart { sequence, count };
     let parts: Vec<_> = (0..sequences).map(part).collect();
@@ -50,7 +50,7 @@ fn autodiff() -> Device {
     Device::flex().autodiff()
 }
 
-/// Plain values of about one that differ everywhere, in f64; another `phase` gives others.
+/// Returns plain f64 values of about one that all differ. Different phases give different values.
 pub(super) fn wave<const D: usize>(shape: [usize; D], phase: f64) -> Tensor<D> {
     let value = |i: usize| (phase + 1.3 * i as f64).sin() + 0.3 * (2.0 * phase + i as f64).cos();
     let values: Vec<f64> = (0..shape.iter().product()).map(value).collect();
@@ -60,7 +60,7 @@ pub(super) fn wave<const D: usize>(shape: [usize; D], phase: f64) -> Tensor<D> {
     )
 }
 
-/// The angles of rotary positions.
+/// Returns the table of rotary positions.
 fn rotary(max_positions: usize, width: usize, base: f64, dtype: DType) -> RopeTable {
     let config = RopeConfig {
         width,
@@ -71,7 +71,7 @@ fn rotary(max_positions: usize, width: usize, base: f64, dtype: DType) -> RopeTa
     RopeTable::new(&config, &Device::flex(), dtype).unwrap()
 }
 
-/// The same tensor as a leaf of a graph.
+/// Returns the tensor as a leaf of a graph.
 pub(super) fn leaf<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     Tensor::from_inner(x).require_grad()
 }
@@ -80,7 +80,7 @@ pub(super) fn values<const D: usize>(x: Tensor<D>) -> Vec<f64> {
     x.into_data().convert::<f64>().try_into_vec().unwrap()
 }
 
-/// The part of a plain tensor on the rank at `place`; padding is zero.
+/// Returns the part of a plain tensor on the rank at `place`. Padding is zero.
 fn part<const D: usize>(whole: Tensor<D>, placement: &Placement, place: AxisRank) -> Tensor<D> {
     let Placement::Split { dim, sections } = placement else {
         return whole;
@@ -102,7 +102,7 @@ fn part<const D: usize>(whole: Tensor<D>, placement: &Placement, place: AxisRank
     Tensor::cat(ranges_of_dim.collect(), *dim)
 }
 
-/// A tensor from the parts of all tensor ranks.
+/// Assembles a tensor from the parts of all tensor ranks.
 fn assemble<T: Copy + Default>(placement: &Placement, shape: &[usize], parts: &[Vec<T>]) -> Vec<T> {
     let size = parts.len();
     let parts = parts.iter().enumerate().map(|(index, part)| {
@@ -112,7 +112,7 @@ fn assemble<T: Copy + Default>(placement: &Placement, shape: &[usize], parts: &[
     Placements::from((Axis::Tensor, placement.clone())).assemble(shape, parts)
 }
 
-/// Gives every parameter values of about one, so that biases count too.
+/// Sets every parameter to values of about one, so that biases affect the result.
 fn filled<M: Module>(module: M, table: &ParameterTable, place: AxisRank) -> M {
     module.map(&mut FillParameters {
         table,
@@ -137,7 +137,7 @@ impl ModuleMapper for FillParameters<'_> {
     }
 }
 
-/// All within `1e-12` of the largest expected value, which is not 0.
+/// Asserts that all values are within `1e-12` of the largest expected value, which must not be 0.
 #[track_caller]
 fn assert_close(what: &str, found: &[f64], expected: &[f64]) {
     assert_near(what, found, expected, 1e-12);
@@ -150,7 +150,7 @@ pub(super) fn assert_near(what: &str, found: &[f64], expected: &[f64], tolerance
     assert!(largest > 0.0, "{what}: nothing to compare with");
     for (i, (a, b)) in found.iter().zip(expected).enumerate() {
         let distance = (a - b).abs() / largest;
-        // A NaN is not near anything.
+        // A comparison with NaN is false, so a NaN fails.
         assert!(
             distance <= tolerance,
             "{what}: element {i} is {a}, not {b}: off by {distance:e}"

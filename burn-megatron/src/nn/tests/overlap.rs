@@ -1,4 +1,4 @@
-//! What is computed while collectives are in flight: weight gradients, and shared experts.
+//! Tests the computations that run during collectives: weight gradients and shared experts.
 
 use std::sync::{Arc, Mutex};
 use std::thread::sleep;
@@ -42,7 +42,7 @@ pub(super) fn slow(inner: &Comm, journal: &Journal) -> Comm {
     })
 }
 
-/// Records the weight gradients of this thread, and its other products if the flag is set.
+/// Records the weight gradients of this thread, and also its other products if the flag is set.
 pub(super) struct Spans(pub Journal, pub bool);
 
 impl Subscriber for Spans {
@@ -80,13 +80,13 @@ fn input(place: AxisRank, sequence_parallel: bool) -> Tensor<3> {
     leaf(part(wave([2, 4, 6], 0.5), &placement, place))
 }
 
-/// With a single subscriber, a thread of another test without one that reaches a span first would disable that span for
-/// all.
+/// Creates a second subscriber. With a single subscriber, a span would be disabled for all threads if a thread
+/// without a subscriber reached it first.
 pub(super) fn second_subscriber() -> tracing::Dispatch {
     tracing::Dispatch::new(Spans(Journal::default(), false))
 }
 
-/// What the backward of a column-parallel layer does, in order, on each rank.
+/// Returns the events of the backward of a column-parallel layer, in order, on each rank.
 fn backward_of(sequence_parallel: bool) -> Vec<Vec<String>> {
     let _second = second_subscriber();
     over(2, |groups| {
@@ -165,7 +165,7 @@ fn overlap_changes_no_bit() {
     }
 }
 
-/// A frozen weight needs no gathered input, and a plain input no reduction.
+/// A frozen weight needs no gathered input, and a plain input needs no reduction.
 #[test]
 fn what_is_not_needed_is_not_communicated() {
     for events in over(2, |groups| {
@@ -223,7 +223,7 @@ fn shared_experts_run_while_tokens_are_on_their_way() {
         assert_eq!(
             events[at("start all_to_all")..=at("end all_to_all")],
             [
-                // Rows, and their weights.
+                // Rows and their weights.
                 "start all_to_all",
                 "start all_to_all",
                 "start all_gather",

@@ -1,5 +1,4 @@
-//! Recomputed blocks have the gradients of recorded blocks, bit for bit, and save nothing but their
-//! input.
+//! Tests that recomputed blocks have bit-identical gradients to recorded blocks, and save only their input.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -51,12 +50,12 @@ struct Model {
     head: Linear,
 }
 
-/// How the blocks of a model are run.
+/// The way in which the blocks of a model are run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum RunMode {
     Recorded,
     Recomputed,
-    /// Each block, and each three of them.
+    /// Each block, and each group of three blocks.
     Nested,
 }
 
@@ -120,12 +119,12 @@ impl ModuleMapper for FillParameters {
     }
 }
 
-/// Values that differ, of this type.
+/// Returns different values of this type.
 fn input(phase: f64, dtype: DType) -> Tensor<2> {
     Tensor::from_inner(wave([SAMPLES, 3], phase).cast(dtype))
 }
 
-/// The squares, so that every output has a gradient of its own.
+/// Returns the sum of squares, so that every output has a different gradient.
 fn loss(y: Tensor<2>) -> Tensor<1> {
     (y.clone() * y).sum()
 }
@@ -142,17 +141,17 @@ fn wrapped<M: Module>(
     DistributedDataParallel::with(ParallelModule::replicated(model), groups, &config).unwrap()
 }
 
-/// The gradients of all parameters.
+/// Returns the gradients of all parameters.
 pub(super) fn reduced<M: Module>(ddp: &mut DistributedDataParallel<M>) -> Vec<Vec<f64>> {
     let gradients = ddp.reduce(1).unwrap();
     let whole = ddp.full_gradients(&gradients).into_iter();
     whole.map(values).collect()
 }
 
-/// Gradients of the model's own inputs, and of its parameters, by step; and the most blocks.
+/// The gradients of the model inputs and of the parameters, by step, and the maximum number of blocks.
 type TrainResult = (Vec<Vec<f64>>, Vec<Vec<f64>>, u64);
 
-/// Two steps of some micro-batches on `ranks` ranks.
+/// Runs two steps of some micro-batches on `ranks` ranks.
 fn train(
     (mode, stage, dtype): (RunMode, ZeroStage, DType),
     ranks: usize,
@@ -229,7 +228,7 @@ fn nothing_of_a_block_is_saved() {
     }
 }
 
-/// A block that is used twice in one body, and once more in another.
+/// Uses a block twice in one body, and once in another body.
 #[test]
 fn every_use_of_a_parameter_is_counted() {
     let run = |mode: RunMode, stage| {
@@ -253,7 +252,7 @@ fn every_use_of_a_parameter_is_counted() {
     }
 }
 
-/// Our linear layers do not save their weight; they fetch it by another path.
+/// The linear layers of this crate do not save their weight. They fetch it separately.
 #[test]
 fn our_own_layers_can_be_run_again() {
     let run = |mode: RunMode, stage| {
@@ -358,7 +357,7 @@ fn a_tracked_tensor_from_outside_is_refused() {
     );
 }
 
-/// The first pass is in the forward, the second one in the backward.
+/// The first pass runs in the forward, and the second pass in the backward.
 #[test]
 fn a_fault_in_a_block_leaves_nothing_behind() {
     let mut ddp = wrapped(
@@ -408,7 +407,7 @@ struct Dropping {
     dropout: Dropout,
 }
 
-/// The gradients after two forwards at two positions, followed by both backwards.
+/// Returns the gradients after two forwards at two positions, followed by both backwards.
 fn dropping(run: impl Fn(&DropoutPosition, Tensor<2>, Dropping) -> Tensor<2>) -> Vec<Vec<f64>> {
     let builder = ModelBuilder::with(&ParallelContext::single(), &Device::flex(), 5, DType::F64);
     let layer = Linear {

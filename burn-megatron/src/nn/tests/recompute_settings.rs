@@ -1,4 +1,4 @@
-//! Modules follow the settings of recomputation.
+//! Tests that modules follow the recomputation settings.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -19,7 +19,7 @@ use crate::pipeline::split::StageLayout;
 const WIDTH: usize = 6;
 const SAMPLES: usize = 4;
 
-/// A user's model of Burn's layers, which follows the settings.
+/// A user model of Burn layers that follows the settings.
 #[derive(Module, Debug)]
 struct Model {
     layers: StageLayers<Linear>,
@@ -29,7 +29,7 @@ struct Model {
 
 const LAYERS: usize = 4;
 
-/// How often each layer and the head run in a forward and its backward, and the gradients.
+/// Returns how often each layer and the head run in a forward and its backward, and the gradients.
 fn followed(config: &RecomputeConfig) -> Result<([usize; LAYERS + 1], Vec<Vec<f64>>), BuildError> {
     let groups = ParallelContext::single();
     let builder = ModelBuilder::with(&groups, &Device::flex(), 5, DType::F64);

@@ -1,4 +1,4 @@
-//! Layers on one rank against Burn's own, and against their formulas in Burn's operations.
+//! Tests layers on one rank against Burn's layers, and against their formulas in Burn's operations.
 
 use burn::module::Param;
 use burn::tensor::activation::{gelu_approximate, sigmoid};
@@ -14,7 +14,7 @@ fn builder() -> ModelBuilder {
     ModelBuilder::with(&ParallelContext::single(), &autodiff(), 1, DType::F64)
 }
 
-/// Gradients of `sum(y * w)` for a `w` that differs everywhere.
+/// Returns the gradients of `sum(y * w)` for weights `w` that all differ.
 pub fn backward<const D: usize>(y: &Tensor<D>) -> Gradients {
     (y.clone() * Tensor::from_inner(wave(y.dims(), 9.0)))
         .sum()
@@ -25,7 +25,7 @@ pub fn gradient<const D: usize>(x: &Tensor<D>, gradients: &Gradients) -> Vec<f64
     values(x.grad(gradients).expect("a gradient"))
 }
 
-/// The same output and the same gradient of the input.
+/// Checks that the output and the gradient of the input are the same.
 #[track_caller]
 fn assert_same(
     what: &str,
@@ -89,7 +89,7 @@ fn both_linear_layers_are_the_plain_one_to_the_bit() {
     }
 }
 
-/// Output and gradients of input, weight and bias of a norm.
+/// Returns the output, and the gradients of input, weight and bias of a norm.
 fn norm(kind: NormKind, dtype: DType) -> Vec<Vec<f64>> {
     let cast = |x: Tensor<1>| leaf(x.cast(dtype));
     let mut layer = NormConfig::new(kind, 6, 1e-3).init(&builder());
@@ -132,7 +132,7 @@ fn layer_norm_is_burns() {
     }
 }
 
-/// Burn's RMSNorm computes in f32 whatever the input; the formula in f64 is the sharper reference.
+/// Burn's RMSNorm always computes in f32. The formula in f64 is a more precise reference.
 #[test]
 fn rms_norm_is_burns_and_follows_its_formula() {
     let formula = |x: Tensor<3>, weight: Tensor<1>| {
@@ -208,7 +208,7 @@ fn activations(fused: bool) {
     );
 }
 
-/// Far out the exponentials overflow; the values must not.
+/// The exponentials of extreme inputs overflow, but the values must not.
 #[test]
 fn activations_are_finite_far_out() {
     for activation in [Activation::Gelu, Activation::GeluTanh, Activation::SwiGlu] {
@@ -252,7 +252,7 @@ fn an_embedding_is_burns() {
         .init(&builder())
         .unwrap();
     layer.weight = Param::from_tensor(leaf(weight));
-    // Token 3 comes three times, token 1 never.
+    // Token 3 occurs three times, and token 1 never.
     let tokens = || Tensor::<2, Int>::from_data([[3, 0, 3], [9, 3, 2]], &autodiff());
     let (ours, theirs) = (layer.forward(tokens()), reference.forward(tokens()));
     let ours_gradient = gradient(&layer.weight.val(), &backward(&ours));
@@ -261,19 +261,20 @@ fn an_embedding_is_burns() {
     assert_close("gradient", &ours_gradient, &expected);
 }
 
-/// Burn turns neighbouring features with each other, we turn the halves: the same up to their order.
+/// Burn rotates neighbouring features, and this crate rotates the halves. The results differ only in the feature
+/// order.
 #[test]
 fn rotary_positions_are_burns_in_another_order() {
     let (seq, width) = (7, 8);
     let x = wave([2, 3, seq, width], 0.5).cast(DType::F32);
     let reference = burn::nn::RotaryEncodingConfig::new(16, width).init(&Device::flex());
-    // [.., pair, 2] to [.., 2, pair] and back.
+    // Converts [.., pair, 2] to [.., 2, pair] and back.
     let order = |x: Tensor<4>, inner: usize| {
         let pairs: Tensor<5> = x.reshape([2, 3, seq, width / inner, inner]);
         pairs.swap_dims(3, 4).reshape([2, 3, seq, width])
     };
     let table = super::rotary(16, width, 10_000.0, DType::F32);
-    // The kernel turns `[batch, seq, heads, width]`.
+    // The kernel rotates `[batch, seq, heads, width]`.
     let turned = rotate(
         order(x.clone(), 2).swap_dims(1, 2),
         &table,

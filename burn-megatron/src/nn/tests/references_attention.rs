@@ -1,4 +1,4 @@
-//! Attention against an unfused composition: softmax(Q K^T / sqrt(width), causal) V, head by head.
+//! Tests attention against an unfused composition: softmax(Q K^T / sqrt(width), causal) V, head by head.
 
 use burn::tensor::activation::softmax;
 use burn::tensor::{Bool, DType, Device, Tensor};
@@ -34,7 +34,7 @@ fn config(groups: usize, dropout: f64) -> ParallelAttentionConfig {
     }
 }
 
-/// The rotation of one head in recorded operations, feature by feature.
+/// Rotates one head with recorded operations, feature by feature.
 fn turned(x: Tensor<3>, base: f64) -> Tensor<3> {
     let half = WIDTH / 2;
     let feature = |i: usize| x.clone().narrow(2, i, 1);
@@ -56,7 +56,7 @@ fn turned(x: Tensor<3>, base: f64) -> Tensor<3> {
     Tensor::cat((0..WIDTH).map(rotated).collect(), 2)
 }
 
-/// Head by head, in operations that Burn records.
+/// Computes attention head by head, with operations that Burn records.
 fn reference(
     layer: &ParallelAttention,
     x: Tensor<3>,
@@ -134,7 +134,7 @@ fn attention_is_its_unfused_composition() {
     }
 }
 
-/// A token sees none that come after it.
+/// A token attends to no later token.
 #[test]
 fn attention_is_causal() {
     let builder = ModelBuilder::with(&ParallelContext::single(), &autodiff(), 3, DType::F64);
@@ -148,7 +148,7 @@ fn attention_is_causal() {
     }
 }
 
-/// Recomputation sees the same dropout mask and gives the same gradients.
+/// Recomputation uses the same dropout mask and gives the same gradients.
 #[test]
 fn gradient_checkpointing_changes_nothing() {
     let run = |device: Device| {

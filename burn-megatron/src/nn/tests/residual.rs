@@ -1,4 +1,4 @@
-//! A residual stream gives the same bits wherever its additions are made.
+//! Tests that a residual stream is bit-identical independent of where its additions are made.
 
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{DType, Device, Tensor};
@@ -12,7 +12,7 @@ use crate::nn::*;
 const HIDDEN: usize = 8;
 const SHAPE: [usize; 3] = [2, 5, HIDDEN];
 
-/// An MLP on a normalised input.
+/// An MLP with a normalized input.
 #[derive(Module, Debug)]
 struct Block {
     norm: Norm,
@@ -26,7 +26,7 @@ struct Model {
     norm: Norm,
 }
 
-/// Where the output of a block is added.
+/// The place where the output of a block is added.
 #[derive(Clone, Copy, Debug)]
 enum Addition {
     NextNorm,
@@ -82,7 +82,7 @@ impl Model {
     }
 }
 
-/// Adds a small wave, so that biases count.
+/// Adds a small wave, so that biases affect the result.
 struct Shift;
 
 impl ModuleMapper for Shift {
@@ -94,7 +94,7 @@ impl ModuleMapper for Shift {
     }
 }
 
-/// The outputs and the gradients of two micro-batches on each of two ranks.
+/// Returns the outputs and the gradients of two micro-batches on each of two ranks.
 fn train(addition: Addition, stage: ZeroStage, dtype: DType) -> Vec<Vec<Vec<f64>>> {
     let layout = ParallelConfig::new().with_data(2);
     let run = |rank| {

@@ -1,4 +1,4 @@
-//! Exchanges in chunks: the same results, as many bytes, and what travels under what.
+//! Tests exchanges in chunks: the results, the number of bytes, and the overlap with products.
 
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ fn ring(tensor: usize) -> ParallelConfig {
     plain(tensor).with_tp_comm_overlap(TpCommOverlap::Ring)
 }
 
-/// One chunk for each rank.
+/// Returns a ring layout with one chunk for each rank.
 fn whole_ring(tensor: usize) -> ParallelConfig {
     ring(tensor).with_tp_comm_overlap_num_splits(1)
 }
@@ -38,7 +38,7 @@ fn bulk(tensor: usize, splits: usize) -> ParallelConfig {
     layout.with_tp_comm_overlap_num_splits(splits)
 }
 
-/// The layout on so many tensor ranks.
+/// A layout, as a function of the number of tensor ranks.
 type LayoutOn = fn(usize) -> ParallelConfig;
 
 const METHODS: [(&str, LayoutOn); 5] = [
@@ -89,7 +89,7 @@ fn a_row_parallel_layer_computes_the_same() {
     }
 }
 
-/// Both layers of a rank, without biases.
+/// Returns both layers of a rank, without biases.
 fn layers(groups: &ParallelContext) -> (ColumnParallelLinear, RowParallelLinear) {
     let builder = ModelBuilder::with(groups, &autodiff(), 7, DType::F64);
     let column = ColumnParallelLinearConfig::new(HIDDEN, WIDTH).with_bias(false);
@@ -100,7 +100,7 @@ fn layers(groups: &ParallelContext) -> (ColumnParallelLinear, RowParallelLinear)
     )
 }
 
-/// The inputs of both layers on a rank: its tokens, and its features of all tokens.
+/// Returns the inputs of both layers on a rank: its tokens, and its features of all tokens.
 fn inputs(tensor: usize) -> [Tensor<3>; 2] {
     [
         wave([BATCH, SEQ / tensor, HIDDEN], 0.5),
@@ -108,7 +108,7 @@ fn inputs(tensor: usize) -> [Tensor<3>; 2] {
     ]
 }
 
-/// What rank 0 does in the forward and the backward of both layers, in order.
+/// Returns the events of rank 0 in the forward and the backward of both layers, in order.
 fn events(layout: &ParallelConfig, tracks_input: bool) -> [Vec<String>; 4] {
     let _second = second_subscriber();
     let of_ranks = in_layout(layout, |groups| {
@@ -140,7 +140,8 @@ fn a_chunk_of_a_ring_travels_while_another_is_computed() {
     let [forward, backward, row_forward, row_backward] = events(&whole_ring(2), true);
     let gather = ["start all_to_all", "product", "end all_to_all", "product"];
     assert_eq!(forward, gather);
-    // The input is on its way when its gradient is computed, and that one when the gradient of the weight is.
+    // The input is gathered during the product of its gradient, and the gradient is reduced during the product of the
+    // weight gradient.
     let reduce = ["product", "start all_to_all", "product"];
     let of_weight = ["weight gradient", "end all_to_all", "weight gradient"];
     let end = ["end all_to_all"];
@@ -182,7 +183,7 @@ fn collectives_in_bulk_travel_while_another_chunk_is_computed() {
     assert_eq!(row_backward, [&gather[..], &["weight gradient"]].concat());
 }
 
-/// Without a gradient of the input, what is gathered travels under the gradient of the weight.
+/// Without an input gradient, the gather overlaps the product of the weight gradient.
 #[test]
 fn what_is_not_needed_is_not_communicated() {
     let [_, column, _, row] = events(&whole_ring(2), false);
@@ -196,13 +197,13 @@ fn what_is_not_needed_is_not_communicated() {
     assert_eq!(row, of_weight);
 }
 
-/// The transfers of the forwards and backwards of both layers on each rank, where the exchange of a layer takes as long as
-/// each of its products.
+/// Returns the transfers of the forwards and backwards of both layers on each rank. The exchange of a layer takes as
+/// long as each of its products.
 fn transfers(layout: &ParallelConfig) -> Vec<Vec<Vec<Transfer>>> {
     let _second = second_subscriber();
     let tensor = layout.tensor;
     let rows = BATCH * SEQ;
-    // Both take a second.
+    // The exchange and the product each take a second.
     let flops = 2 * rows * HIDDEN * WIDTH / tensor;
     let sent = rows * HIDDEN * 8 * (tensor - 1) / tensor;
     in_layout(layout, |groups| {
@@ -234,7 +235,7 @@ fn as_many_bytes_are_sent_and_most_of_their_time_is_hidden() {
     for tensor in [2, 4] {
         let expected = transfers(&plain(tensor));
         let bytes = |transfers: &[Transfer]| -> u64 { transfers.iter().map(|it| it.bytes).sum() };
-        // Each product is as long as its exchange.
+        // Each product takes as long as its exchange.
         for (layout, least) in [
             (ring(tensor), 0.74),
             (bulk(tensor, 4), 0.74),
@@ -269,7 +270,7 @@ fn chunks_that_do_not_divide_the_tokens_are_refused() {
     assert!(error.contains(expected), "{error}");
 }
 
-/// The scale of a tensor in 8 bits is that of all its rows.
+/// The scale of an FP8 tensor covers all its rows.
 #[test]
 fn layers_in_8_bits_are_refused() {
     in_layout(&ring(2), |groups| {
@@ -289,7 +290,7 @@ fn layers_in_8_bits_are_refused() {
     });
 }
 
-/// A frozen weight: only the gradient of the input is computed.
+/// With a frozen weight only the input gradient is computed.
 #[test]
 fn a_frozen_weight_is_not_gathered_for() {
     in_layout(&bulk(2, 2), |groups| {

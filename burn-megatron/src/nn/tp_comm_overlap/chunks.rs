@@ -1,4 +1,4 @@
-//! Which tokens a chunk has.
+//! The assignment of tokens to chunks.
 
 use burn::tensor::{DType, Tensor};
 
@@ -6,18 +6,18 @@ use super::num_splits::num_splits;
 use crate::collective::{Comm, invalid};
 use crate::mesh::{ParallelConfig, TpCommOverlap};
 
-/// The ranks of the tensor axis, and how their exchanges are split into chunks.
+/// The ranks of the tensor axis, and the way in which their exchanges are split into chunks.
 #[derive(Clone, Debug)]
 pub struct TpCommOverlapGroup {
-    /// The ranks.
+    /// The ranks of the tensor axis.
     pub comm: Comm,
     method: TpCommOverlap,
     num_splits: Option<usize>,
-    /// Whether the output of the product is that of a recomputed region, which nobody reads in the second pass.
+    /// Whether the output of the product is the output of a recomputed region, which is not read in the second pass.
     pub(super) ends_region: bool,
 }
 
-/// The chunks of a sequence of which each rank has `part` tokens.
+/// The chunks of a sequence. Each rank holds `part` tokens of the sequence.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct TokenChunks {
     pub method: TpCommOverlap,
@@ -30,8 +30,8 @@ pub(super) struct TokenChunks {
 }
 
 impl TpCommOverlapGroup {
-    /// The group of a layout, whose sequences are split over several ranks; `None` if its exchanges are not split into
-    /// chunks.
+    /// Creates the group of a layout whose sequences are split over several ranks. Returns `None` if its exchanges
+    /// are not split into chunks.
     pub fn of_layout(layout: &ParallelConfig, comm: &Comm) -> Option<Self> {
         let method = layout.tp_comm_overlap.filter(|_| comm.size() > 1)?;
         Some(Self {
@@ -42,7 +42,7 @@ impl TpCommOverlapGroup {
         })
     }
 
-    /// The same for a product whose output is that of a recomputed region.
+    /// Returns the group for a product whose output is the output of a recomputed region.
     pub(in crate::nn) fn ending_region(self) -> Self {
         Self {
             ends_region: true,
@@ -50,9 +50,10 @@ impl TpCommOverlapGroup {
         }
     }
 
-    /// The chunks of `batch` sequences, of which each rank has `part` tokens of `width` features.
+    /// Returns the chunks of `batch` sequences. Each rank has `part` tokens of `width` features per sequence.
     ///
-    /// Unwinds with [`raise`](crate::comm::raise), with nothing sent, if the tokens cannot be split into so many chunks.
+    /// Unwinds with [`raise`](crate::comm::raise) before anything is sent, if the tokens cannot be split into the
+    /// chunks.
     pub(super) fn chunks(&self, [batch, part, width]: [usize; 3], dtype: DType) -> TokenChunks {
         let ranks = self.comm.size();
         let sent = (ranks - 1) * batch * part * width * dtype.size();
@@ -69,7 +70,7 @@ impl TpCommOverlapGroup {
         }
     }
 
-    /// The same of whole sequences of `seq` tokens.
+    /// Returns the chunks of complete sequences of `seq` tokens.
     pub(super) fn chunks_of_whole(
         &self,
         [batch, seq, width]: [usize; 3],
@@ -87,12 +88,13 @@ impl TpCommOverlapGroup {
 }
 
 impl TokenChunks {
-    /// The tokens of a sequence that a chunk has of one rank's part.
+    /// Returns the number of tokens per sequence that a chunk has from one rank's part.
     fn tokens(&self) -> usize {
         self.part / self.splits
     }
 
-    /// The order in which products before a reduce-scatter are computed: of a ring, the chunks of this rank are the last.
+    /// Returns the order in which products before a reduce-scatter are computed. In a ring, this rank's chunks are
+    /// last.
     pub fn reduce_order(self) -> Vec<usize> {
         match self.method {
             TpCommOverlap::Ring => {
@@ -106,15 +108,15 @@ impl TokenChunks {
         }
     }
 
-    /// Chunk `index` of the part of this rank, as rows.
+    /// Returns chunk `index` of this rank's part, as rows.
     pub fn own_rows(&self, part: &Tensor<3>, index: usize) -> Tensor<2> {
         let (tokens, width) = (self.tokens(), part.dims()[2]);
         let chunk = part.clone().narrow(1, index * tokens, tokens);
         chunk.reshape([self.batch * tokens, width])
     }
 
-    /// The rows of chunk `index` of whole sequences `[batch, seq, width]`: of a ring, consecutive tokens of one rank;
-    /// otherwise an equal part of the tokens of each rank, in the order of the ranks.
+    /// Returns the rows of chunk `index` of complete sequences `[batch, seq, width]`. In a ring they are consecutive
+    /// tokens of one rank. Otherwise they are an equal part of the tokens of each rank, in rank order.
     pub fn rows(&self, whole: &Tensor<3>, index: usize) -> Tensor<2> {
         let (whole, width, tokens) = (whole.clone(), whole.dims()[2], self.tokens());
         match self.method {
@@ -130,7 +132,8 @@ impl TokenChunks {
         }
     }
 
-    /// Whole sequences from the [rows](Self::rows) of all chunks, given with their indices: `[batch, seq, width]`.
+    /// Joins the [rows](Self::rows) of all chunks, given with their indices, to complete sequences
+    /// `[batch, seq, width]`.
     pub fn join(&self, mut chunks: Vec<(usize, Tensor<2>)>) -> Tensor<3> {
         chunks.sort_by_key(|(index, _)| *index);
         let chunks = chunks.into_iter().map(|(_, rows)| rows);
@@ -150,7 +153,7 @@ impl TokenChunks {
         }
     }
 
-    /// Chunks of consecutive tokens one after the other, such as those of this rank's part: `[batch, .., width]`.
+    /// Joins chunks of consecutive tokens, such as the chunks of this rank's part: `[batch, .., width]`.
     pub fn along_sequence(&self, chunks: Vec<Tensor<2>>) -> Tensor<3> {
         let parts = chunks.into_iter().map(|rows| {
             let width = rows.dims()[1];

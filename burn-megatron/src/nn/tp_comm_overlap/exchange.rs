@@ -1,4 +1,4 @@
-//! Gathers and reduce-scatters of plain tensors, in chunks.
+//! All-gathers and reduce-scatters of plain tensors, in chunks.
 
 use std::collections::VecDeque;
 
@@ -10,7 +10,7 @@ use crate::collective::{
 };
 use crate::mesh::TpCommOverlap;
 
-/// An all-gather of the ranks' parts of a sequence, in chunks of rows. The first one travels from the start on.
+/// An all-gather of the ranks' parts of a sequence, in chunks of rows. The first chunk is sent immediately.
 pub(super) enum GatherInChunks {
     Ring(TokenChunks, RingAllGather<2>),
     Bulk {
@@ -38,7 +38,8 @@ impl GatherInChunks {
         }
     }
 
-    /// Calls `compute` with the index and the [rows](TokenChunks::rows) of each chunk; the next one is under way meanwhile.
+    /// Calls `compute` with the index and the [rows](TokenChunks::rows) of each chunk, while the next chunk is
+    /// gathered.
     pub fn each(self, mut compute: impl FnMut(usize, Tensor<2>)) {
         match self {
             Self::Ring(chunks, gather) => gather.each(|rows, rank, index| {
@@ -63,19 +64,19 @@ impl GatherInChunks {
     }
 }
 
-/// A reduce-scatter along a sequence, in chunks of rows: a chunk travels while the next one is computed.
+/// A reduce-scatter along a sequence, in chunks of rows. A chunk is reduced while the next chunk is computed.
 pub(super) struct ReduceScatterInChunks {
     comm: Comm,
     chunks: TokenChunks,
-    /// In the order of their arrival.
+    /// The pending chunks, in order of arrival.
     in_flight: VecDeque<PendingTensor<2>>,
-    /// Of a ring: this rank's own terms, the last.
+    /// In a ring, this rank's own terms, which are added last.
     own: Vec<Tensor<2>>,
     added: usize,
 }
 
 impl ReduceScatterInChunks {
-    /// Starts to sum the terms that `term` computes of this rank's chunks.
+    /// Starts to sum the terms of the chunks that `term` computes on this rank.
     pub fn of(chunks: TokenChunks, comm: &Comm, term: impl Fn(usize) -> Tensor<2>) -> Self {
         let mut sum = Self {
             comm: comm.clone(),
@@ -90,8 +91,8 @@ impl ReduceScatterInChunks {
         sum
     }
 
-    /// Adds this rank's term of the next chunk, in the order of [`TokenChunks::reduce_order`], and sends it on. In a ring it
-    /// is added to the sum that came from the previous rank.
+    /// Adds this rank's term of the next chunk, in the order of [`TokenChunks::reduce_order`], and sends it. In a
+    /// ring the term is added to the sum that was received from the previous rank.
     fn add(&mut self, term: Tensor<2>) {
         let (splits, step) = (self.chunks.splits, self.added / self.chunks.splits);
         self.added += 1;
@@ -112,7 +113,7 @@ impl ReduceScatterInChunks {
         self.in_flight.push_back(pending);
     }
 
-    /// This rank's part of the sum, `[batch, part, width]`; waits for the chunks in flight.
+    /// Returns this rank's part of the sum, `[batch, part, width]`. Waits for the chunks in flight.
     pub fn finish(self) -> Tensor<3> {
         let mut own = self.own.into_iter();
         let received = self.in_flight.into_iter().map(PendingTensor::wait);

@@ -1,4 +1,4 @@
-//! A linear layer whose exchanges are in chunks, in any arithmetic that multiplies rows independently of each other.
+//! A linear layer with exchanges in chunks, for any arithmetic that multiplies rows independently of each other.
 
 use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;
@@ -14,7 +14,7 @@ use crate::nn::hook::Pass;
 use crate::nn::linear_function::{LinearFunction, tensor};
 
 impl LinearFunction {
-    /// The output, where the exchange is in chunks.
+    /// Returns the output, or `None` if the exchange is not in chunks.
     pub(in crate::nn) fn forward_in_chunks(
         &self,
         inputs: &[DispatchTensor],
@@ -31,7 +31,7 @@ impl LinearFunction {
         Some(y.into_dispatch())
     }
 
-    /// The product of the input of all ranks: `[batch, part, in]` to `[batch, seq, out]`.
+    /// Multiplies the gathered input of all ranks: `[batch, part, in]` to `[batch, seq, out]`.
     fn output_of_gathered(
         &self,
         x: Tensor<3>,
@@ -47,7 +47,7 @@ impl LinearFunction {
         chunks.join(outputs)
     }
 
-    /// This rank's part of the sum of the products of all ranks: `[batch, seq, in]` to `[batch, part, out]`.
+    /// Returns this rank's part of the sum of the products of all ranks: `[batch, seq, in]` to `[batch, part, out]`.
     fn reduced_output(
         &self,
         x: Tensor<3>,
@@ -76,7 +76,7 @@ impl LinearFunction {
         self.arithmetic.output(x, weight, bias).0
     }
 
-    /// The gradients; `x` is the input where the weight has one.
+    /// Returns the gradients. `x` is the input, if the weight has a gradient.
     pub(in crate::nn) fn backward_in_chunks(
         &self,
         x: Option<Tensor<3>>,
@@ -95,8 +95,8 @@ impl LinearFunction {
         }
     }
 
-    /// Reduce-scatters the gradient of the input, and gathers the input for that of the weight. Each travels under its own
-    /// product, so that it does where the gradient of the weight is deferred too.
+    /// Reduce-scatters the input gradient, and gathers the input for the weight gradient. Each exchange overlaps its
+    /// own product, so that it is also hidden if the weight gradient is deferred.
     fn backward_of_gathered(
         &self,
         x: Option<Tensor<3>>,
@@ -130,7 +130,7 @@ impl LinearFunction {
         gradients
     }
 
-    /// Gathers the gradient of the output, for those of the input, of the weight, and of the addend.
+    /// Gathers the output gradient, for the gradients of the input, the weight and the addend.
     fn backward_of_reduced(
         &self,
         x: Option<Tensor<3>>,
@@ -145,7 +145,7 @@ impl LinearFunction {
         let needs_addend = needed.get(2) == Some(&true);
         let mut gradients = vec![None; needed.len()];
         if weight.is_none() && !needs_addend {
-            // No product but that of the weight's gradient hides the exchange.
+            // Only the product of the weight gradient can hide the exchange.
             gradients[1] = x.and_then(|x| {
                 let operands = move |index, dy| (chunks.rows(&x, index), dy);
                 self.weight_gradient_in_chunks(out, gathered, operands)
@@ -184,8 +184,8 @@ impl LinearFunction {
         dy.input(WeightSource::Graph(weight.clone()), &[])
     }
 
-    /// Passes the gradient of the weight, summed over the chunks that are gathered, to the hook, or returns it where there
-    /// is none. `operands` are the rows of the input and of the gradient of the output, given what was gathered of a chunk.
+    /// Passes the weight gradient, summed over the gathered chunks, to the hook, or returns it without a hook.
+    /// `operands` returns the rows of the input and of the output gradient, given the gathered rows of a chunk.
     fn weight_gradient_in_chunks(
         &self,
         out: usize,
@@ -205,7 +205,7 @@ impl LinearFunction {
                 sum = Some(match (&mut place, sum.take()) {
                     (Some(place), Some(flat)) => {
                         let places = vec![*place];
-                        // The next terms are added to this one.
+                        // The following terms are added to this term.
                         place.add = true;
                         dy.weight(x, &[], Some(FlatGradients { flat, places }))
                     }

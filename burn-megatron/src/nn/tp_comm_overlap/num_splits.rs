@@ -1,19 +1,18 @@
-//! In how many chunks an exchange of sequence parallelism is split, and what of it is waited for. Pure arithmetic, for
-//! layers and for planners.
+//! The number of chunks of a sequence-parallel exchange, and its exposed time. For layers and for planners.
 
 use crate::mesh::{ParallelConfig, TpCommOverlap, divisors_near};
 
-/// The fewest chunks that are chosen where the tokens allow it: of `c` chunks `1 / c` of the exchange is not hidden.
+/// The minimum number of chunks, if the tokens allow it. With `c` chunks, `1 / c` of the exchange is not hidden.
 const FEWEST: usize = 4;
-/// The most chunks that are chosen, as products of few rows do not fill a device.
+/// The maximum number of chunks, because products with few rows do not fill a device.
 const MOST: usize = 16;
-/// Bytes that a rank sends per second over the NVLink of an H100.
+/// The bytes per second that a rank sends over the NVLink of an H100.
 const BYTES_PER_SECOND: f64 = 400e9;
-/// Seconds that a further chunk takes: a collective with its latency, and the end of a product whose last tiles do not
-/// fill the device.
+/// The time of an additional chunk, in seconds: the latency of a collective, and the end of a product whose last
+/// tiles do not fill the device.
 const SECONDS_PER_CHUNK: f64 = 10e-6;
 
-/// A number of chunks that the tokens of a rank cannot be split into.
+/// The error of a number of chunks into which the tokens of a rank cannot be split.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "tp_comm_overlap = {method} cannot make {} of the {tokens} tokens that each tensor rank has of a sequence: expected \
@@ -24,18 +23,19 @@ pub struct NumSplitsError {
     method: TpCommOverlap,
     splits: Option<usize>,
     tokens: usize,
-    /// Settings that would fit, in words.
+    /// A description of valid settings.
     divisors: String,
     multiple: usize,
 }
 
-/// The number of chunks into which the `tokens` tokens that each of `ranks` ranks has of a sequence are split, where a rank
-/// sends `bytes`: the given one, or
+/// Returns the number of chunks of a sequence. Each of `ranks` ranks holds `tokens` tokens of the sequence and sends
+/// `bytes`. The result is `given`, or else:
 ///
-/// - in bulk the divisor `c` of the tokens with the least `bytes / c / bandwidth + c * latency`, which is what is not
-///   hidden, of those from 4 to 16; 2 or 3 if there is none. The speeds are those of an H100 on NVLink;
-/// - in a ring, which has a chunk for each rank already, the fewest that make at least 4 in all; 1 if the tokens cannot be
-///   split.
+/// - in bulk: the divisor `c` of the tokens from 4 to 16 with the least exposed time
+///   `bytes / c / bandwidth + c * latency`. If there is none, 2 or 3. The speeds are the speeds of an H100 with
+///   NVLink;
+/// - in a ring, which already has a chunk for each rank: the smallest number with at least 4 chunks in total, or 1 if
+///   the tokens cannot be split.
 ///
 /// # Errors
 ///
@@ -88,7 +88,7 @@ pub fn num_splits(
     })
 }
 
-/// The fewest chunks of a rank's part.
+/// Returns the minimum number of chunks of a rank's part.
 const fn fewest(method: TpCommOverlap) -> usize {
     match method {
         TpCommOverlap::Ring => 1,
@@ -110,7 +110,7 @@ pub fn check(layout: &ParallelConfig, length: usize) -> Result<(), NumSplitsErro
     num_splits(method, given, layout.tensor, tokens, 0.0).map(drop)
 }
 
-/// Returns the number of which the tokens that tensor ranks share must be a multiple, in a layout with sequence
+/// Returns the number that must divide the number of tokens shared by the tensor ranks, in a layout with sequence
 /// parallelism.
 pub fn sequence_multiple(layout: &ParallelConfig) -> usize {
     let chunks = match layout.tp_comm_overlap {
@@ -120,10 +120,11 @@ pub fn sequence_multiple(layout: &ParallelConfig) -> usize {
     layout.tensor * chunks
 }
 
-/// The seconds of an exchange of `transfer` seconds for which a rank waits, beside products of `product` seconds.
+/// Returns the time for which a rank waits in an exchange of `transfer` seconds that overlaps products of `product`
+/// seconds.
 ///
-/// All that travels of a ring, and all but the first chunk in bulk, does so while the products of all chunks but one are
-/// computed.
+/// A ring overlaps all of the exchange with the products of all chunks except one. Bulk overlaps all of it except the
+/// first chunk.
 pub fn exposed(layout: &ParallelConfig, transfer: f64, product: f64) -> f64 {
     let Some(method) = layout.tp_comm_overlap else {
         return transfer;
@@ -143,7 +144,7 @@ pub fn exposed(layout: &ParallelConfig, transfer: f64, product: f64) -> f64 {
     first + (transfer - first - free).max(0.0)
 }
 
-/// Why layers that multiply in 8 bits have no exchanges in chunks.
+/// Returns the error message for FP8 layers, which cannot have exchanges in chunks.
 pub fn refuses_fp8(method: TpCommOverlap) -> String {
     format!(
         "tp_comm_overlap = {method} multiplies the tokens of a sequence in chunks, and an 8-bit layer quantises them \

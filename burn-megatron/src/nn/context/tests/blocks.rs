@@ -1,4 +1,4 @@
-//! Known numbers of single blocks and of their merge.
+//! Tests single blocks and their merge against known values.
 
 use std::f64::consts::{FRAC_1_SQRT_2, SQRT_2};
 
@@ -38,7 +38,7 @@ const OUT: [[f64; 2]; 4] = [
 ];
 const LSE: [f64; 4] = [FRAC_1_SQRT_2, 1.400253962, 2.100405301, 1.389851119];
 
-/// The known attention of four tokens, on two ranks that have {0, 3} and {1, 2}.
+/// Tests attention of four tokens on two ranks with {0, 3} and {1, 2} against known values.
 #[test]
 fn blocks_of_a_ring_have_the_known_results() {
     let device = Device::flex();
@@ -79,7 +79,7 @@ fn blocks_of_a_ring_have_the_known_results() {
             )
         });
         let expected = if rank == 0 {
-            // Token 0 sees itself, and none of the other rank.
+            // Token 0 attends to itself, and to no token of the other rank.
             assert_eq!(other.1[0], f64::NEG_INFINITY);
             [
                 (0.339523099, 0.990715352, 0.400833527),

@@ -1,4 +1,4 @@
-//! Attention over the ranks of a context group, against one rank in f64.
+//! Tests attention over the ranks of a context group against one rank in f64.
 
 mod blocks;
 mod peer;
@@ -78,7 +78,7 @@ fn documents_and_windows_are_ranges_of_any_list_of_keys() {
     }
 }
 
-/// A layer of attention, and what it is run on.
+/// An attention layer and its test settings.
 #[derive(Clone)]
 struct LayerCase {
     heads: usize,
@@ -92,7 +92,7 @@ const BATCH: usize = 2;
 const SEQ: usize = 16;
 const HIDDEN: usize = 16;
 
-/// The output and the gradients of the input, token by token, and those of the parameters.
+/// The output and the gradients of the input, token by token, and the gradients of the parameters.
 struct LayerResult {
     out: Vec<f64>,
     dx: Vec<f64>,
@@ -130,7 +130,7 @@ impl LayerCase {
         [wave(0.1), wave(0.9)]
     }
 
-    /// The layer on one rank, with the tokens of a shard if there is one.
+    /// Runs the layer on one rank, with the tokens of a shard if there is one.
     fn run(
         &self,
         groups: &ParallelContext,
@@ -174,7 +174,7 @@ impl LayerCase {
         })
     }
 
-    /// The results of the ranks of a layout, put together; each group of `ranks` has the whole batch.
+    /// Returns the joined results of the ranks of a layout. Each group of `ranks` ranks has a complete batch.
     fn run_groups(&self, layout: &ParallelConfig, ranks: usize) -> Run<Vec<LayerResult>> {
         let run = |rank: Rank| {
             let groups = ParallelContext::new(layout, &rank)?;
@@ -214,7 +214,7 @@ impl LayerCase {
 }
 
 impl LayerResult {
-    /// That of a whole batch, from those of the ranks of a group.
+    /// Joins the results of the ranks of a group to the result of a complete batch.
     fn joined(parts: &[(Self, Arc<SequenceShard>)]) -> Self {
         let mut all = Self {
             out: vec![f64::NAN; BATCH * SEQ * HIDDEN],
@@ -279,7 +279,7 @@ fn every_exchange_and_split_equals_one_rank() {
     }
 }
 
-/// The same layer, by groups of every size of a context group.
+/// Runs the same layer with groups of every size of a context group.
 #[test]
 fn hybrid_groups_equal_one_rank() {
     for exchange in [ContextExchange::Ring, ContextExchange::AllGather] {
@@ -368,7 +368,7 @@ fn padding_has_no_positions() {
     assert_eq!(positions(1), [1, 2, 0, 0, 0, 0]);
 }
 
-/// The real tokens of whole documents count, on each rank and in packed rows.
+/// Only the real tokens of complete documents count, on each rank and in packed rows.
 #[test]
 fn documents_choose_their_rows_of_a_table_of_long_rope() {
     let device = Device::flex();

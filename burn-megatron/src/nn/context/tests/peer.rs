@@ -1,4 +1,4 @@
-//! What PyTorch computes on one process, from `tests/fixtures/context/make.py`.
+//! Tests against the results of PyTorch on one process, from `tests/fixtures/context/make.py`.
 
 use std::fs;
 
@@ -17,7 +17,7 @@ const HEADS: Heads = Heads {
 };
 const DOCUMENTS: [i32; 4] = [0, 16, 23, 32];
 
-/// The values of a tensor of the fixture, by tokens.
+/// Returns the values of a tensor of the fixture, by token.
 fn fixture(name: &str) -> Vec<f64> {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/context");
     let file = fs::read(format!("{folder}/sdpa.safetensors")).unwrap();
@@ -29,7 +29,7 @@ fn fixture(name: &str) -> Vec<f64> {
         .collect()
 }
 
-/// This rank's rows of `[batch, seq, ..]`.
+/// Returns this rank's rows of `[batch, seq, ..]`.
 fn part(name: &str, shard: Option<&SequenceShard>) -> Tensor<3> {
     let values = fixture(name);
     let width = values.len() / (BATCH * SEQ);

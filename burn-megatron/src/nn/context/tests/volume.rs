@@ -1,4 +1,4 @@
-//! What the exchanges send, and how often.
+//! Tests the bytes and calls of the exchanges.
 
 use std::sync::Mutex;
 
@@ -7,14 +7,14 @@ use crate::comm::{Call, Communicator};
 use crate::mesh::{Axis, Grid};
 use burn_megatron_comm_testing::Intercept;
 
-/// The bytes that a rank sends to others, and the calls.
+/// The bytes that a rank sends to other ranks, and the number of calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Sent {
     bytes: usize,
     calls: usize,
 }
 
-/// Counts what a rank sends.
+/// Wraps a communicator to count the bytes that a rank sends.
 fn counting(inner: Arc<dyn Communicator>, sent: Arc<Mutex<Sent>>) -> Arc<dyn Communicator> {
     Intercept::over(inner, move |inner, call, input| {
         let (ranks, elements) = (inner.size(), input.len());
@@ -31,7 +31,7 @@ fn counting(inner: Arc<dyn Communicator>, sent: Arc<Mutex<Sent>>) -> Arc<dyn Com
     })
 }
 
-/// What each rank sends in the forward and in the backward of a layer.
+/// Returns the volume that each rank sends in the forward and in the backward of a layer.
 fn sent(layout: &ParallelConfig, case: &LayerCase) -> Vec<[Sent; 2]> {
     let run = |rank: Rank| {
         let sent = Arc::new(Mutex::default());
@@ -76,7 +76,7 @@ fn every_exchange_sends_what_its_formula_says() {
     }
 }
 
-/// All ranks send equally often, also blocks in which they see nothing.
+/// All ranks make the same number of calls, even for blocks in which they attend to nothing.
 #[test]
 fn a_ring_sends_each_block_on_until_all_ranks_have_had_it() {
     for split in [ContextSplit::Zigzag, ContextSplit::Contiguous] {

@@ -1,4 +1,4 @@
-//! Sends every token to every rank.
+//! The all-gather dispatcher, which sends every token to every rank.
 
 use std::sync::Arc;
 
@@ -13,7 +13,8 @@ use crate::collective::{gather_rows, reduce_scatter_rows};
 use crate::nn::moe::experts::ExpertRows;
 use crate::nn::moe::router::Routing;
 
-/// The all-gather dispatcher: the sum over expert ranks adds the experts, that over expert-tensor ranks their parts.
+/// The all-gather dispatcher. The sum over expert ranks adds the experts, and the sum over expert-tensor ranks adds
+/// their parts.
 #[derive(Clone, Debug)]
 pub(super) struct AllGather {
     ranks: Arc<ExpertRanks>,
@@ -25,9 +26,9 @@ impl AllGather {
         Self { ranks }
     }
 
-    /// The choices of all ranks, as experts of this rank.
+    /// Returns the choices of all ranks, as indices of this rank's experts.
     fn choices(&self, own: Tensor<2, Int>, tokens: &[usize]) -> Tensor<2, Int> {
-        // In f32, which is exact for so few experts.
+        // The f32 representation is exact for expert numbers.
         let all = gather_rows(own.float(), tokens, &self.ranks.comm).int();
         all.sub_scalar(self.ranks.first as i64)
     }

@@ -1,4 +1,4 @@
-//! Sends each token to its experts.
+//! The all-to-all dispatcher, which sends each token to its experts.
 
 use std::sync::Arc;
 
@@ -19,8 +19,8 @@ use crate::nn::moe::router::Routing;
 
 /// The all-to-all dispatcher (Megatron's `MoEAlltoAllTokenDispatcher`).
 ///
-/// Rows go to the expert ranks of the own expert-tensor index; the expert-tensor ranks, of which each has a part of
-/// every expert, then gather them.
+/// Rows are sent to the expert ranks with the same expert-tensor index. The expert-tensor ranks, which each hold a
+/// part of every expert, then gather the rows.
 #[derive(Clone, Debug)]
 pub(super) struct AllToAll {
     ranks: Arc<ExpertRanks>,
@@ -37,7 +37,7 @@ impl AllToAll {
         })
     }
 
-    /// By the rows of each expert, of each rank.
+    /// Returns the exchange, given the number of rows of each expert on each rank.
     fn exchange(&self, sizes: &[Vec<i64>]) -> Exchange {
         let local = self.ranks.local;
         let here = |source: &usize| &sizes[*source][self.ranks.own_experts()];
@@ -66,15 +66,15 @@ impl AllToAll {
     }
 }
 
-/// Rows that go from rank to rank.
+/// An exchange of rows between ranks.
 struct Exchange {
-    /// The rows of the ranks of the expert axis.
+    /// The numbers of rows that are exchanged with each rank of the expert axis.
     rows: HopRows,
     /// The number of rows that each rank of the expert-tensor axis receives.
     gathered: Vec<usize>,
-    /// Of all rows, as they arrive, the local expert and the rank that they come from, as one number.
+    /// The local expert and the source rank of each row in arrival order, encoded as one number.
     keys: Vec<i64>,
-    /// The rows of each local expert.
+    /// The number of rows of each local expert.
     group_sizes: Vec<usize>,
 }
 
@@ -92,7 +92,8 @@ impl Dispatcher for AllToAll {
             let sizes = self.ranks.start_counts(sizes.collect(), here);
             (Some(map), sizes)
         } else {
-            // The own numbers come to the host with those of the others: nothing waits for the device before.
+            // This rank's counts are copied to the host together with the counts of the other ranks, so that nothing
+            // waits for the device before.
             let sizes = count(indices.clone(), experts);
             (None, self.ranks.start_counts_on_device(sizes))
         };
@@ -123,7 +124,7 @@ impl AllToAll {
             self.ranks.local * self.ranks.comm.size(),
         );
         let keys = Tensor::from_data(TensorData::new(exchange.keys, [rows, 1]), &device);
-        // The host knows the number of rows, so nothing is copied to it.
+        // The host already has the number of rows, so nothing is copied to it.
         let order = RowMap::new(keys, groups, RowLayout::Rows(rows));
 
         let (expert, tensor) = (self.expert, self.expert_tensor);

@@ -1,4 +1,4 @@
-//! What a dispatcher of experts is.
+//! The interface of token dispatchers for MoE layers.
 
 use std::fmt;
 
@@ -10,53 +10,54 @@ use super::exchange::Exchanges;
 use crate::nn::moe::experts::ExpertRows;
 use crate::nn::moe::router::Routing;
 
-/// The exchange of tokens with the ranks of their experts.
+/// The method of exchanging tokens with the ranks of their experts.
 ///
 /// `R` ranks of the expert axis exchange the rows of `T` tokens of each rank, with `k` experts per token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum DispatcherKind {
-    /// A token is sent to each of its experts: `T k (R - 1) / R` rows each way.
+    /// Sends a token to each of its experts: `T k (R - 1) / R` rows in each direction.
     AllToAll,
-    /// Every token is sent to every rank, and each rank keeps the tokens of its experts: `T (R - 1)` rows each way,
-    /// fewer from `k = R` on.
+    /// Sends every token to every rank, which drops tokens of other experts: `T (R - 1)` rows in each direction.
+    /// Sends fewer rows than the all-to-all if `k > R`.
     AllGather,
-    /// A token is sent once to each rank that has some of its experts: with uniform choices `T d (R - 1) / R` rows each
-    /// way for the [`expected_destinations`](super::expected_destinations) `d`, at most the smaller of `k` and `R`. Over several nodes, once to each node.
+    /// Sends a token once to each rank that has some of its experts. With uniform choices this takes
+    /// `T d (R - 1) / R` rows in each direction. `d` are the [`expected_destinations`](super::expected_destinations),
+    /// at most the smaller of `k` and `R`. With several nodes, sends a token once to each node.
     Flex,
 }
 
-/// Brings tokens to their experts and back; every rank of expert x expert-tensor has tokens of its own.
+/// Brings tokens to their experts and back. Every rank of expert x expert-tensor has its own tokens.
 ///
-/// Rows of an expert are in the order of the ranks that they come from, and of their tokens there. So where these
-/// ranks read consecutive tokens, as those of the data axis do, the order is that of the global batch, and the
-/// gradients of an expert have the same bits in every split over the expert axis.
+/// The rows of an expert are ordered by source rank, and then by token. If these ranks read consecutive tokens, like
+/// the ranks of the data axis, this is the order of the global batch. The gradients of an expert are then
+/// bit-identical for every split over the expert axis.
 ///
-/// This holds for all dispatchers but a hierarchical one, where tokens travel over other ranks.
+/// This holds for all dispatchers except hierarchical dispatchers, which send tokens through other ranks.
 pub trait Dispatcher: fmt::Debug + Send + Sync {
-    /// Starts the dispatch of tokens with this routing: ranks exchange the numbers of rows, while others compute.
+    /// Starts the dispatch of tokens with this routing. Ranks exchange the row counts while they compute.
     ///
-    /// Collective: call on all ranks of expert x expert-tensor.
+    /// Collective: call it on all ranks of expert x expert-tensor.
     fn start(&self, routing: &Routing) -> PendingDispatch;
 }
 
-/// A dispatch of which the numbers of rows are under way.
+/// A dispatch whose row counts are being exchanged.
 pub struct PendingDispatch(Box<DispatchFn>);
 
 type DispatchFn = dyn FnOnce(Tensor<2>, &mut Exchanges<'_>) -> Dispatched;
 
 impl PendingDispatch {
-    /// With the function that takes tokens as [`dispatch`](Self::dispatch) does.
+    /// Creates a dispatch from the closure that [`dispatch`](Self::dispatch) calls with the tokens.
     pub fn new(
         dispatch: impl FnOnce(Tensor<2>, &mut Exchanges<'_>) -> Dispatched + 'static,
     ) -> Self {
         Self(Box::new(dispatch))
     }
 
-    /// The rows of this rank's experts, of tokens `[tokens, hidden]` of all ranks. What `exchanges` is to do meanwhile is
-    /// done once, while rows are under way if that can be.
+    /// Sends the tokens `[tokens, hidden]`, and returns the rows of this rank's experts from all ranks. The pending
+    /// work of `exchanges` runs once, while rows are exchanged if possible.
     ///
-    /// Collective: call on all ranks of expert x expert-tensor.
+    /// Collective: call it on all ranks of expert x expert-tensor.
     pub fn dispatch(self, x: Tensor<2>, exchanges: &mut Exchanges<'_>) -> Dispatched {
         (self.0)(x, exchanges)
     }
@@ -68,19 +69,20 @@ impl fmt::Debug for PendingDispatch {
     }
 }
 
-/// Tokens at their experts.
+/// Tokens that have arrived at their experts.
 pub struct Dispatched {
     /// The rows of this rank's experts.
     pub rows: ExpertRows,
     combine: Box<CombineFn>,
 }
 
-/// Brings the results of rows back to the ranks of their tokens.
+/// Sends the results of rows back to the ranks of their tokens.
 pub(super) type CombineFn = dyn FnOnce(Tensor<2>, &mut Exchanges<'_>) -> Tensor<2>;
 
 impl Dispatched {
-    /// With the function that takes the results `[rows, hidden]`, partial sums over the expert-tensor axis, back to
-    /// the ranks of their tokens and sums those of each token.
+    /// Creates the rows with a closure for their results `[rows, hidden]`, which are partial sums over the
+    /// expert-tensor axis. The closure sends the results back to the ranks of their tokens, and sums the results of
+    /// each token.
     pub fn new(
         rows: ExpertRows,
         combine: impl FnOnce(Tensor<2>, &mut Exchanges<'_>) -> Tensor<2> + 'static,
@@ -89,10 +91,9 @@ impl Dispatched {
         Self { rows, combine }
     }
 
-    /// Applies the experts, and returns the sums of their results for the tokens of this rank:
-    /// `[tokens, hidden]`.
+    /// Applies the experts. Returns the sums of their results for the tokens of this rank: `[tokens, hidden]`.
     ///
-    /// Collective: call on all ranks of expert x expert-tensor.
+    /// Collective: call it on all ranks of expert x expert-tensor.
     pub fn apply(
         self,
         experts: impl FnOnce(ExpertRows) -> Tensor<2>,
@@ -111,7 +112,7 @@ impl fmt::Debug for Dispatched {
 }
 
 impl DispatcherKind {
-    /// Its name in a recipe.
+    /// Returns the name of the dispatcher in a recipe.
     pub fn name(self) -> &'static str {
         match self {
             Self::AllToAll => "all-to-all",

@@ -1,4 +1,4 @@
-//! The exchanges of rows of one forward of a layer.
+//! The row exchanges in the forward of an MoE layer.
 
 use std::fmt;
 
@@ -16,41 +16,41 @@ use crate::nn::schedule_nodes::{Exchange, PendingExchange};
 /// Work that does not depend on the dispatched rows.
 pub(in crate::nn::moe) type Meanwhile = Box<dyn FnOnce() + Send>;
 
-/// The execution of a forward's exchanges: each as an operation of one graph, or between two [nodes](ScheduleNodes).
+/// The row exchanges of a forward. Each is an operation of one graph, or separates two [nodes](ScheduleNodes).
 #[derive(Default)]
 pub struct Exchanges<'a> {
-    /// The nodes between which rows are exchanged, if the forward has any.
+    /// The nodes that the exchanges separate, if the forward has nodes.
     pub(in crate::nn::moe) nodes: Option<&'a ScheduleNodes>,
-    /// Done while the first rows are under way.
+    /// The work that runs while the first rows are exchanged.
     pub(in crate::nn::moe) meanwhile: Option<Meanwhile>,
-    /// Other tensors of the layer, `[batch, seq, hidden]`, that are used after its exchanges, some of them none.
+    /// Other tensors of the layer, `[batch, seq, hidden]`, that are used after its exchanges. Some may be `None`.
     pub(in crate::nn::moe) carried: Vec<Option<Tensor<3>>>,
 }
 
 impl Exchanges<'_> {
-    /// Returns the carried tensors of the present node.
+    /// Returns the carried tensors of the current node.
     pub(in crate::nn::moe) fn into_carried<const K: usize>(self) -> [Option<Tensor<3>>; K] {
         let mut carried = self.carried.into_iter();
         std::array::from_fn(|_| carried.next().flatten())
     }
 
-    /// Does the work that does not depend on the rows, if it is not done.
+    /// Runs the work that does not depend on the rows, if it has not run yet.
     pub fn run_meanwhile(&mut self) {
         if let Some(work) = self.meanwhile.take() {
             work();
         }
     }
 
-    /// Runs a part of the backward of another micro-batch, if there is one: a dispatcher calls it before it waits for the
-    /// numbers of rows.
+    /// Runs a part of the backward of another micro-batch, if there is one. A dispatcher calls it before it waits for
+    /// row counts.
     pub fn cover_counts(&self) {
         if let Some(nodes) = self.nodes {
             nodes.cover_counts();
         }
     }
 
-    /// Returns the rows that arrive for `rows`, each a tensor with one row per row that the exchange sends, or per
-    /// token.
+    /// Exchanges `rows` and returns the rows that arrive. Each tensor has one row for each row that the exchange
+    /// sends, or for each token.
     pub(super) fn run<const K: usize>(
         &mut self,
         rows: [Tensor<2>; K],
@@ -76,7 +76,7 @@ impl Exchanges<'_> {
 /// Waits for the rows of one tensor.
 type PendingRows = Box<dyn FnOnce() -> Tensor<2> + Send>;
 
-/// The rows of an exchange, by rank.
+/// The numbers of rows of an exchange, for each rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct HopRows {
     pub send: Vec<usize>,
@@ -84,7 +84,7 @@ pub(super) struct HopRows {
 }
 
 impl HopRows {
-    /// Returns the rows on the way back.
+    /// Returns the numbers of rows in the reverse direction.
     pub fn reversed(self) -> Self {
         Self {
             send: self.receive,
@@ -100,15 +100,16 @@ impl HopRows {
     }
 }
 
-/// Sends rows of several tensors at once; the backward sends the gradients back.
+/// Exchanges rows of several tensors. The backward sends the gradients back.
 pub(super) struct RowExchange {
     comm: Comm,
     rows: HopRows,
-    /// Of the first tensor, in the forward alone: it has tokens, of which the rows of the map are sent in 8 bits.
+    /// FP8 settings for the forward of the first tensor. The tensor holds tokens, and the rows of the map are sent in
+    /// FP8.
     pub fp8: Option<(Fp8DispatchScales, RowMap)>,
-    /// Whether they are the results of experts on the way back, after which the next layer may send tokens.
+    /// Whether the rows are results of experts on the way back. The next layer may send tokens after this exchange.
     pub are_results: bool,
-    /// The computation that runs while they are under way.
+    /// The computation that runs during the exchange.
     meanwhile: Mutex<Option<Meanwhile>>,
 }
 
@@ -123,7 +124,7 @@ impl RowExchange {
         }
     }
 
-    /// The exchange of the results for these rows, on the way back.
+    /// Creates the exchange of the results of these rows in the reverse direction.
     pub fn of_results(rows: HopRows, comm: &Comm) -> Self {
         Self {
             are_results: true,
@@ -179,7 +180,7 @@ impl Exchange for RowExchange {
         Box::new(|| started.into_iter().map(|wait| Some(wait())).collect())
     }
 
-    /// Of tokens that were sent in 8 bits, the sums over their rows arrive.
+    /// For tokens that were sent in FP8, returns the sums over their rows.
     fn start_backward(&self, gradients: Vec<Option<Tensor<2>>>) -> PendingExchange {
         let op = self.rows.clone().reversed().op();
         let gradients = gradients.into_iter();

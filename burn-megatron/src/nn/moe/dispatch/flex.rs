@@ -1,4 +1,4 @@
-//! Sends each token once to each rank that has one of its experts.
+//! The flex dispatcher, which sends each token once to each rank that has one of its experts.
 
 use std::sync::Arc;
 
@@ -20,20 +20,21 @@ use crate::mesh::Grid;
 use crate::nn::moe::experts::ExpertRows;
 use crate::nn::moe::router::Routing;
 
-/// The flex dispatcher (Megatron's `MoEFlexTokenDispatcher`, DeepEP): a token is sent once to a rank, with the weights of
-/// its experts, and copied for those of the rank there; on the way back their results are summed before they are sent.
+/// The flex dispatcher (Megatron's `MoEFlexTokenDispatcher`, DeepEP). A token is sent once to a rank, together with
+/// the weights of its experts, and copied there for the experts of the rank. On the way back the results of the
+/// experts are summed before they are sent.
 ///
-/// Where the ranks are on several nodes a token is sent once to each node, to the rank with the sender's place there, and
-/// from it to the others of the node. The ranks that share an expert each get its tokens; their parts are summed on the
-/// way back.
+/// With several nodes a token is sent once to each node, to the rank with the same index in the node. This rank sends
+/// it to the other ranks of the node. Ranks that share an expert each get its tokens, and their parts are summed on
+/// the way back.
 #[derive(Clone, Debug)]
 pub(super) struct Flex {
     ranks: Arc<ExpertRanks>,
-    /// Single ranks as destinations.
+    /// The placement with single ranks as destinations.
     all: ExpertPlacement,
-    /// The exchanges: one, or between nodes and inside of a node.
+    /// The exchanges: one, or two (between nodes and inside a node).
     hops: Vec<Hop>,
-    /// The ranks of a node.
+    /// The number of ranks per node.
     per_node: usize,
 }
 
@@ -86,7 +87,8 @@ impl Flex {
         })
     }
 
-    /// Starts gathering what each rank sends: the rows of each expert, then those to each rank, then to each node.
+    /// Starts gathering the counts of each rank: the rows of each expert, the rows to each rank, and the rows to each
+    /// node.
     fn start_counts(&self, indices: Tensor<2, Int>, first_hop: &Tensor<2, Int>) -> PendingCounts {
         let [tokens, top_k] = indices.dims();
         if let Some(settings) = record::shape_settings() {
@@ -109,7 +111,7 @@ impl Flex {
         self.ranks.start_counts_on_device(Tensor::cat(counts, 0))
     }
 
-    /// The counts of a rank whose tokens choose uniformly.
+    /// Returns the counts of a rank whose tokens choose experts uniformly.
     fn expected(&self, [tokens, top_k]: [usize; 2]) -> Vec<i64> {
         let (experts, on_rank, ranks) =
             (self.all.experts, self.all.experts_per_rank, self.all.count);
@@ -129,7 +131,7 @@ impl Flex {
         self.hops.len() > 1
     }
 
-    /// The rows of each exchange, by the counts of all ranks.
+    /// Returns the numbers of rows of each exchange, given the counts of all ranks.
     fn rows(&self, counts: &[Vec<i64>]) -> Vec<HopRows> {
         let (own, size, experts) = (self.ranks.comm.rank(), self.all.count, self.all.experts);
         let to_rank = |source: usize, rank: usize| counts[source][experts + rank] as usize;
@@ -143,7 +145,8 @@ impl Flex {
         let nodes = size / self.per_node;
         let to_node = |source: usize, node: usize| counts[source][experts + size + node] as usize;
         let at = |node: usize, place: usize| node * self.per_node + place;
-        // What the rank at a place of this node got from those at its place on all nodes, for one of the node.
+        // The number of rows that the rank at `place` of this node received from the same place of all nodes, and
+        // passes on to `rank`.
         let passed = |place: usize, rank: usize| -> usize {
             let sources = (0..nodes).map(|node| at(node, place));
             sources.map(|source| to_rank(source, rank)).sum()
@@ -166,7 +169,7 @@ impl Flex {
         ]
     }
 
-    /// The rows of each expert of this rank.
+    /// Returns the number of rows of each expert of this rank.
     fn group_sizes(&self, counts: &[Vec<i64>]) -> Vec<usize> {
         let rows = |expert: usize| counts.iter().map(|of_rank| of_rank[expert] as usize).sum();
         self.ranks.own_experts().map(rows).collect()

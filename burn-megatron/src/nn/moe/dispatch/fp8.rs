@@ -1,4 +1,4 @@
-//! Rows in 8 bits: E4M3 codes with a scale for each 128 features, as DeepEP sends them.
+//! FP8 rows of a dispatch: E4M3 codes with a scale for each 128 features, as in DeepEP.
 
 use burn::tensor::{DType, FloatDType, Int, Tensor};
 use burn_megatron_kernels::bits;
@@ -12,23 +12,23 @@ use serde::{Deserialize, Serialize};
 
 use crate::collective::{Comm, start_all_to_all_packed};
 
-/// The type of the scales of a dispatch in 8 bits: one for each 128 features of a token.
+/// The type of the scales of an FP8 dispatch. There is one scale for each 128 features of a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Fp8DispatchScales {
-    /// In f32: the largest feature of a block becomes the largest number of E4M3. They have 20 significant bits, so that a row
-    /// that passes through a node is not rounded again, but to a 16-bit type of the model.
+    /// Scales in f32, which map the largest feature of a block to the largest value of E4M3. They have 20 significant
+    /// bits, so that a row that passes through a node is not rounded again, except to a 16-bit type of the model.
     F32,
-    /// Powers of two, in 8 bits (`ue8m0` of DeepEP).
+    /// Powers of two in 8 bits (`ue8m0` in DeepEP).
     E8m0,
 }
 
-/// Of the 24 significant bits of a scale in f32.
+/// The number of the 24 significant bits of an f32 scale that are dropped.
 const DROPPED_BITS: u32 = 4;
 
 impl Fp8DispatchScales {
-    /// The bytes of a row of so many features: a code each up to a multiple of 16, and the scales, of E8M0 up to a multiple
-    /// of 4.
+    /// Returns the number of bytes of a row of `hidden` features. A row has one byte per code, padded to a multiple
+    /// of 16, and the scales. E8M0 scales are padded to a multiple of 4 bytes.
     pub fn row_bytes(self, hidden: usize) -> usize {
         4 * (code_words(hidden) + self.scale_words(hidden))
     }
@@ -41,7 +41,7 @@ impl Fp8DispatchScales {
         }
     }
 
-    /// Codes and scales of `x`, `[tokens, hidden]`, in rows of u32.
+    /// Returns the codes and scales of `x` `[tokens, hidden]`, in rows of u32.
     fn quantized(self, x: Tensor<2>) -> [Tensor<2, Int>; 2] {
         let x = match x.dtype() {
             DType::F64 => x.cast(FloatDType::F32),
@@ -63,13 +63,14 @@ impl Fp8DispatchScales {
         [codes, self.words_of(scales)]
     }
 
-    /// `[rows, blocks]` in f32 to `[rows, words]` of u32.
+    /// Converts f32 scales `[rows, blocks]` to u32 words `[rows, words]`.
     ///
-    /// Quantising again what was dequantised gives the same row, so that the rank that passes it on over nodes changes nothing:
-    /// powers of two are exact, and scales in f32 are rounded to 20 bits here. With such a scale `d` all codes `q` have exact
-    /// products `q d`, as `q` has 4 bits and f32 has 24. The largest of a block is `448 d`, of which the quantiser makes
-    /// `d (1 + e)` with `|e| <= 2^-23`, by two divisions: less than half the distance of two numbers of 20 bits, which is above
-    /// `2^-21`, so that it is rounded to `d`, and `q (1 + e)` to `q`. (Not where the largest magnitude of a block is subnormal.)
+    /// Quantizing a dequantized row again gives the same row, so that a rank that passes a row to another node
+    /// changes nothing. Powers of two are exact, and f32 scales are rounded to 20 bits here. With such a scale `d`,
+    /// all codes `q` have exact products `q d`, because `q` has 4 bits and f32 has 24. The largest value of a block
+    /// is `448 d`. The quantizer computes `d (1 + e)` from it with `|e| <= 2^-23`, by two divisions. This error is
+    /// less than half the distance of two 20-bit numbers, which is above `2^-21`. The scale is therefore rounded to
+    /// `d`, and `q (1 + e)` to `q`. Blocks whose largest magnitude is subnormal are an exception.
     fn words_of(self, scales: Tensor<2>) -> Tensor<2, Int> {
         let [rows, blocks] = scales.dims();
         match self {
@@ -99,7 +100,7 @@ impl Fp8DispatchScales {
         }
     }
 
-    /// The reverse of [`words_of`](Self::words_of).
+    /// Converts words back to scales, the inverse of [`words_of`](Self::words_of).
     fn scales_of(self, words: Tensor<2, Int>, blocks: usize) -> Tensor<2> {
         let [rows, width] = words.dims();
         let flat = words.reshape([rows * width]);
@@ -117,9 +118,9 @@ fn code_words(hidden: usize) -> usize {
     hidden.div_ceil(ROW_BYTES) * (ROW_BYTES / 4)
 }
 
-/// Starts sending `send[r]` rows of the tokens `x`, `[tokens, hidden]`, to rank `r` in the order of `map`, and receiving
-/// `receive[r]` from it. A token is rounded once for all its rows, which are written once, in the order in which they are
-/// sent. The function waits for the received rows, in the type of those that were sent.
+/// Starts sending `send[r]` rows of the tokens `x` `[tokens, hidden]` to rank `r` in the order of `map`, and
+/// receiving `receive[r]` rows from it. A token is rounded once for all its rows. The rows are written once, in send
+/// order. The returned closure waits for the received rows, in the type of the sent rows.
 pub(super) fn start_fp8_rows(
     x: Tensor<2>,
     scales: Fp8DispatchScales,
@@ -165,7 +166,7 @@ mod tests {
 
     const HIDDEN: usize = 2 * BLOCK + 44;
 
-    /// Rows of magnitudes from 2^-100 to 2^100, one of zeros: the same bits after a second exchange.
+    /// Rows of magnitudes from 2^-100 to 2^100, and a row of zeros, are bit-identical after a second exchange.
     #[test]
     fn rows_that_are_passed_on_are_not_rounded_again() {
         const ROWS: usize = 400;
@@ -189,8 +190,9 @@ mod tests {
         }
     }
 
-    /// Each block of a row, the last of 44 features, is rounded by its own scale: to 4 digits, or by half of the smallest
-    /// number of E4M3, 2^-10, where the largest feature of the block is at least 224 (at most 448).
+    /// Each block of a row is rounded by its own scale, including the last block of 44 features. Features are rounded
+    /// to 4 significant bits, or by half of the smallest E4M3 number, 2^-10. The largest feature of a block is encoded
+    /// as at least 224 and at most 448.
     #[test]
     fn features_are_rounded_by_the_scale_of_their_block() {
         let magnitude = |at: usize| 1000f32.powi((at % HIDDEN / BLOCK + at / HIDDEN) as i32);
@@ -221,13 +223,13 @@ mod tests {
 
     const TOKENS: usize = 5;
 
-    /// A token that goes to three ranks, two that go to two, and one that goes to none.
+    /// One token is sent to three ranks, two tokens to two ranks, and one token to no rank.
     fn destinations(device: &Device) -> Tensor<2, Int> {
         let to = [[0, 1, 2], [2, 0, -1], [-1, 1, -1], [1, 2, -1], [-1, -1, -1]];
         Tensor::from_ints(to, device)
     }
 
-    /// The same bits as those of rows that are copied first and then rounded, each by itself.
+    /// The result is bit-identical to rows that are copied first and then rounded separately.
     #[test]
     fn rows_of_a_token_are_those_of_copies_that_are_rounded() {
         let device = Device::flex();

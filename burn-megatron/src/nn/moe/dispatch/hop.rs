@@ -1,4 +1,4 @@
-//! One exchange of rows: a row for each pair of a token and a destination, and the sum on the way back.
+//! One exchange of rows. Each pair of a token and a destination is a row, and rows are summed on the way back.
 
 use burn::tensor::{FloatDType, Int, Tensor};
 use burn_megatron_kernels::moe::destinations::{ExpertPlacement, destinations};
@@ -9,13 +9,13 @@ use super::exchange::{Exchanges, HopRows, RowExchange};
 use super::fp8::Fp8DispatchScales;
 use crate::collective::{Comm, start};
 
-/// Tokens with their choices.
+/// Tokens with their choices of experts.
 pub(super) struct Tokens {
-    /// `[tokens, hidden]`
+    /// The tokens: `[tokens, hidden]`.
     pub x: Tensor<2>,
-    /// `[tokens, k]`: numbers of experts, without autodiff.
+    /// The expert numbers: `[tokens, k]`, without autodiff.
     pub indices: Tensor<2, Int>,
-    /// `[tokens, k]`
+    /// The weights: `[tokens, k]`.
     pub weights: Tensor<2>,
 }
 
@@ -23,20 +23,20 @@ pub(super) struct Tokens {
 #[derive(Clone, Debug)]
 pub(super) struct Hop {
     pub comm: Comm,
-    /// Of which the destinations are the ranks of `comm`.
+    /// The placement of experts, whose destinations are the ranks of `comm`.
     pub ranks: ExpertPlacement,
     pub fp8: Option<Fp8DispatchScales>,
 }
 
 impl Hop {
-    /// The destination of each choice; -1 for all but the first of a destination.
+    /// Returns the destination of each choice, or -1 if an earlier choice of the token has the same destination.
     pub fn destinations(&self, indices: Tensor<2, Int>) -> Tensor<2, Int> {
         destinations(indices, self.ranks)
     }
 
-    /// Sends each token to its `destinations` once, with all its choices, and returns those that arrive, in the order of
-    /// the ranks that sent them. Rows are written once, in the order in which they are sent. The function brings the results
-    /// of those that arrived back, and sums the rows of each token that was sent.
+    /// Sends each token once to each of its `destinations`, with all its choices. Returns the tokens that arrive,
+    /// ordered by source rank. Rows are written once, in send order. The returned closure sends the results of the
+    /// arrived tokens back, and sums the rows of each sent token.
     pub fn send(
         &self,
         tokens: Tokens,
@@ -49,9 +49,9 @@ impl Hop {
             return (tokens, Box::new(|y, _| y));
         }
         let sent = rows.send.iter().sum();
-        // The host knows the number of rows, so nothing is copied to it.
+        // The host already has the number of rows, so nothing is copied to it.
         let map = RowMap::new(destinations, self.ranks.count, RowLayout::Rows(sent));
-        // In f32, which is exact for so few experts.
+        // The f32 representation is exact for expert numbers.
         let indices = tokens.indices.float().cast(FloatDType::F32);
         let indices = start(permute(indices, &map), &rows.op(), &self.comm);
         let mut exchange = RowExchange::new(rows.clone(), &self.comm);

@@ -1,4 +1,4 @@
-//! Dispatchers: bring tokens to the ranks of their experts, and the results back.
+//! Token dispatchers, which bring tokens to the ranks of their experts and the results back.
 
 mod all_gather;
 mod all_to_all;
@@ -25,10 +25,10 @@ use ranks::ExpertRanks;
 pub use volume::{DispatchNodes, DispatchProblem, DispatchVolume, expected_destinations};
 
 impl DispatcherKind {
-    /// The dispatcher of `experts` experts in the layout of `groups`, which gives each expert as many rows as the
-    /// layout says. Rows travel in 8 bits with `fp8`, which the flex dispatcher has.
+    /// Creates the dispatcher of `experts` experts in the layout of `groups`. Each routing determines the number of
+    /// rows per expert. With `fp8`, which requires the flex dispatcher, rows are sent in FP8.
     ///
-    /// Collective: call on all ranks of the pipeline stage.
+    /// Collective: call it on all ranks of the pipeline stage.
     ///
     /// # Errors
     ///

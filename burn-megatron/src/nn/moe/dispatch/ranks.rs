@@ -1,4 +1,4 @@
-//! The ranks that exchange tokens, and the counts of rows that they exchange first.
+//! The ranks that exchange tokens, and the row counts that they exchange first.
 
 use std::ops::Range;
 
@@ -10,25 +10,25 @@ use crate::collective::{CollectiveOp, Comm, invalid, or_raise, start, to_f64};
 use crate::comm::{Buffer, Call, CommError, ParallelContext};
 use crate::mesh::{Axis, AxisSet, Grid};
 
-/// The most tokens of a rank: counts of rows travel in f32.
+/// The maximum number of tokens of a rank, because row counts are exchanged in f32.
 const MAX_TOKENS: usize = 1 << 24;
 
-/// The ranks that exchange tokens: those of expert x expert-tensor.
+/// The ranks that exchange tokens, which are the ranks of expert x expert-tensor.
 #[derive(Debug)]
 pub(super) struct ExpertRanks {
     pub comm: Comm,
-    /// The experts of the model.
+    /// The number of experts of the model.
     pub experts: usize,
     /// The first expert of this rank.
     pub first: usize,
-    /// The experts of this rank.
+    /// The number of experts of this rank.
     pub local: usize,
-    /// By index on the expert axis and the expert-tensor axis, the index in `comm`.
+    /// The index in `comm`, given the indices on the expert axis and the expert-tensor axis.
     pub places: Vec<Vec<usize>>,
 }
 
 impl ExpertRanks {
-    /// The axes of the ranks.
+    /// Returns the axes of the ranks.
     pub fn axes() -> AxisSet {
         AxisSet::from([Axis::Expert, Axis::ExpertTensor])
     }
@@ -52,13 +52,13 @@ impl ExpertRanks {
         })
     }
 
-    /// The experts of this rank.
+    /// Returns the experts of this rank.
     pub fn own_experts(&self) -> Range<usize> {
         self.first..self.first + self.local
     }
 
-    /// Starts gathering the counts of all ranks, which have equally many of them. The columns `here` count rows for this
-    /// rank.
+    /// Starts gathering the counts of all ranks. All ranks have the same number of counts. The columns `here` count
+    /// rows for this rank.
     pub fn start_counts(&self, counts: Vec<i64>, here: Range<usize>) -> PendingCounts {
         let len = counts.len();
         if let Some(settings) = record::shape_settings() {
@@ -73,8 +73,8 @@ impl ExpertRanks {
         Box::new(move || by_rank(&or_raise(pending.wait()).into_vec(), len))
     }
 
-    /// The same of counts on a device: where the engine takes tensors of it, they are copied to the host once all are
-    /// known. Below 2^24 each, as they travel in f32.
+    /// Starts gathering counts on the device. If the engine takes device tensors, they are copied to the host after
+    /// they have been gathered. Each count must be below 2^24, because counts are exchanged in f32.
     pub fn start_counts_on_device(&self, counts: Tensor<1, Int>) -> PendingCounts {
         let len = counts.dims()[0];
         let counts = counts.float().cast(FloatDType::F32);
@@ -86,9 +86,9 @@ impl ExpertRanks {
         })
     }
 
-    /// Returns the numbers of rows that the ranks give if their tokens choose like the tokens of this rank, except for
-    /// the columns `here`, which count rows for this rank: they choose those more often, so that it has `imbalance`
-    /// times the rows of an average rank.
+    /// Returns the expected row counts of all ranks if their tokens choose like the tokens of this rank. The columns
+    /// `here`, which count rows for this rank, are larger, so that this rank gets `imbalance` times the rows of an
+    /// average rank.
     pub fn expected(
         &self,
         own: &[i64],
@@ -107,15 +107,15 @@ impl ExpertRanks {
     }
 }
 
-/// Waits for the counts of each rank: for the other ranks and for the device.
+/// Waits for the counts of all ranks, and for the device.
 pub(super) type PendingCounts = Box<dyn FnOnce() -> Vec<Vec<i64>>>;
 
-/// Splits the counts of all ranks, `len` of each.
+/// Splits the counts of all ranks into `len` counts per rank.
 fn by_rank(all: &[i64], len: usize) -> Vec<Vec<i64>> {
     all.chunks(len).map(<[i64]>::to_vec).collect()
 }
 
-/// Counts the choices of each of `columns`, of which a token chooses each at most once.
+/// Counts the choices of each of `columns` columns. A token chooses a column at most once.
 pub(super) fn count(indices: Tensor<2, Int>, columns: usize) -> Tensor<1, Int> {
     let [tokens, _] = indices.dims();
     if tokens > MAX_TOKENS {

@@ -1,4 +1,4 @@
-//! The bytes that a dispatcher sends: pure functions of the sizes, for experts that tokens choose uniformly at random.
+//! The communication volumes of dispatchers, as functions of the sizes. Tokens choose experts uniformly at random.
 
 use std::ops::Range;
 
@@ -8,17 +8,17 @@ use super::ranks::ExpertRanks;
 use crate::mesh::{Axis, Grid, Mesh};
 use crate::nn::moe::router::ExpertGroups;
 
-/// Bytes of the number of an expert that is sent beside a row.
+/// The number of bytes of an expert number that is sent with a row.
 const INDEX_BYTES: f64 = 4.0;
 
-/// The mean number of destinations of a token, `n (1 - C(E - E / n, k) / C(E, k))`, where `n` destinations share `E`
-/// experts evenly: the rows that a token has when each destination gets it once.
+/// Returns the mean number of destinations of a token, `n (1 - C(E - E / n, k) / C(E, k))`. `n` destinations share
+/// `E` experts evenly, and each destination gets the token once.
 pub fn expected_destinations(experts: usize, per_token: usize, destinations: usize) -> f64 {
     let own = experts / destinations.max(1);
     destinations as f64 * chosen(experts, per_token, own)
 }
 
-/// The probability that a token chooses at least one of `own` of the experts.
+/// Returns the probability that a token chooses at least one of `own` of the experts.
 pub(super) fn chosen(experts: usize, per_token: usize, own: usize) -> f64 {
     let none = |slot: usize| {
         let left = (experts - slot) as f64;
@@ -27,8 +27,8 @@ pub(super) fn chosen(experts: usize, per_token: usize, own: usize) -> f64 {
     1.0 - (0..per_token.min(experts)).map(none).product::<f64>()
 }
 
-/// The probability that a token chooses at least one of the experts `own`, where it chooses groups first, uniformly, and
-/// then among the experts of these.
+/// Returns the probability that a token chooses at least one of the experts `own`. The token first chooses groups
+/// uniformly, and then experts of these groups.
 fn chosen_in_groups(
     experts: usize,
     per_token: usize,
@@ -37,8 +37,9 @@ fn chosen_in_groups(
 ) -> f64 {
     let size = experts / groups.groups;
     let pool = size * groups.chosen;
-    // By how many groups are chosen and how many of their experts are among `own`, the probability of both: a group is
-    // chosen by those that are left of all that are left, as in drawing without replacement.
+    // ways[count][found] is the probability that `count` groups are chosen and that `found` of their experts are
+    // among `own`. Groups are drawn without replacement: the probability of the next group is the number of remaining
+    // choices divided by the number of remaining groups.
     let mut ways = vec![vec![0.0; own.len() + 1]; groups.chosen + 1];
     ways[0][0] = 1.0;
     for group in 0..groups.groups {
@@ -66,51 +67,51 @@ fn chosen_in_groups(
         .sum()
 }
 
-/// A layer of experts and its ranks, of which each has as many tokens.
+/// An MoE layer and its ranks. Each rank has the same number of tokens.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DispatchProblem {
     /// The method of sending rows.
     pub dispatcher: DispatcherKind,
-    /// Whether the rows of the dispatch are in 8 bits.
+    /// The scale type if rows are dispatched in FP8.
     pub fp8: Option<Fp8DispatchScales>,
-    /// The tokens of a rank.
+    /// The number of tokens per rank.
     pub tokens: usize,
-    /// The experts of all ranks.
+    /// The number of experts over all ranks.
     pub experts: usize,
-    /// The experts of a token.
+    /// The number of experts per token.
     pub per_token: usize,
-    /// The groups that a token chooses them from: with as many groups as nodes, a limit of its nodes.
+    /// The groups from which a token chooses its experts. With one group per node this limits the nodes of a token.
     pub groups: Option<ExpertGroups>,
-    /// Features of a token.
+    /// The number of features per token.
     pub hidden: usize,
-    /// Ranks of the expert axis.
+    /// The number of ranks of the expert axis.
     pub expert: usize,
-    /// Ranks that share an expert.
+    /// The number of ranks that share an expert.
     pub expert_tensor: usize,
-    /// The nodes that a hierarchical dispatch knows.
+    /// The nodes of a hierarchical dispatch.
     pub nodes: Option<DispatchNodes>,
 }
 
 /// The nodes of the ranks of expert x expert-tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DispatchNodes {
-    /// The ranks of each.
+    /// The number of ranks per node.
     pub ranks: usize,
-    /// The experts of each.
+    /// The number of experts per node.
     pub experts: usize,
 }
 
-/// Numbers of a rank, each way: in the dispatch, and again in the combine.
+/// The volume of a rank in one direction: in the dispatch, and again in the combine.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct DispatchVolume {
-    /// Rows, or bytes, that it sends to other ranks of its node; to all, if nodes are not known.
+    /// The rows or bytes sent to other ranks of the same node, or to all other ranks without node information.
     pub inside: f64,
-    /// The rows or bytes that it sends to other nodes.
+    /// The rows or bytes sent to other nodes.
     pub between: f64,
 }
 
 impl DispatchNodes {
-    /// Returns the nodes of a mesh, for `experts` experts; `None` where nodes do not count: see
+    /// Returns the nodes of a mesh for `experts` experts, or `None` if nodes are not distinguished. See
     /// [`Mesh::members_per_node`].
     pub fn of(mesh: &Mesh, experts: usize) -> Option<Self> {
         let members = mesh.members(Grid::Expert, ExpertRanks::axes(), 0);
@@ -136,20 +137,22 @@ impl DispatchVolume {
         }
     }
 
-    /// Returns the volume to all other ranks.
+    /// Returns the volume sent to all other ranks.
     pub fn total(self) -> f64 {
         self.inside + self.between
     }
 }
 
 impl DispatchProblem {
-    /// The rows that a rank sends to others, each way.
+    /// Returns the number of rows that a rank sends to other ranks, in one direction. With `p` ranks per expert:
     ///
-    /// `T k (R - 1) / R` and, where `p` ranks share an expert, `T k (p - 1)` for the all-to-all dispatcher, `T (R p - 1)`
-    /// for the all-gather dispatcher; for the flex dispatcher `T p d(R) (R p - 1) / (R p)` with the
-    /// [mean number](expected_destinations) `d(R)` of ranks of a token. With `N` nodes of `l` ranks it sends
-    /// `T d(N) (N - 1) / N` rows between nodes and `T p d(R) (l - 1) / l` inside. With [groups](field@Self::groups) `d` is
-    /// the mean for a token that chooses its groups first.
+    /// - all-to-all: `T k (R - 1) / R + T k (p - 1)`;
+    /// - all-gather: `T (R p - 1)`;
+    /// - flex: `T p d(R) (R p - 1) / (R p)` with the [mean number](expected_destinations) `d(R)` of ranks of a token;
+    /// - flex with `N` nodes of `l` ranks: `T d(N) (N - 1) / N` between nodes and `T p d(R) (l - 1) / l` inside
+    ///   nodes.
+    ///
+    /// With [groups](field@Self::groups) `d` is the mean for a token that chooses its groups first.
     pub fn rows(&self) -> DispatchVolume {
         let (tokens, k) = (self.tokens as f64, self.per_token as f64);
         let (expert, parts) = (self.expert as f64, self.expert_tensor as f64);
@@ -176,10 +179,10 @@ impl DispatchProblem {
         }
     }
 
-    /// The rows of each exchange of the flex dispatcher, those that stay on the rank included.
+    /// Returns the number of rows of each exchange of the flex dispatcher, including rows that stay on the rank.
     pub fn flex_rows(&self) -> DispatchVolume {
         let (parts, local) = (self.expert_tensor, self.experts / self.expert);
-        // A destination with experts from `first` on.
+        // The probability that a token reaches a destination with experts from `first` on.
         let reached = |first: usize, count: usize| match self.groups {
             None => chosen(self.experts, self.per_token, count),
             Some(groups) => {
@@ -199,10 +202,11 @@ impl DispatchProblem {
         }
     }
 
-    /// The bytes of a row in the dispatch of the forward, with tokens of `element` bytes and weights of `weight` bytes.
+    /// Returns the bytes of a row in the dispatch of the forward. `element` and `weight` are the bytes of a feature
+    /// and of a weight.
     ///
-    /// The all-to-all dispatcher sends a weight with each row, the others those of all experts of the token and their
-    /// numbers.
+    /// The all-to-all dispatcher sends one weight with each row. The other dispatchers send the weights and numbers
+    /// of all experts of the token.
     pub fn row_bytes(&self, element: usize, weight: usize) -> f64 {
         let k = self.per_token as f64;
         let row = match self.fp8 {
@@ -215,14 +219,14 @@ impl DispatchProblem {
         }
     }
 
-    /// The bytes that a rank sends to others in the forward: the dispatch and the combine, without the counts of rows.
+    /// Returns the bytes that a rank sends in the forward: the dispatch and the combine, without row counts.
     pub fn forward_bytes(&self, element: usize, weight: usize) -> DispatchVolume {
         let combine = (self.hidden * element) as f64;
         self.rows().times(self.row_bytes(element, weight) + combine)
     }
 
-    /// Returns the bytes of the backward: gradients of the outputs, of the tokens in the type of the model, and of the
-    /// weights.
+    /// Returns the bytes that a rank sends in the backward: gradients of the outputs, of the tokens in the type of
+    /// the model, and of the weights.
     pub fn backward_bytes(&self, element: usize, weight: usize) -> DispatchVolume {
         let row = (2 * self.hidden * element) as f64;
         let weights = match self.dispatcher {
@@ -238,7 +242,7 @@ mod tests {
     use super::*;
     use crate::nn::moe::GroupScore;
 
-    /// By an inclusion of all subsets, and as Megatron-LM's flex dispatcher was measured.
+    /// Compares with an enumeration of all subsets, and with measurements of Megatron-LM's flex dispatcher.
     #[test]
     fn the_ranks_of_a_token() {
         for (experts, per_token, ranks, expected) in [
@@ -294,7 +298,7 @@ mod tests {
         let two = expected_destinations(64, 8, 2);
         assert!((between - 1000.0 * two / 2.0).abs() < 1e-9, "{between}");
     }
-    /// A layer of DeepSeek-V3 on 8 nodes of 8 ranks, of which a token has its 8 of 256 experts on 4.
+    /// Returns a layer of DeepSeek-V3 on 8 nodes of 8 ranks. A token has its 8 of 256 experts on 4 nodes.
     fn deepseek_v3(fp8: Option<Fp8DispatchScales>) -> DispatchProblem {
         DispatchProblem {
             dispatcher: DispatcherKind::Flex,
@@ -317,7 +321,7 @@ mod tests {
         }
     }
 
-    /// 7168 codes, with a scale of 4 bytes or of one for each 128 of them, beside 8 numbers and weights.
+    /// A row has 7168 codes, a scale of 4 bytes or 1 byte for each 128 codes, and 8 numbers and weights.
     #[test]
     fn rows_of_deepseek_v3_in_8_bits() {
         const CHOICES: f64 = 8.0 * 8.0;
@@ -331,8 +335,9 @@ mod tests {
         }
     }
 
-    /// The 117 MB of codes, 4096 x 7168 x 4, are those of tokens that have an expert on each of their 4 nodes, sent to each.
-    /// A token whose choices are uniform has none on one of them in 9 %: `C(96, 8) / C(128, 8)`; and one of 8 is its own.
+    /// The 117 MB of codes (4096 x 7168 x 4) assume that each token is sent to all of its 4 nodes. With uniform choices
+    /// a token has no expert on a given node in 9 % of the cases: `C(96, 8) / C(128, 8)`. One of 8 nodes is its own
+    /// node.
     #[test]
     fn what_deepseek_v3_sends_between_nodes() {
         let problem = deepseek_v3(Some(Fp8DispatchScales::F32));
@@ -349,14 +354,14 @@ mod tests {
         };
         near(problem.flex_rows().between, rows);
         near(problem.rows().between, rows * 7.0 / 8.0);
-        // As many experts of a token as there are on its nodes: all are reached.
+        // If a token chooses all experts of its nodes, all nodes are reached.
         let all = DispatchProblem {
             per_token: 128,
             ..problem
         };
         let codes = all.flex_rows().between * 7168.0;
         near(codes, 117_440_512.0);
-        // Without the limit a token has experts on 5.295 of the nodes.
+        // Without the limit, a token has experts on 5.295 of the nodes.
         let free = DispatchProblem {
             groups: None,
             ..problem
@@ -364,8 +369,8 @@ mod tests {
         assert!((free.flex_rows().between / 4096.0 - 5.295).abs() < 5e-4);
     }
 
-    /// By a count of all choices of 2 of 3 groups and of 2 of their experts; destinations are a part of a group, several
-    /// groups, and parts of two.
+    /// Compares with a count of all choices of 2 of 3 groups and of 2 of their experts. Destinations are a part of a
+    /// group, several groups, and parts of two groups.
     #[test]
     fn the_destinations_of_a_token_that_chooses_groups_first() {
         let groups = ExpertGroups {

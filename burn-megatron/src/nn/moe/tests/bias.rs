@@ -1,4 +1,4 @@
-//! The expert bias, and the load that moves it.
+//! Tests the expert bias, and the load that updates it.
 
 use super::*;
 use crate::nn::moe::routers::reduced_reports;
@@ -29,7 +29,7 @@ fn it_changes_the_choice_and_no_weight() {
         .with_bias_update_rate(Some(0.0));
     let router = config.init(&builder).unwrap();
     let before = router.forward(input(), None, &whole());
-    // Experts 3 and 2 beat all others.
+    // Experts 3 and 2 have the largest scores.
     router
         .expert_bias()
         .unwrap()
@@ -47,7 +47,7 @@ fn it_changes_the_choice_and_no_weight() {
         .assert_eq(&after.logits.into_data(), true);
 }
 
-/// A training step reports the load of the whole batch, also of a recomputed layer, and without dropped tokens.
+/// A training step reports the load of the complete batch, even for recomputed layers, and without dropped tokens.
 #[test]
 fn the_load_is_that_of_all_ranks() {
     let tight = Capacity {
@@ -94,7 +94,7 @@ fn an_evaluation_counts_nothing() {
     assert!(step.loads().is_empty());
 }
 
-/// Without a trainer: a step ends with [`Routers::end_step`].
+/// Without a trainer, [`Routers::end_step`] ends a step.
 #[test]
 fn a_step_moves_the_biases_of_all_ranks_alike() {
     let config = config(
@@ -112,7 +112,7 @@ fn a_step_moves_the_biases_of_all_ranks_alike() {
             let model = builder.finish(Wrapper { moe: module })?;
             let x = Tensor::<3>::from_inner(part(input(), ctx.mesh_rank(), &Run::default()))
                 .require_grad();
-            // The second step that is taken undoes the first.
+            // The second taken step undoes the first one.
             for taken in [true, false, true, true] {
                 let step = RouterStep::new(1.0.into());
                 let with = MoeForward {

@@ -1,9 +1,9 @@
-//! Dropped tokens, against a dense loop that drops by the same shards of tokens.
+//! Tests dropped tokens against a dense loop that drops by the same shards of tokens.
 
 use super::*;
 use crate::nn::moe::routed_tokens::RankTokens;
 
-/// The rank that has a token in a layout.
+/// Returns the rank that holds a token in a layout.
 fn shard(token: usize, sizes: Sizes, context: usize) -> usize {
     let [tensor, expert, expert_tensor, data] = sizes;
     let parts = tensor * context;
@@ -12,13 +12,13 @@ fn shard(token: usize, sizes: Sizes, context: usize) -> usize {
     row / (BATCH / data) * parts + column / (SEQ / parts)
 }
 
-/// The pairs of token and expert that are kept, of the weights `[tokens, experts]`.
+/// Returns the kept pairs of token and expert, given the weights `[tokens, experts]`.
 fn kept(weights: &[f64], sizes: Sizes, context: usize, capacity: &Capacity) -> Vec<(usize, usize)> {
     let all: Vec<_> = (0..BATCH * SEQ).collect();
     kept_of(&all, weights, (sizes, context), capacity)
 }
 
-/// The same for some of the tokens. The other tokens are padding.
+/// Returns the kept pairs of some of the tokens. The other tokens are padding.
 pub fn kept_of(
     real: &[usize],
     weights: &[f64],
@@ -88,7 +88,7 @@ fn an_expert_drops_what_a_rank_sends_above_its_capacity() {
                     20 * dropped(0.75) >= 2 * BATCH * SEQ,
                     "at least 5 % dropped"
                 );
-                // One token for each expert and rank, and all tokens.
+                // An expert keeps one token per rank, or all tokens.
                 assert!(dropped(0.01) >= BATCH * SEQ);
                 assert_eq!(dropped(2.0), 0);
             }
@@ -110,7 +110,7 @@ fn padding_needs_the_all_to_all() {
     let factor = f64::NAN;
     let invalid = config(router()).with_capacity(Some(Capacity { factor, ..capacity }));
     assert!(refused(invalid).contains("invalid capacity.factor = NaN"));
-    // Two of four experts for each token.
+    // Each token chooses two of four experts.
     for factor in [2.01, 1e7, 1e300] {
         let config = config(router()).with_capacity(Some(Capacity { factor, ..capacity }));
         let message = format!(
@@ -133,7 +133,7 @@ fn padded_rows_are_as_many_for_every_expert() {
     let own = RankTokens::all([BATCH, SEQ], 1);
     let routing = capacity.apply(moe.router.forward(input(), None, &whole()), &own);
     assert_eq!(routing.rows_per_expert, Some(BATCH * SEQ * 3 / EXPERTS));
-    // An expert has each token once at most.
+    // An expert has each token at most once.
     let huge = Capacity {
         factor: 1e300,
         ..capacity

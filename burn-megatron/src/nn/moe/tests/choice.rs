@@ -1,4 +1,4 @@
-//! Choices by more than scores, and jitter.
+//! Tests expert selection by methods other than scores, and jitter.
 
 use insta::assert_snapshot;
 
@@ -20,7 +20,7 @@ fn golden_sinkhorn() {
     for (found, expected) in sinkhorn(&logits, 4).iter().zip(expected) {
         assert!((found - expected).abs() < 2e-7, "{found} is not {expected}");
     }
-    // Logits whose exponentials overflow.
+    // The exponentials of these logits overflow.
     let large: Vec<f64> = logits.iter().map(|z| z + 800.0).collect();
     for (found, expected) in sinkhorn(&large, 4).iter().zip(expected) {
         assert!((found - expected).abs() < 2e-7, "{found} is not {expected}");
@@ -28,12 +28,13 @@ fn golden_sinkhorn() {
     assert_eq!(sinkhorn(&[f64::NAN; 4], 2).len(), 4);
 }
 
-/// Choices of the data ranks' batches, `rows` each, by an assignment of the tokens of each.
+/// Returns the choices of the batches of the data ranks, `rows` rows each, by an assignment of the tokens of each
+/// batch.
 fn assigned(dense: &Dense, rows: usize) -> Vec<i64> {
     assigned_of(dense, rows, [SEQ; BATCH])
 }
 
-/// The same for the first tokens of each row. The other tokens are padding and have no choice.
+/// Returns the choices for the first tokens of each row. The other tokens are padding and have no choice.
 pub fn assigned_of(dense: &Dense, rows: usize, lengths: [usize; BATCH]) -> Vec<i64> {
     let x = input().reshape([BATCH * SEQ, HIDDEN]);
     let logits = values(dense.logits(Tensor::from_inner(x)).inner());

@@ -1,4 +1,4 @@
-//! The reference: every expert computes every token, with a weight of 0 where it was not chosen.
+//! The reference: every expert processes every token, with a weight of 0 if it was not chosen.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +19,7 @@ pub struct Dense<'a> {
     parameters: Vec<(&'static str, Vec<usize>, Tensor<1>)>,
 }
 
-/// The best experts of each token, found one by one.
+/// Returns the best experts of each token, found one by one.
 pub fn choose(scores: &[f64], k: usize) -> Vec<usize> {
     let mut chosen: Vec<usize> = vec![];
     for _ in 0..k {
@@ -94,7 +94,7 @@ impl<'a> Dense<'a> {
         }
     }
 
-    /// `[tokens, experts]`: 1 where the expert was chosen, and kept.
+    /// Returns `[tokens, experts]`: 1 if the expert was chosen and kept the token.
     fn mask(&self, logits: &Tensor<2>, choices: Option<&[i64]>) -> Tensor<2> {
         let (experts, k) = (
             self.config.router.experts,
@@ -176,7 +176,7 @@ impl<'a> Dense<'a> {
         }
     }
 
-    /// With given choices, or the best.
+    /// Runs the reference with given choices, or with the best experts.
     pub fn run(&self, choices: Option<&[i64]>) -> Outcome {
         self.run_with(|x| {
             let mask = self.mask(&self.logits(x.clone()), choices);
@@ -184,7 +184,7 @@ impl<'a> Dense<'a> {
         })
     }
 
-    /// `forward` returns the output of `[tokens, hidden]`, and what is added to the loss.
+    /// Runs the reference. `forward` returns the output for `[tokens, hidden]`, and a term that is added to the loss.
     pub fn run_with(
         &self,
         forward: impl FnOnce(Tensor<2>) -> (Tensor<2>, Option<Tensor<1>>),
@@ -215,20 +215,20 @@ impl<'a> Dense<'a> {
         }
     }
 
-    /// The mask of some kept pairs of token and expert.
+    /// Returns the mask of the kept pairs of token and expert.
     pub fn mask_of(&self, kept: impl Fn(usize, usize) -> bool) -> Tensor<2> {
         let mask = (0..TOKENS * EXPERTS).map(|i| f64::from(kept(i / EXPERTS, i % EXPERTS)));
         tensor(mask.collect(), [TOKENS, EXPERTS])
     }
 
-    /// The weights of the best experts: `[tokens, experts]`.
+    /// Returns the weights of the best experts: `[tokens, experts]`.
     pub fn router_weights(&self, x: Tensor<2>) -> Tensor<2> {
         let logits = self.logits(x);
         let mask = self.mask(&logits, None);
         self.weights(logits, mask)
     }
 
-    /// Every expert of `[tokens, hidden]` by these weights.
+    /// Returns the sum of all experts for `[tokens, hidden]` with these weights.
     pub fn mixture(&self, x: Tensor<2>, weights: Tensor<2>) -> Tensor<2> {
         let parts = (0..self.config.router.experts)
             .map(|expert| self.expert(&x, expert) * weights.clone().narrow(1, expert, 1));

@@ -1,18 +1,18 @@
-//! The dispatchers alone, with experts that multiply by a number.
+//! Tests the dispatchers alone, with experts that multiply by a number.
 
 use super::*;
 use crate::nn::tests::leaf;
 
-/// The factor of an expert.
+/// Returns the factor of an expert.
 fn factor(expert: usize) -> f64 {
     expert as f64 + 1.5
 }
 
-/// The tokens of the ranks: none, or unequally many.
+/// The numbers of tokens of the ranks, which differ and include 0.
 const TOKENS: [usize; 4] = [0, 5, 1, 3];
 const K: usize = 2;
 
-/// Two experts of each token, which differ; expert 2 has few tokens.
+/// Returns two different experts for each token. Expert 2 has few tokens.
 fn choices(tokens: usize, rank: usize) -> Vec<i64> {
     let of_token = |token: usize| {
         let first = [0, 1, 3][(token + rank) % 3];
@@ -21,7 +21,7 @@ fn choices(tokens: usize, rank: usize) -> Vec<i64> {
     (0..tokens).flat_map(of_token).collect()
 }
 
-/// Each row times its weight, the factor of its expert and a share of it.
+/// Multiplies each row by its weight, the factor of its expert, and `share`.
 fn multiplied(input: ExpertRows, first: usize, share: f64) -> Tensor<2> {
     let of_expert = |(local, rows): (usize, &usize)| vec![factor(first + local) * share; *rows];
     let sizes = input.group_sizes.iter().enumerate();
@@ -32,7 +32,7 @@ fn multiplied(input: ExpertRows, first: usize, share: f64) -> Tensor<2> {
     input.rows * (input.weights * factors).unsqueeze_dim(1)
 }
 
-/// A rank has no tokens, forwards and backwards, and the others get theirs back.
+/// A rank without tokens works in forward and backward, and the other ranks get their tokens back.
 #[test]
 fn a_rank_without_tokens() {
     let nodes = DISPATCHERS.map(|kind| (kind, 4)).into_iter();

@@ -1,10 +1,10 @@
-//! Loads that are as uneven as they can be.
+//! Tests extremely uneven loads.
 
 use super::*;
 
 const EP: [Sizes; 3] = [ONE, [1, 4, 1, 1], [2, 2, 2, 1]];
 
-/// Every token with these choices.
+/// Checks a layer in which every token has these choices.
 fn check_choices(experts: usize, of_token: &[i64], what: &str) {
     let k = of_token.len();
     let choices: Vec<i64> = of_token.repeat(BATCH * SEQ);
@@ -28,7 +28,7 @@ fn check_choices(experts: usize, of_token: &[i64], what: &str) {
 
 #[test]
 fn all_tokens_to_one_expert() {
-    // Three of four ranks have no rows, and idle experts a gradient of zeros.
+    // Three of four ranks have no rows, and idle experts have zero gradients.
     check_choices(EXPERTS, &[2], "one of four");
     check_choices(EXPERTS, &[3, 1], "two of four");
 }

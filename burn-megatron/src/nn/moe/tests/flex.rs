@@ -1,4 +1,4 @@
-//! The flex dispatcher: the bytes that it sends, over one node and several, in its own type and in 8 bits.
+//! Tests the flex dispatcher and its bytes, on one node and on several nodes, in its own type and in FP8.
 
 use std::sync::{Arc, Mutex};
 
@@ -8,12 +8,12 @@ use crate::mesh::AxisSet;
 use crate::nn::tests::leaf;
 use burn_megatron_comm_testing::Intercept;
 
-/// Layouts with nodes of so many ranks.
+/// Layouts with this number of ranks per node.
 const NODES: [(Sizes, usize); 6] = [
     ([1, 4, 1, 1], 2),
     ([2, 2, 2, 1], 2),
     ([2, 4, 2, 1], 4),
-    // One rank of each group on a node, all on one, and unequally many.
+    // One rank of each group per node, all ranks on one node, and unequal numbers.
     ([1, 4, 1, 1], 1),
     ([1, 4, 1, 1], 8),
     ([1, 4, 1, 1], 3),
@@ -43,7 +43,7 @@ fn a_token_is_sent_to_each_node_once() {
     }
 }
 
-/// Two terms have the same sum in any order.
+/// The sum of two terms does not depend on their order.
 #[test]
 fn two_experts_of_a_token_have_the_same_bits_as_with_an_all_to_all() {
     let other = flex().with_dispatcher(DispatcherKind::AllToAll);
@@ -55,7 +55,8 @@ fn two_experts_of_a_token_have_the_same_bits_as_with_an_all_to_all() {
     }
 }
 
-/// The features of a token that are a hundred times larger than others of their block stay, and small ones are rounded.
+/// Features that are a hundred times larger than other features of their block are kept, and small features are
+/// rounded.
 #[test]
 fn tokens_in_8_bits_are_rounded_by_the_scale_of_their_block() {
     let plain = Run::default().on(ONE, &flex());
@@ -63,7 +64,7 @@ fn tokens_in_8_bits_are_rounded_by_the_scale_of_their_block() {
         let config = flex().with_fp8_dispatch(Some(scales));
         let one = Run::default().on(ONE, &config);
         assert_ne!(one.output, plain.output);
-        // A code of E4M3 has four digits.
+        // An E4M3 code has four significant bits.
         let error = |found: &[f64], exact: &[f64]| {
             let square =
                 |values: &mut dyn Iterator<Item = f64>| -> f64 { values.map(|x| x * x).sum() };
@@ -72,7 +73,7 @@ fn tokens_in_8_bits_are_rounded_by_the_scale_of_their_block() {
         };
         let off = error(&one.output, &plain.output);
         assert!(off < 0.06, "{scales:?}: {off}");
-        // Rows to the own rank are rounded too, so that the layout does not count.
+        // Rows to the own rank are rounded too, so that results do not depend on the layout.
         for sizes in [[1, 4, 1, 1], [2, 2, 2, 1], [1, 2, 1, 2]] {
             let found = Run::default().on(sizes, &config);
             found.assert_near(&one, &format!("{scales:?} on {sizes:?}"));
@@ -81,7 +82,7 @@ fn tokens_in_8_bits_are_rounded_by_the_scale_of_their_block() {
             ranks_per_node: Some(2),
             ..Run::default()
         };
-        // Nor are rows rounded again on the way.
+        // Rows are not rounded again on the way.
         let found = nodes.on([1, 4, 1, 1], &config);
         found.assert_near(&one, &format!("{scales:?}, nodes"));
     }
@@ -98,7 +99,7 @@ fn a_dispatch_in_8_bits_needs_the_flex_dispatcher() {
     );
 }
 
-/// The bytes of a rank, to the other ranks of its node and to other nodes.
+/// The bytes that a rank sends to other ranks of its node, and to other nodes.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Sent {
     inside: usize,
@@ -111,7 +112,7 @@ struct Journal {
     calls: Vec<String>,
 }
 
-/// Counts what an all-to-all sends to others; other calls are counts of rows.
+/// Wraps a communicator to count the bytes that an all-to-all sends to other ranks. Other calls exchange row counts.
 fn counting(
     inner: Arc<dyn Communicator>,
     ranks_per_node: usize,
@@ -142,7 +143,7 @@ fn counting(
     })
 }
 
-/// The groups of a rank, counted.
+/// Returns the groups of a rank with counting communicators.
 fn counted(
     sizes: Sizes,
     ranks_per_node: Option<usize>,
@@ -152,7 +153,7 @@ fn counted(
     parallel.ranks_per_node = ranks_per_node;
     let mut groups = ParallelContext::from_world(&parallel, rank.communicator())?;
     let journal = Arc::new(Mutex::new(Journal::default()));
-    // A group that is two of these at once is counted once.
+    // A group that has two of these roles is counted once.
     let all = [
         AxisSet::from([Axis::Expert, Axis::ExpertTensor]),
         Axis::Expert.into(),
@@ -167,7 +168,7 @@ fn counted(
     Ok((groups, journal))
 }
 
-/// Every choice of `k` of `experts`: what uniform choices are on average.
+/// Returns every choice of `k` of `experts` experts, which has the mean of uniform choices.
 fn subsets(experts: usize, k: usize) -> Vec<i64> {
     let all = 0usize..1 << experts;
     let of_size = all.filter(|set| set.count_ones() as usize == k);
@@ -175,7 +176,7 @@ fn subsets(experts: usize, k: usize) -> Vec<i64> {
     of_size.flat_map(members).collect()
 }
 
-/// Every token through experts that do nothing; what each rank sends in the forward and in the backward.
+/// Sends every token through identity experts. Returns the volume of each rank in the forward and in the backward.
 fn sent(
     kind: DispatcherKind,
     problem: &DispatchProblem,
@@ -248,7 +249,7 @@ fn every_dispatcher_sends_what_its_formula_says() {
                     experts,
                     per_token,
                     groups: None,
-                    // A block and a half, and no multiple of 16.
+                    // One and a half blocks, and not a multiple of 16.
                     hidden: 200,
                     expert,
                     expert_tensor,
@@ -277,7 +278,7 @@ fn every_dispatcher_sends_what_its_formula_says() {
     }
 }
 
-/// Counts are under way before anything else, and shared experts while rows are.
+/// Counts are exchanged before anything else. Shared experts run while rows are exchanged.
 #[test]
 fn counts_travel_once_the_router_is_done() {
     for kind in DISPATCHERS {

@@ -1,4 +1,4 @@
-//! Experts in 8 bits in every layout.
+//! Tests FP8 experts in every layout.
 
 use super::*;
 
@@ -45,8 +45,8 @@ fn delayed_scales_do_not_depend_on_the_layout() {
     check("delayed", &layouts);
 }
 
-/// The ranks that send an expert rows have the whole batch, as one rank does. The parts of a tensor that is split over
-/// the expert-tensor axis have its scale.
+/// The ranks that send rows to an expert have the complete batch, like a single rank. The parts of a tensor that is
+/// split over the expert-tensor axis have the scale of the full tensor.
 #[test]
 fn current_scales_are_those_of_all_rows_of_an_expert() {
     check(
@@ -55,7 +55,7 @@ fn current_scales_are_those_of_all_rows_of_an_expert() {
     );
 }
 
-/// The rows of an expert are quantised once for the batch, or for each half of it.
+/// The rows of an expert are quantized once for the batch, or once for each half of it.
 #[test]
 fn current_scales_of_parts_of_the_batch_are_others() {
     let config = config(router());

@@ -1,4 +1,4 @@
-//! Numbers of `T = 4` tokens, `E = 4` experts and `k = 2`, computed in f64 beside this code.
+//! Values for `T = 4` tokens, `E = 4` experts and `k = 2`, computed in f64 independently of this code.
 
 use super::*;
 use crate::nn::anchored_value;
@@ -11,7 +11,7 @@ const LOGITS: [f64; 16] = [
     1.5, 1.0, 0.5, 0.0,
 ];
 
-/// A router whose logits are its input.
+/// Returns a router whose logits are its input.
 fn identity(config: RouterConfig) -> Router {
     let builder = ModelBuilder::with(&ParallelContext::single(), &Device::flex(), 7, DType::F64);
     let mut router = config.init(&builder).unwrap();
@@ -77,7 +77,7 @@ fn drop(keep: KeepPolicy, factor: f64, pad: bool) -> Routing {
 
 #[test]
 fn dropped_choices() {
-    // Two tokens for each expert.
+    // Each expert has two tokens.
     let weights = drop(KeepPolicy::LargestWeights, 1.0, false).indices;
     assert_eq!(read(weights), [0, -1, 1, -1, 1, 2, 0, -1]);
     let first = drop(KeepPolicy::First, 1.0, false).indices;

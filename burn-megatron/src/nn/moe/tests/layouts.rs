@@ -1,4 +1,4 @@
-//! Every layout computes what one rank does.
+//! Tests that every layout computes the result of one rank.
 
 use insta::assert_snapshot;
 
@@ -15,7 +15,7 @@ const LAYOUTS: [Sizes; 8] = [
     [1, 2, 1, 2],
     [2, 4, 1, 2],
 ];
-/// Every axis splits something, and the experts have replicas.
+/// Layouts in which every axis splits something, and experts have replicas.
 const FEW: [Sizes; 3] = [ONE, [2, 2, 2, 1], [1, 2, 1, 2]];
 
 #[test]
@@ -114,7 +114,7 @@ fn initial_values_do_not_depend_on_the_layout() {
     assert_eq!(values_of([1, 4, 1, 1]), one);
 }
 
-/// Why a layer cannot be built.
+/// Returns the error of building a layer.
 fn refused(sizes: Sizes, config: &MoeMlpConfig) -> String {
     let rank = |rank: crate::comm::Rank| {
         let ctx = ParallelContext::from_world(&layout(sizes), rank.communicator())?;
@@ -182,7 +182,7 @@ fn tensor_ranks_with_the_same_tokens_route_a_part_each() {
     }
 }
 
-/// As many as are generated at once: one, or an odd number.
+/// Batches as in generation, with one token or an odd number of tokens.
 #[test]
 fn tensor_ranks_share_any_number_of_tokens_outside_of_autodiff() {
     let config = config(router());

@@ -1,4 +1,4 @@
-//! The losses of routers: their gradients beside the model's, in every layout.
+//! Tests the gradients of router losses in addition to the model loss, in every layout.
 
 use burn::tensor::activation::{sigmoid, softmax};
 use insta::assert_snapshot;
@@ -15,18 +15,19 @@ pub fn loss(kind: RouterLossKind, coefficient: f64) -> RouterLoss {
     RouterLoss { kind, coefficient }
 }
 
-/// The whole batch, as micro-batches of these rows each.
+/// Returns the row ranges of the micro-batches of a batch, with `rows` rows each.
 fn micro_batches(rows: usize) -> impl Iterator<Item = std::ops::Range<usize>> {
     let tokens = rows * SEQ;
     (0..BATCH / rows).map(move |index| index * tokens..(index + 1) * tokens)
 }
 
-/// The sum of `counted tokens x loss / coefficient` over micro-batches.
+/// Returns the sum of `counted tokens x loss / coefficient` over micro-batches.
 fn reference(kind: RouterLossKind, logits: &Tensor<2>, sigmoids: bool, rows: usize) -> Tensor<1> {
     reference_of([SEQ; BATCH], kind, logits, sigmoids, rows)
 }
 
-/// The same for the first tokens of each row. The other tokens are padding, which counts only in the model's loss.
+/// Returns the sum for the first tokens of each row. The other tokens are padding, which only counts in the model
+/// loss.
 pub fn reference_of(
     lengths: [usize; BATCH],
     kind: RouterLossKind,
@@ -66,7 +67,7 @@ pub fn reference_of(
         let counts = TensorData::new(counts, [1, EXPERTS]);
         let counts = Tensor::from_data(counts, (&Device::flex().autodiff(), DType::F64));
         let sum = (scores.sum_dim(0) * counts).sum();
-        // The counted tokens of the micro-batch times the loss.
+        // The loss is multiplied by the counted tokens of the micro-batch.
         sum.mul_scalar(counted * EXPERTS as f64 / (2.0 * tokens * tokens))
     });
     parts.reduce(|sum, part| sum + part).unwrap()
@@ -83,7 +84,7 @@ fn check_losses(losses: &[RouterLoss], score: ScoreFunction, layouts: &[Sizes]) 
             let of = |loss: &RouterLoss| {
                 let sigmoids = score == ScoreFunction::Sigmoid;
                 let value = reference(loss.kind, &logits, sigmoids, BATCH / data);
-                // The model's loss is multiplied by the loss scale when its backward starts; here it is not.
+                // The model loss is multiplied by the loss scale when its backward starts, but not here.
                 value.mul_scalar(loss.coefficient * LOSS_SCALE)
             };
             let more = losses.iter().map(of).reduce(|sum, part| sum + part);
@@ -159,7 +160,7 @@ fn the_global_loss_is_that_of_a_micro_batch_if_all_ranks_read_the_same() {
 
 #[test]
 fn an_even_load_has_the_coefficient_as_its_loss() {
-    // All experts equally often, and equal scores.
+    // All experts are chosen equally often, with equal scores.
     let choices: Vec<i64> = (0..2 * BATCH * SEQ).map(|i| (i % EXPERTS) as i64).collect();
     let logits = Tensor::<2>::zeros([BATCH * SEQ, EXPERTS], &Device::flex().autodiff());
     let logits = logits.cast(DType::F64).require_grad();
@@ -207,7 +208,7 @@ fn the_global_loss_takes_the_mean_load_of_the_step_so_far() {
     let global = [loss(RouterLossKind::GlobalBalance, 1.0)];
     let layer = super::super::losses::LayerLosses::new(&global, &router(), "moe", &ctx).unwrap();
     let step = RouterStep::new(1.0.into());
-    // Two micro-batches of one token: the first to experts 0 and 1, the second to 2 and 3.
+    // Two micro-batches of one token: the first chooses experts 0 and 1, the second chooses experts 2 and 3.
     let routing = |choices: [i64; 2]| {
         let logits = Tensor::<2>::from_floats([[2.0, 1.0, 0.0, -1.0]], &Device::flex().autodiff());
         let logits = logits.cast(DType::F64).require_grad();

@@ -1,4 +1,4 @@
-//! The layer on ranks that are threads, in f64, against a dense loop over experts on one rank.
+//! Tests the layer on ranks that are threads, in f64, against a dense loop over experts on one rank.
 
 mod bias;
 mod capacity;
@@ -31,14 +31,14 @@ use dense::Dense;
 
 type AnyError = Box<dyn std::error::Error + Send + Sync>;
 
-/// `[batch, seq, hidden]` of the whole input. Two tensor ranks have an odd number of tokens each.
+/// The sizes `[batch, seq, hidden]` of the complete input. Two tensor ranks have an odd number of tokens each.
 const BATCH: usize = 4;
 const SEQ: usize = 6;
 const HIDDEN: usize = 5;
 const EXPERTS: usize = 4;
 const WIDTH: usize = 6;
 
-/// Sizes of tensor, with sequence parallelism, of expert, expert-tensor, and data in the expert grid.
+/// The sizes of the axes: tensor (with sequence parallelism), expert, expert-tensor, and data in the expert grid.
 type Sizes = [usize; 4];
 
 const ONE: Sizes = [1, 1, 1, 1];
@@ -61,48 +61,49 @@ fn ints(values: &[i64], shape: [usize; 2]) -> Tensor<2, Int> {
     Tensor::from_data(TensorData::new(values.to_vec(), shape), &Device::flex())
 }
 
-/// The integers of a tensor, row by row.
+/// Returns the integers of a tensor, row by row.
 fn read(values: Tensor<2, Int>) -> Vec<i64> {
     let values = values.into_data().convert_dtype(DType::I64);
     values.try_into_vec().unwrap()
 }
 
-/// A run: a layer and what is done with it, by default nothing special.
+/// The settings of a run. By default nothing special happens.
 #[derive(Clone, Default)]
 struct Run {
-    /// Choices of the whole batch instead of the router's.
+    /// Choices of the complete batch that replace the router's choices.
     choices: Option<Vec<i64>>,
-    /// As a training step, with the losses of the router, for this loss scale.
+    /// The loss scale of a training step with the losses of the router. `None`: not a training step.
     loss_scale: Option<f64>,
-    /// Recomputed in the backward.
+    /// Whether the layer is recomputed in the backward.
     recompute: bool,
-    /// All data ranks read the same samples.
+    /// Whether all data ranks read the same samples.
     same_samples: bool,
-    /// Without sequence parallelism: tensor ranks have the same tokens.
+    /// Whether tensor ranks have the same tokens, without sequence parallelism.
     replicated: bool,
-    /// Ranks of the context axis, taken from the data ranks: each has consecutive tokens of every sample.
+    /// The number of ranks of the context axis, taken from the data ranks. Each has consecutive tokens of every
+    /// sample.
     context: Option<usize>,
     /// The number of real tokens at the start of each sample; the others are padding.
     lengths: Option<[usize; BATCH]>,
-    /// The loss of the model is multiplied by it.
+    /// The factor of the model loss.
     factor: Option<f64>,
     fp8: Fp8Config,
     ranks_per_node: Option<usize>,
 }
 
-/// The results of all ranks, of the whole batch and model.
+/// The results of all ranks, for the complete batch and model.
 #[derive(Debug)]
 struct Outcome {
     output: Vec<f64>,
     input_gradient: Vec<f64>,
-    /// By path; gradients are divided by the tokens.
+    /// The parameters by path. Gradients are divided by the number of tokens.
     parameters: Vec<(String, Vec<f64>)>,
     norm: f64,
     /// The mean of each router loss.
     losses: Vec<f64>,
-    /// The tokens of each expert, and the pairs, of all ranks; empty outside of a training step.
+    /// The number of tokens of each expert, and of pairs, over all ranks. Empty outside a training step.
     load: Vec<f64>,
-    /// Of every expert, the same on all ranks.
+    /// The states of all experts, which are the same on all ranks.
     fp8: BTreeMap<String, Fp8LayerState>,
 }
 
@@ -126,7 +127,7 @@ fn layout([tensor, expert, expert_tensor, _]: Sizes) -> ParallelConfig {
         .with_expert_tensor(expert_tensor)
 }
 
-/// Where the part of a rank begins in `[batch, seq]`, and its shape.
+/// Returns the start of a rank's part in `[batch, seq]`, and its shape.
 fn own_part(rank: &MeshRank, run: &Run) -> ([usize; 2], [usize; 2]) {
     let data = rank.on(Grid::Dense, Axis::Data);
     let tensor = rank.on(Grid::Dense, Axis::Tensor);
@@ -156,12 +157,12 @@ fn input() -> Tensor<3> {
     wave([BATCH, SEQ, HIDDEN], 0.5)
 }
 
-/// By which the output is multiplied in the loss, a sum.
+/// Returns the factor of the output in the loss, which is a sum.
 fn loss_weight() -> Tensor<3> {
     wave([BATCH, SEQ, HIDDEN], 4.0)
 }
 
-/// Gives every parameter values of about one that do not depend on the layout.
+/// Sets every parameter to values of about one that do not depend on the layout.
 struct Fill<'a> {
     table: &'a ParameterTable,
     rank: &'a MeshRank,
@@ -334,12 +335,12 @@ struct Wrapper {
 }
 
 impl Outcome {
-    /// Compares everything with `expected`.
+    /// Compares all results with `expected`.
     #[track_caller]
     fn assert_near(&self, expected: &Self, what: &str) {
         const TOLERANCE: f64 = 1e-12;
         let near = |of: &str, found: &[f64], expected: &[f64]| {
-            // Nothing may be expected, such as gradients of experts without tokens.
+            // The expected values may all be zero, for example gradients of experts without tokens.
             if expected.iter().all(|x| *x == 0.0) {
                 assert_eq!(found, expected, "{what}: {of}");
             } else {
@@ -370,7 +371,7 @@ impl Outcome {
     }
 }
 
-/// Layouts of all sizes against the dense loop.
+/// Checks all layouts against the dense loop.
 fn check(config: &MoeMlpConfig, layouts: &[Sizes], what: &str) {
     let expected = Dense::new(config).run(None);
     for sizes in layouts {

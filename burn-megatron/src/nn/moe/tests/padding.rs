@@ -1,4 +1,4 @@
-//! Tests that padding has no expert and counts nowhere.
+//! Tests that padding has no expert and does not count in any statistic.
 
 use super::capacity::kept_of;
 use super::choice::assigned_of;
@@ -7,13 +7,13 @@ use super::*;
 use crate::nn::tests::leaf;
 use crate::nn::{BatchFormat, KvCache, SequencePart};
 
-/// The number of real tokens of each sample. With two tensor ranks, the second rank has only padding of the last two
+/// The number of real tokens of each sample. With two tensor ranks, the second rank has only padding in the last two
 /// samples.
 const LENGTHS: [usize; BATCH] = [6, 4, 3, 1];
 
 const LAYOUTS: [Sizes; 4] = [ONE, [1, 2, 1, 1], [2, 2, 2, 1], [2, 2, 1, 2]];
 
-/// The numbers of the real tokens.
+/// Returns the indices of the real tokens.
 fn real() -> Vec<usize> {
     let of_row = |row: usize| row * SEQ..row * SEQ + LENGTHS[row];
     (0..BATCH).flat_map(of_row).collect()
@@ -26,7 +26,7 @@ fn padded() -> Run {
     }
 }
 
-/// The data ranks of a layout.
+/// Returns the number of data ranks of a layout.
 fn data(sizes: Sizes) -> usize {
     sizes[1..].iter().product::<usize>() / sizes[0]
 }
@@ -172,7 +172,7 @@ fn a_micro_batch_of_padding_alone_has_losses_of_zero() {
 
 #[test]
 fn uneven_prompts_on_tensor_ranks_have_the_experts_of_one_rank() {
-    // Seven tokens on two ranks are filled up to eight, which takes no place in an expert's capacity.
+    // Seven tokens on two ranks are padded to eight. The padding does not use the capacity of an expert.
     let capacity = Capacity {
         factor: 1.0,
         keep: KeepPolicy::First,

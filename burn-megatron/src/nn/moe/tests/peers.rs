@@ -1,4 +1,4 @@
-//! What `transformers` computes, from `tests/fixtures/moe/make.py`.
+//! Tests against the results of `transformers`, from `tests/fixtures/moe/make.py`.
 
 use std::fs;
 
@@ -44,14 +44,14 @@ impl Fixture {
 }
 
 impl Fixture {
-    /// The block of OLMoE: a softmax over all experts that is not normalised over the chosen ones.
+    /// Returns the block of OLMoE: a softmax over all experts that is not normalized over the chosen experts.
     fn olmoe(&self) -> MoeMlpConfig {
         let [experts, hidden, width] = self.tensor::<3>("down").dims();
         let router = RouterConfig::new(hidden, experts, 3).with_score(ScoreFunction::PreSoftmax);
         MoeMlpConfig::new(router, width, Activation::SwiGlu)
     }
 
-    /// The layer with the part that this rank has of the weights, one of `ranks` that split the experts.
+    /// Returns the layer with this rank's part of the weights. `ranks` ranks split the experts.
     fn olmoe_layer(&self, builder: &ModelBuilder, AxisRank { index, size }: AxisRank) -> MoeMlp {
         let part = |name: &str| {
             let all = self.tensor::<3>(name).swap_dims(1, 2);
@@ -85,7 +85,7 @@ fn the_block_of_olmoe() {
     }
 }
 
-/// Losses of AdamW in 20 steps, with the experts on 1, 2 and 4 ranks, each with a part of the batch.
+/// Compares the losses of 20 AdamW steps, with the experts on 1, 2 and 4 ranks. Each rank has a part of the batch.
 #[test]
 fn the_block_of_olmoe_trains_on_any_number_of_expert_ranks() {
     let losses = |expert: usize| {
@@ -130,8 +130,8 @@ fn the_block_of_olmoe_trains_on_any_number_of_expert_ranks() {
     }
 }
 
-/// Sigmoids with a bias that counts for the choice alone, two of four groups by the sum of their two best scores, and
-/// a factor.
+/// Uses sigmoid scores with a bias that only affects the choice, two of four groups selected by the sum of their two
+/// best scores, and a factor.
 #[test]
 fn the_router_of_deepseek_v3() {
     let fixture = Fixture::open("deepseek_v3");

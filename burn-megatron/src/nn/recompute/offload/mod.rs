@@ -1,9 +1,10 @@
-//! The saved inputs of recomputed blocks in the memory of the host, from the forward to the backward.
+//! Offload of the saved inputs of recomputed blocks to host memory, from the forward to the backward.
 //!
-//! The inputs of a forward are a chain, which its backward takes from the end. The last `prefetch` of them stay on the
-//! device, as the backward needs them at once; when another is saved, the oldest of those leaves for the host, unless the
-//! budget is spent. The backward of a block fetches the `prefetch` inputs before its own while it runs. One input at
-//! most is on its way to the host: a forward that is ahead of its copies would keep what they are to free.
+//! The inputs of a forward form a chain, and the backward takes them from the end. The last `prefetch` inputs stay on
+//! the device, because the backward needs them immediately. When another input is saved, the oldest of them is copied
+//! to the host, unless the budget is used up. While the backward of a block runs, it fetches the `prefetch` inputs
+//! before its own. At most one input is being copied to the host at a time. Otherwise a forward that is faster than
+//! its copies would keep the memory that the copies should free.
 
 mod store;
 #[cfg(test)]
@@ -21,11 +22,11 @@ use crate::host_link::HostTraffic;
 
 pub(super) use store::ActivationStore;
 
-/// Which saved inputs of recomputed blocks are kept on the host. Needs blocks that are recomputed.
+/// Settings of the offload of saved inputs of recomputed blocks to the host. Requires recomputed blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ActivationOffload {
-    /// The most bytes of a rank on the host at once; 0 keeps all on the device.
+    /// The maximum number of bytes of a rank on the host; 0 keeps all inputs on the device.
     pub bytes: u64,
     /// The number of blocks ahead of the backward for which inputs are fetched; 0 fetches an input when it is needed.
     pub prefetch: usize,
@@ -40,25 +41,25 @@ impl Default for ActivationOffload {
     }
 }
 
-/// The bytes of saved inputs of recomputed blocks: now, at most so far, and transferred so far.
+/// The bytes of saved inputs of recomputed blocks: current, peak, and transferred.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ActivationUsage {
-    /// On the device, those on their way to or from it included.
+    /// The bytes on the device, including inputs that are being copied.
     pub device: u64,
-    /// The most on the device.
+    /// The peak of `device`.
     pub device_peak: u64,
-    /// On the host, those on their way to or from it included.
+    /// The bytes on the host, including inputs that are being copied.
     pub host: u64,
-    /// The most on the host.
+    /// The peak of `host`.
     pub host_peak: u64,
-    /// The transferred bytes.
+    /// The bytes transferred so far.
     pub traffic: HostTraffic,
 }
 
-/// In a recording: the input that this block saves may be on the host.
+/// A note in a recording: the input that this block saves may be on the host.
 pub struct OffloadNote;
 
-/// The input of a block, with its shape, once the block has saved it.
+/// The input of a block, with its number and shape once the block has saved it.
 pub(super) struct SavedInput<const D: usize> {
     store: Arc<ActivationStore>,
     saved: Mutex<Option<(u64, [usize; D])>>,
@@ -82,7 +83,7 @@ impl<const D: usize> SavedInput<D> {
         *self.saved.lock() = Some((number, shape));
     }
 
-    /// The input on its device, if it was saved here. Waits for the host.
+    /// Returns the input on its device, if it was saved here. Waits for the copy.
     ///
     /// Unwinds with [`raise`](crate::comm::raise) if a copy fails or takes too long.
     pub fn take(&self) -> Option<DispatchTensor> {
@@ -92,7 +93,7 @@ impl<const D: usize> SavedInput<D> {
     }
 }
 
-/// A block without a backward.
+/// Drops the input of a block without a backward.
 impl<const D: usize> Drop for SavedInput<D> {
     fn drop(&mut self) {
         if let Some((number, _)) = self.saved.get_mut().take() {

@@ -1,4 +1,4 @@
-//! The saved inputs, their places, and the times of their transfers.
+//! The store of saved inputs, with their locations and the times of their transfers.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use super::{ActivationOffload, ActivationUsage};
 use crate::comm::{CommError, raise};
 use crate::host_link::{OffloadEvent, OffloadEventKind, OffloadRecord, SimulatedHostLink};
 
-/// The longest wait for one copy.
+/// The maximum time to wait for one copy.
 const DEADLINE: Duration = Duration::from_secs(300);
 
 /// The saved inputs of one model on one rank.
@@ -33,12 +33,12 @@ pub(super) struct Shared {
 
 #[derive(Debug, Default)]
 struct State {
-    /// By their numbers, which increase.
+    /// The inputs, keyed by increasing numbers.
     inputs: BTreeMap<u64, Input>,
     next: u64,
     /// The number of the current forward.
     forward: u64,
-    /// Whether an input is on its way to the host.
+    /// Whether an input is being copied to the host.
     is_leaving: bool,
     usage: ActivationUsage,
     failure: Option<String>,
@@ -51,20 +51,20 @@ struct Input {
     bytes: u64,
     device: Device,
     place: Place,
-    /// When its last copy ends, by the clock of a simulated link; `None` if it has not left.
+    /// The end time of the last copy on a simulated link; `None` if the input has not left.
     arrives: Option<Duration>,
 }
 
 #[derive(Debug)]
 enum Place {
     Device(Tensor<1>),
-    /// On its way to the host; whether it is to return at once.
+    /// The input is being copied to the host. The flag tells whether it must return immediately.
     Leaving(bool),
     Host(Tensor<1>),
     Returning,
 }
 
-/// The times of a simulated link.
+/// The clock of a simulated link.
 #[derive(Debug, Default)]
 struct Clock {
     link: Option<SimulatedHostLink>,
@@ -77,11 +77,11 @@ struct Clock {
 }
 
 impl ActivationStore {
-    /// Starts the threads that copy.
+    /// Starts the copy threads.
     ///
     /// # Errors
     ///
-    /// The error of the system.
+    /// The error of the operating system.
     pub fn start(config: ActivationOffload) -> std::io::Result<Self> {
         Self::with_deadline(config, DEADLINE)
     }
@@ -99,13 +99,13 @@ impl ActivationStore {
         })
     }
 
-    /// As if a copy to the host never ended.
+    /// Simulates a copy to the host that never ends.
     #[cfg(test)]
     pub(super) fn stall(&self) {
         self.shared.state.lock().is_leaving = true;
     }
 
-    /// As if a thread failed.
+    /// Simulates the failure of a thread.
     #[cfg(test)]
     pub(super) fn fail(&self, message: &str) {
         self.shared.fail(message.into());
@@ -115,12 +115,12 @@ impl ActivationStore {
         self.shared.state.lock().usage
     }
 
-    /// Called when a forward begins: its inputs are a chain.
+    /// Begins a forward. Its inputs form a chain.
     pub fn begin_forward(&self) {
         self.shared.state.lock().forward += 1;
     }
 
-    /// Records the transfers over a simulated link, where a block takes so long in its forward and its backward.
+    /// Records the transfers over a simulated link. `forward` and `backward` are the times that a block takes.
     pub fn simulate(&self, link: SimulatedHostLink, forward: Duration, backward: Duration) {
         let clock = &mut self.shared.state.lock().clock;
         (clock.forward, clock.backward) = (forward, backward);
@@ -131,10 +131,10 @@ impl ActivationStore {
         std::mem::take(&mut self.shared.state.lock().clock.record)
     }
 
-    /// Keeps the input of a block; returns its number. Waits for the input that is on its way to the host before
-    /// another one leaves.
+    /// Keeps the input of a block and returns its number. If an input is being copied to the host, waits for this
+    /// copy before another input leaves.
     ///
-    /// Unwinds with [`raise`] if a copy fails or takes too long, as [`take`](Self::take).
+    /// Unwinds with [`raise`] if a copy fails or takes too long, like [`take`](Self::take).
     pub fn save(&self, x: Tensor<1>) -> u64 {
         let state = &mut self.shared.state.lock();
         let (number, forward) = (state.next, state.forward);
@@ -157,7 +157,7 @@ impl ActivationStore {
         number
     }
 
-    /// Sends an input to the host, if it is on the device and the budget has room.
+    /// Sends an input to the host, if it is on the device and fits into the budget.
     fn leave(&self, number: u64, state: &mut MutexGuard<'_, State>) {
         let input = &state.inputs[&number];
         let is_here = matches!(input.place, Place::Device(_));
@@ -182,7 +182,7 @@ impl ActivationStore {
         }
     }
 
-    /// Takes an input for the backward of its block, and starts to fetch those before it.
+    /// Takes an input for the backward of its block, and starts to fetch the inputs before it.
     pub fn take(&self, number: u64) -> Tensor<1> {
         let state = &mut self.shared.state.lock();
         self.fetch(number, state);
@@ -206,7 +206,7 @@ impl ActivationStore {
         x
     }
 
-    /// Starts to copy an input to the device, if it is not there and not on its way.
+    /// Starts to copy an input to the device, unless it is already there or being copied.
     fn fetch(&self, number: u64, state: &mut State) {
         let Some(input) = state.inputs.get_mut(&number) else {
             return;
@@ -232,13 +232,13 @@ impl ActivationStore {
         if let Some(input) = state.inputs.remove(&number) {
             match input.place {
                 Place::Device(_) => state.usage.device -= input.bytes,
-                // What is on its way is subtracted from the device when it ends.
+                // Inputs that are being copied are subtracted from the device when their copy ends.
                 _ => state.usage.host -= input.bytes,
             }
         }
     }
 
-    /// Waits for a thread to copy something.
+    /// Waits until a thread has finished a copy.
     fn wait(&self, number: u64, state: &mut MutexGuard<'_, State>) {
         let fail = |message: String| -> ! {
             raise(CommError::Engine {
@@ -258,7 +258,7 @@ impl ActivationStore {
 }
 
 impl Shared {
-    /// An input is on the host; returns it if it is to return at once.
+    /// Records that an input has arrived on the host. Returns it if it must return immediately.
     pub fn is_up(&self, job: CopyJob) -> Option<CopyJob> {
         let state = &mut *self.state.lock();
         state.is_leaving = false;
@@ -274,7 +274,7 @@ impl Shared {
         None
     }
 
-    /// An input is on the device.
+    /// Records that an input has arrived on the device.
     pub fn is_down(&self, job: CopyJob) {
         let state = &mut *self.state.lock();
         match state.inputs.get_mut(&job.number) {
@@ -294,7 +294,7 @@ impl Shared {
 }
 
 impl State {
-    /// The inputs of a forward before `number`, the last first.
+    /// Returns the inputs of a forward before `number`, starting with the last.
     fn chain(&self, forward: u64, number: u64) -> impl Iterator<Item = u64> {
         let before = self.inputs.range(..number).rev();
         let own = before.filter(move |(_, input)| input.forward == forward);
@@ -334,7 +334,8 @@ impl Clock {
         self.now += self.backward;
     }
 
-    /// A copy is requested of what is in its place at `ready`; returns its end. Copies in one direction follow each other.
+    /// Records a requested copy of an input that is available at `ready`. Returns its end time. Copies in one
+    /// direction run one after another.
     fn transfer(
         &mut self,
         kind: OffloadEventKind,

@@ -1,4 +1,4 @@
-//! Where inputs are, when they move, and what fails.
+//! Tests the locations and transfers of inputs, and failures.
 
 use std::time::{Duration, Instant};
 
@@ -21,7 +21,7 @@ fn store(bytes: u64, prefetch: usize) -> ActivationStore {
     ActivationStore::start(ActivationOffload { bytes, prefetch }).unwrap()
 }
 
-/// An input of 512 bytes that has this value everywhere.
+/// Returns an input of 512 bytes with this value in every element.
 fn input(value: usize) -> Tensor<1> {
     Tensor::ones([128], &Device::flex()).mul_scalar(value as f32)
 }
@@ -33,7 +33,7 @@ fn save(store: &ActivationStore, values: std::ops::Range<usize>) -> Vec<(u64, us
         .collect()
 }
 
-/// Takes inputs, the last first, and checks their values.
+/// Takes inputs, starting with the last, and checks their values.
 fn take(store: &ActivationStore, saved: Vec<(u64, usize)>) {
     for (number, value) in saved.into_iter().rev() {
         let found: Vec<f32> = store.take(number).into_data().try_into_vec().unwrap();
@@ -41,7 +41,7 @@ fn take(store: &ActivationStore, saved: Vec<(u64, usize)>) {
     }
 }
 
-/// A forward and a backward of four blocks of 15 and 30 ms, over a link that copies an input in 10 ms.
+/// Runs a forward and a backward of four blocks of 15 and 30 ms. The link copies an input in 10 ms.
 fn recorded(prefetch: usize) -> (OffloadRecord, ActivationUsage) {
     let store = store(1 << 20, prefetch);
     let link = SimulatedHostLink::new(ms(2), 64_000.0).unwrap();
@@ -69,7 +69,7 @@ fn inputs_leave_behind_the_forward_and_return_ahead_of_the_backward() {
     };
     assert_eq!(used.traffic, traffic);
     assert_eq!(used.host_peak, 3 * BYTES);
-    // The last, the one before it, and one on its way.
+    // The device holds the last input, the input before it, and an input that is being copied.
     assert!((2 * BYTES..=3 * BYTES).contains(&used.device_peak));
     assert_eq!((used.device, used.host), (0, 0));
 }
@@ -97,7 +97,7 @@ fn a_budget_keeps_the_others_on_the_device() {
     }
 }
 
-/// As in a pipeline, where forwards are ahead of backwards.
+/// Forwards run ahead of backwards, as in a pipeline.
 #[test]
 fn each_forward_is_a_chain_of_its_own() {
     let store = store(1 << 20, 1);
@@ -134,7 +134,7 @@ fn inputs_without_a_backward_are_dropped() {
     }
 }
 
-/// The error of a save that waits for at most 100 ms for a copy that never ends.
+/// Returns the error of a save that waits up to 100 ms for a copy that never ends.
 fn error(before: impl Fn(&ActivationStore) + Sync) -> String {
     let config = ActivationOffload {
         bytes: 1 << 20,

@@ -1,4 +1,4 @@
-//! The threads that copy inputs, one for each direction, each with a stream of its own on the device.
+//! The copy threads, one for each direction. Each has its own stream on the device.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -15,16 +15,16 @@ pub(super) struct CopyJob {
     pub number: u64,
     pub x: Tensor<1>,
     pub bytes: u64,
-    /// Its device.
+    /// The device of the input.
     pub device: Device,
 }
 
-/// The threads; they end when this is dropped. A thread that has failed takes no more jobs, and has reported the failure.
+/// The copy threads. They end when this is dropped. A failed thread takes no more jobs, and has reported its failure.
 #[derive(Debug)]
 pub(super) struct Threads {
-    /// Copies to the host.
+    /// The queue of copies to the host.
     pub up: Sender<CopyJob>,
-    /// Copies to the device.
+    /// The queue of copies to the device.
     pub down: Sender<CopyJob>,
 }
 
@@ -53,7 +53,7 @@ impl Threads {
     }
 }
 
-/// Copies the input of each job, and hands the job with the copy to `done`. Ends with the first failure.
+/// Copies the input of each job, and passes the job with the copy to `done`. Stops at the first failure.
 fn copy_all(
     jobs: &Receiver<CopyJob>,
     shared: &Shared,

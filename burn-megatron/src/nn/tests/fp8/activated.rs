@@ -1,11 +1,11 @@
-//! An MLP whose activation is quantised as it is computed, against one that saves its values.
+//! Tests an MLP whose activation is quantized while it is computed against an MLP that saves the values.
 
 use burn::module::Module;
 
 use super::*;
 use crate::nn::hook::with_anchor;
 
-/// Output, gradients of the input and of all parameters, and the states after a step.
+/// Returns the output, the gradients of the input and of all parameters, and the states after a step.
 fn run(fp8: &Fp8Config, activation: Activation, bias: bool) -> (Vec<Vec<u32>>, Vec<Fp8LayerState>) {
     let builder = builder(&ParallelContext::single(), fp8);
     let width = if activation.is_gated() { 2 * 20 } else { 20 };
@@ -60,7 +60,7 @@ fn a_fused_activation_changes_no_bit() {
     }
 }
 
-/// Where a bias alone has a gradient, where nothing has, and where the second weight has none.
+/// The cases are: only a bias has a gradient, nothing has a gradient, the second weight has no gradient.
 #[test]
 fn frozen_parameters_leave_the_others_as_they_are() {
     let fp8 = config((Fp8Recipe::MxFp8, Fp8Format::Hybrid));

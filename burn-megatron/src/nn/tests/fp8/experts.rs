@@ -1,4 +1,4 @@
-//! Experts in 8 bits, against a loop over experts with an [`Fp8Linear`] for each product.
+//! Tests FP8 experts against a loop over experts with an [`Fp8Linear`] for each product.
 
 use std::sync::{Arc, Mutex};
 
@@ -16,7 +16,7 @@ const HIDDEN: usize = 16;
 const WIDTH: usize = 24;
 const EXPERTS: usize = 4;
 
-/// Rows of each expert: none, odd numbers, more than a block of 32; all for one of them; multiples of 32.
+/// Rows of each expert: none, odd numbers, more than a block of 32; all rows for one expert; multiples of 32.
 const GROUPS: [[usize; EXPERTS]; 3] = [[5, 0, 37, 1], [0, 43, 0, 0], [32, 64, 0, 32]];
 
 fn weights(phase: f64) -> [Tensor<3>; 2] {
@@ -54,7 +54,7 @@ impl Inputs {
         }
     }
 
-    /// Output, gradients of the inputs, and those of the weights of both products.
+    /// Returns the output, and the gradients of the inputs and of the weights of both products.
     fn results(
         &self,
         y: Tensor<2>,
@@ -87,7 +87,7 @@ fn by_experts(experts: &Experts, inputs: &Inputs) -> [Vec<f32>; 5] {
     })
 }
 
-/// The linear layers of each expert.
+/// Returns the linear layers of each expert.
 fn linears(fp8: &Fp8) -> Vec<[Fp8Linear; 2]> {
     let linear = |weights: &Tensor<3>, expert: usize, name: &str| {
         let [_, inputs, outputs] = weights.dims();
@@ -103,8 +103,8 @@ fn linears(fp8: &Fp8) -> Vec<[Fp8Linear; 2]> {
     (0..EXPERTS).map(both).collect()
 }
 
-/// The product of a linear layer with these rows, beside rows of zeros up to a multiple of its own: the order of the
-/// sums of a product may depend on their number.
+/// Returns the product of a linear layer with these rows, padded with zero rows up to the required multiple. The
+/// order of the sums of a product may depend on the number of rows.
 fn product(linear: &Fp8Linear, x: Tensor<2>) -> Tensor<2> {
     let [rows, width] = x.dims();
     let multiple = linear.fp8().map_or(1, Fp8Layer::row_multiple);
@@ -160,7 +160,7 @@ fn assert_same_bits(found: &[Vec<f32>; 5], expected: &[Vec<f32>; 5], what: &str)
     }
 }
 
-/// In three steps, of which delayed scaling needs two for scales other than 1.
+/// Runs three steps, because delayed scaling needs two steps for scales other than 1.
 #[test]
 fn each_expert_is_a_linear_layer_in_8_bits() {
     for recipe in recipes() {
@@ -226,7 +226,7 @@ fn patterns_choose_experts() {
     );
 }
 
-/// Has the gradients of all parameters in one flat buffer, at [`OFFSET`] and behind each other.
+/// Holds the gradients of all parameters consecutively in one flat buffer, from [`OFFSET`] on.
 struct Bucket {
     deferred: Mutex<Vec<Deferred>>,
     flat: Mutex<Option<Tensor<1>>>,
@@ -249,7 +249,7 @@ impl GradientSink for Bucket {
 }
 
 impl Bucket {
-    /// Computes what a backward has deferred: the gradients of both products.
+    /// Computes the deferred gradients of both products.
     fn compute_deferred(&self) {
         let deferred = std::mem::take(&mut *self.deferred.lock().unwrap());
         let indices: Vec<_> = deferred.iter().map(|(index, _)| *index).collect();
@@ -281,8 +281,9 @@ impl Reparameterizer for Attach {
     }
 }
 
-/// With and without 8 bits: nothing of them is in the graph, and they may be computed later. The first use overwrites, also where an expert has no
-/// rows, and later ones add. Weights are quantised once, also if an evaluation is first.
+/// With and without FP8, the graph contains nothing of the weights, and their gradients may be computed later. The
+/// first use overwrites, even if an expert has no rows, and later uses add. Weights are quantized once, even if an
+/// evaluation is first.
 #[test]
 fn gradients_go_into_the_flat_buffer() {
     let plain = Fp8Config::default();

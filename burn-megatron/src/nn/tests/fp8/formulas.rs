@@ -1,4 +1,4 @@
-//! One layer on one rank: output and gradients are those of the formulas, bit for bit.
+//! Tests that output and gradients of one layer on one rank are bit-identical to the formulas.
 
 use burn::backend::DispatchTensor;
 use burn::module::Module;
@@ -12,7 +12,7 @@ use crate::nn::layer_arithmetic::LayerArithmetic;
 use crate::nn::linear_function::LinearFunction;
 
 const BATCH: usize = 2;
-/// Not a multiple of a block, and neither are the tokens.
+/// Neither the sequence nor the number of tokens is a multiple of a block.
 const SEQ: usize = 67;
 const IN: usize = 144;
 const OUT: usize = 40;
@@ -53,7 +53,7 @@ impl Data {
         }
     }
 
-    /// As the layer itself computes: output, gradients of input, weight and bias.
+    /// Runs the layer. Returns the output, and the gradients of input, weight and bias.
     fn run(&self, fp8: &Fp8Config, scales: [f32; 3]) -> [Vec<f32>; 4] {
         let dtype = self.x.dtype();
         let builder = ModelBuilder::with(&ParallelContext::single(), &autodiff(), 7, dtype);
@@ -82,7 +82,7 @@ impl Data {
         ]
     }
 
-    /// As the formulas say.
+    /// Computes the formulas.
     fn transcribed(&self, fp8: &Fp8Config, scales: [f32; 3]) -> Layer {
         Layer {
             x: Matrix::of(&self.x),
@@ -122,7 +122,7 @@ fn assert_bits(what: &str, found: &[f32], expected: &[f32]) {
     }
 }
 
-/// The same sums in the same order, of factors that were written out.
+/// Computes the same sums in the same order, with explicit factors.
 #[test]
 fn every_recipe_follows_its_formulas() {
     for dtype in [DType::F32, DType::BF16, DType::F64] {
@@ -150,7 +150,7 @@ fn every_recipe_follows_its_formulas() {
     }
 }
 
-/// Sums that are exact in any order, of loops.
+/// Computes the sums with loops. They are exact in any order.
 #[test]
 fn exact_sums_are_those_of_loops() {
     let data = Data::integers();
@@ -179,7 +179,7 @@ fn exact_sums_are_those_of_loops() {
     }
 }
 
-/// The formulas of the recipes differ, and differ from none at all: the data can tell them apart.
+/// The formulas of the recipes differ from each other and from no recipe, and the test data distinguishes them.
 #[test]
 fn the_recipes_differ() {
     let data = Data::spread();
@@ -203,7 +203,7 @@ fn the_recipes_differ() {
     );
 }
 
-/// The size of what a forward saves, in bytes of each tensor.
+/// Returns the total size of the tensors that a forward saves, in bytes.
 fn saved_bytes(save_activations: bool, recipe: Fp8Recipe, input: InputLayout) -> usize {
     let fp8 = Fp8::new(&Fp8Config {
         save_activations,
@@ -234,7 +234,7 @@ fn saved_bytes(save_activations: bool, recipe: Fp8Recipe, input: InputLayout) ->
         use burn::backend::TensorMetadata;
         tensor.shape().num_elements() * tensor.dtype().size()
     };
-    // The weight is the layer's own.
+    // The weight belongs to the layer.
     saved.iter().map(bytes).sum::<usize>() - 4 * IN * OUT
 }
 
@@ -246,11 +246,11 @@ fn inputs_are_saved_in_8_bits_on_request() {
     let current = Fp8Recipe::Current(CurrentScaling::default());
     let blocks = Fp8Recipe::Blockwise(BlockScaling::default());
     let local = || InputLayout::Local;
-    // The scales of input and weight besides.
+    // The scales of the input and the weight are saved too.
     assert_eq!(saved_bytes(false, current, local()), whole + 8);
     assert_eq!(saved_bytes(false, blocks, local()), whole);
     assert_eq!(saved_bytes(false, Fp8Recipe::MxFp8, local()), whole);
-    // Its own scale and the weight's.
+    // The scales of the input and the weight.
     assert_eq!(saved_bytes(true, current, local()), padded * IN + 8);
     assert_eq!(saved_bytes(true, blocks, local()), padded * IN + 4 * 2 * IN);
     assert_eq!(
@@ -261,7 +261,7 @@ fn inputs_are_saved_in_8_bits_on_request() {
     assert_eq!(saved_bytes(true, current, split), whole + 8);
 }
 
-/// A frozen weight or a plain input leave out a product, and change no other.
+/// A frozen weight or a plain input skips one product, and does not change the other products.
 #[test]
 fn what_is_not_needed_is_left_out() {
     let data = Data::spread();

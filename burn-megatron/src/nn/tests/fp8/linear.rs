@@ -1,4 +1,4 @@
-//! The layer for modules without a mesh.
+//! Tests the layer for modules without a mesh.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -137,7 +137,7 @@ impl Mlp {
     }
 }
 
-/// Two data ranks with a micro-batch each are one rank with two.
+/// Two data ranks with one micro-batch each equal one rank with two micro-batches.
 #[test]
 fn it_trains_over_data_ranks() {
     for recipe in recipes() {
@@ -173,7 +173,7 @@ fn it_trains_over_data_ranks() {
         for (gradients, states) in run(2) {
             assert_eq!(states, one.1, "{recipe:?}");
             for (found, expected) in gradients.iter().zip(&one.0) {
-                // Multiplied and divided by other numbers of tokens.
+                // The values were multiplied and divided by different numbers of tokens.
                 let [found, expected] =
                     [found, expected].map(|x| x.iter().map(|x| f64::from(*x)).collect::<Vec<_>>());
                 super::super::assert_near(&format!("{recipe:?}"), &found, &expected, 1e-6);

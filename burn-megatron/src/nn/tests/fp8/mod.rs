@@ -1,4 +1,4 @@
-//! Layers that multiply in 8 bits, against the formulas written out.
+//! Tests FP8 layers against explicit formulas.
 
 mod activated;
 mod experts;
@@ -19,7 +19,7 @@ use crate::comm::ParallelContext;
 use crate::nn::fp8::*;
 use crate::nn::*;
 
-/// Every recipe, in both formats and with settings that matter.
+/// Returns every recipe, in both formats and with settings that affect the result.
 fn recipes() -> Vec<(Fp8Recipe, Fp8Format)> {
     let delayed = DelayedScaling {
         history: 3,
@@ -52,14 +52,14 @@ fn config((recipe, format): (Fp8Recipe, Fp8Format)) -> Fp8Config {
     }
 }
 
-/// Values of many magnitudes, in f32: some are beyond a scale, some vanish.
+/// Returns f32 values of many magnitudes. Some exceed the range of a scale, and some are rounded to zero.
 fn spread<const D: usize>(shape: [usize; D], phase: f64) -> Tensor<D> {
     let size = wave(shape, 7.0 + phase).mul_scalar(6.0).exp();
     (wave(shape, phase) * size).cast(DType::F32)
 }
 
-/// Integers whose sums of products are exact in f32; the largest magnitude is 7, so that all scales are
-/// powers of two and no code is rounded.
+/// Returns integers whose sums of products are exact in f32. The largest magnitude is 7, so all scales are powers of
+/// two and no code is rounded.
 fn integers<const D: usize>(shape: [usize; D], phase: f64) -> Tensor<D> {
     let one = wave(shape, phase).mul_scalar(5.4).round().clamp(-7.0, 7.0);
     one.cast(DType::F32)
@@ -79,7 +79,7 @@ fn builder(groups: &ParallelContext, fp8: &Fp8Config) -> ModelBuilder {
         .unwrap()
 }
 
-/// A layer's state with these scales, and nothing in its history.
+/// Returns the state of a layer with these scales and an empty history.
 fn state(scales: [f32; 3], history: usize) -> Fp8LayerState {
     let [input, weight, gradient] = scales.map(|scale| ScaleState {
         scale: scale.to_bits(),
@@ -92,12 +92,12 @@ fn state(scales: [f32; 3], history: usize) -> Fp8LayerState {
     }
 }
 
-/// Puts values into a layer.
+/// Creates a parameter with these values.
 fn parameter<const D: usize>(value: Tensor<D>) -> Param<Tensor<D>> {
     Param::from_tensor(leaf(value))
 }
 
-/// The gradient of `x` where the output has the gradient `dy`.
+/// Returns the gradients for the output gradient `dy`.
 fn backward(y: Tensor<3>, dy: Tensor<3>) -> burn::tensor::Gradients {
     (y * Tensor::from_inner(dy)).sum().backward()
 }

@@ -1,4 +1,4 @@
-//! Ranks of the tensor axis have the scales of one rank, and on exact sums its bits.
+//! Tests that tensor ranks have the scales of one rank, and bit-identical results for exact sums.
 
 use burn::tensor::Tensor;
 
@@ -7,7 +7,7 @@ use super::*;
 use crate::nn::{Placement, SEQUENCE_DIM};
 
 const SHAPE: [usize; 2] = [2, 8];
-/// For both layers; parts of 4 ranks are whole blocks.
+/// The width of both layers. The parts of 4 ranks are complete blocks.
 const WIDTH: usize = 512;
 const NARROW: usize = 32;
 
@@ -25,7 +25,7 @@ struct Setting {
 }
 
 impl Setting {
-    /// Features of input and output.
+    /// Returns the numbers of input and output features.
     fn sizes(self) -> [usize; 2] {
         match self.kind {
             Kind::Column => [NARROW, WIDTH],
@@ -33,7 +33,7 @@ impl Setting {
         }
     }
 
-    /// The placements of input, weight, bias and output.
+    /// Returns the placements of input, weight, bias and output.
     fn placements(self, ranks: usize) -> [Placement; 4] {
         let between = if self.sequence_parallel {
             Placement::split(SEQUENCE_DIM, SHAPE[1], ranks)
@@ -129,12 +129,12 @@ fn run(groups: &ParallelContext, setting: Setting, fp8: &Fp8Config) -> Outcome {
     }
 }
 
-/// The parts of all ranks, assembled.
+/// Assembles the parts of all ranks.
 fn whole(setting: Setting, mut all: Vec<Outcome>) -> [Vec<f32>; 4] {
     let [of_x, of_weight, of_bias, of_y] = setting.placements(all.len());
     let [inputs, outputs] = setting.sizes();
     if setting.sequence_parallel && setting.kind == Kind::Row {
-        // Each rank has seen a part of the sequence.
+        // Each rank has processed a part of the sequence.
         let sum = |i: usize| all.iter().map(|rank| rank.parts[3][i]).sum();
         let sum: Vec<f32> = (0..outputs).map(sum).collect();
         all.iter_mut().for_each(|rank| rank.parts[3] = sum.clone());
@@ -205,7 +205,7 @@ fn the_scales_are_those_of_one_rank() {
                         assert_eq!(scales(rank), scales(&one), "{what}");
                     }
                 }
-                // Of blocks each rank has some; all together they have the same.
+                // Each rank has some of the blocks. Together they have the same blocks.
                 for operand in 0..3 {
                     let of = |rank: &Outcome| rank.reports[operand].scale;
                     let low = all
@@ -220,7 +220,7 @@ fn the_scales_are_those_of_one_rank() {
     }
 }
 
-/// Each rank alone would have another scale.
+/// Each rank alone would have a different scale.
 #[test]
 fn the_parts_differ_in_their_magnitudes() {
     let setting = Setting {

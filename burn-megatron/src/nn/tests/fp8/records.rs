@@ -1,4 +1,4 @@
-//! The state is a part of the layer: of its record, and of checkpoints.
+//! Tests that the state is part of the record of a layer and of checkpoints.
 
 use std::collections::BTreeMap;
 
@@ -60,7 +60,7 @@ fn a_record_has_the_state_beside_the_parameters() {
     assert_ne!(other_fp8.states(), states);
     let other = other.load_record(record);
     assert_eq!(other_fp8.states(), states);
-    // And it goes on as the first one does.
+    // Training continues as in the first model.
     assert_eq!(
         bits(&train(&other, &other_fp8, 9.5)),
         bits(&train(&mlp, &fp8, 9.5))
@@ -92,7 +92,7 @@ fn an_integer_state_is_no_parameter() {
     );
     train(&mlp, &fp8, 0.5);
     let before = fp8.states();
-    // A mapper of floats, a move, a validation and back: the layer is the same.
+    // A float mapper, a move, a validation and the way back do not change the layer.
     let device = Device::flex();
     let moved = mlp
         .clone()
@@ -124,7 +124,7 @@ fn a_checkpoint_brings_the_states_back() {
     train(&mlp, &fp8, 0.5);
     let text = serde_json::to_string(&fp8.states()).unwrap();
     let mut saved: BTreeMap<String, Fp8LayerState> = serde_json::from_str(&text).unwrap();
-    // Those of other stages are there too.
+    // The states of other stages are present too.
     saved.insert("blocks.7.mlp.up".into(), state([1.0; 3], 3));
     let (other, other_fp8) = self::mlp(&delayed());
     other_fp8.load(&saved).unwrap();
@@ -146,7 +146,7 @@ fn a_checkpoint_that_does_not_fit_changes_nothing() {
         error
     };
     let mut states = good.clone();
-    // The last one of two.
+    // Removes the last of two states.
     let last = states.remove("mlp.up").unwrap();
     states.insert("mlp.upp".into(), last);
     states.get_mut("mlp.down").unwrap().input.scale = 2f32.to_bits();

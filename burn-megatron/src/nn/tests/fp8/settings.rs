@@ -1,4 +1,4 @@
-//! Which layers compute in 8 bits, and what is refused.
+//! Tests which layers use FP8, and invalid settings.
 
 use super::*;
 use crate::comm::World;
@@ -79,7 +79,7 @@ fn a_place_can_be_left_out() {
     let builder = builder(&ParallelContext::single(), &fp8);
     mlp(&builder.child("blocks").child(0).without_fp8()).unwrap();
     assert!(builder.fp8().layers().is_empty());
-    // It is a layer of the model all the same.
+    // The layer is still a layer of the model.
     builder
         .fp8()
         .check_layers(&ParallelContext::single())
@@ -129,7 +129,7 @@ fn an_unmatched_pattern_is_an_error_with_the_nearest_paths() {
     assert_eq!(errors, [expected(0), expected(1)]);
 }
 
-/// A layer of one stage is a layer of the model.
+/// A layer of one stage counts as a layer of the model.
 #[test]
 fn the_stages_of_a_pipeline_agree_on_the_patterns() {
     let fp8 = with(vec![layers("blocks.0.*", None), layers("blocks.1.*", None)]);

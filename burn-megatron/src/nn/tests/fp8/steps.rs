@@ -1,4 +1,4 @@
-//! The end of a step: with delayed scaling only magnitudes of training enter the histories.
+//! Tests the end of a step. With delayed scaling, only training adds magnitudes to the histories.
 
 use burn::module::Module;
 use burn::tensor::Tensor;
@@ -35,7 +35,7 @@ fn setup(config: &Fp8Config) -> Setup {
 }
 
 impl Setup {
-    /// Forward and backward of some samples.
+    /// Runs the forward and backward of some samples.
     fn train(&self, x: Tensor<3>, dy: Tensor<3>) {
         let x = leaf(x);
         let _ = backward(self.layer.forward(x), dy);
@@ -106,7 +106,7 @@ fn a_step_without_a_tensor_leaves_the_history_alone() {
     assert_eq!(after.gradient, before.gradient);
 }
 
-/// Its slots are added to buffers that are in use.
+/// Adds the slots of a layer to buffers that are in use.
 #[test]
 fn a_layer_that_is_built_in_a_step_changes_no_other() {
     let states = [false, true].map(|adds| {
@@ -144,7 +144,7 @@ fn an_evaluation_leaves_no_trace() {
         with.layer.valid().forward(large.clone()),
         frozen.forward(Tensor::from_inner(large)).inner(),
     ] {
-        // With the scales of training.
+        // The evaluation uses the scales of training.
         assert_eq!(bits(&floats(evaluated)), bits(&scales));
     }
     let scaled = without.layer.forward(leaf(x.clone().mul_scalar(1e3)));
@@ -153,13 +153,13 @@ fn an_evaluation_leaves_no_trace() {
     assert_eq!(with.end_step(), without.end_step());
 }
 
-/// The first pass of a recomputed block is not recorded, and the second computes the same.
+/// The first pass of a recomputed block is not recorded, and the second pass computes the same values.
 #[test]
 fn what_is_recomputed_counts_once() {
     let [x, dy] = batch(0.5);
     let outcomes = [false, true].map(|recomputed| {
         let setup = setup(&Fp8Config {
-            // Counts tell how often a tensor was seen.
+            // The counts show how often a tensor was recorded.
             saturation_limit: 0.0,
             ..delayed(3)
         });
@@ -191,7 +191,7 @@ fn a_value_that_is_no_number_holds_the_scale() {
         let setup = setup(&config((most_recent, Fp8Format::Hybrid)));
         setup.train(x.clone(), dy.clone());
         let before = setup.end_step();
-        // In one of two micro-batches, the first.
+        // Only the first of two micro-batches has the bad value.
         let mask = Tensor::<3>::zeros_like(&x).slice_fill([0..1, 0..1, 0..1], bad);
         setup.train(x.clone() + mask, dy.clone());
         setup.train(x.clone(), dy.clone());
@@ -205,7 +205,7 @@ fn a_value_that_is_no_number_holds_the_scale() {
     }
 }
 
-/// One rank has a NaN, one has larger values, one has no tensor.
+/// One rank has a NaN, one rank has larger values, and one rank has no tensor.
 #[test]
 fn all_ranks_of_a_stage_have_one_scale() {
     let config = crate::mesh::ParallelConfig::new().with_data(3);
@@ -234,7 +234,7 @@ fn all_ranks_of_a_stage_have_one_scale() {
     assert_eq!(states[0][2].input.scale, states[0][1].input.scale);
 }
 
-/// Nothing is communicated over the data axis: each rank's micro-batch has its own scale.
+/// There is no communication over the data axis: the micro-batch of each rank has its own scale.
 #[test]
 fn current_scaling_is_of_one_micro_batch() {
     let current = config((
@@ -289,7 +289,7 @@ fn a_report_has_the_first_use_of_each_tensor() {
     let beyond = floats(x.clone()).iter().filter(|x| x.abs() > 448.0).count();
     assert_eq!(report[0].saturated, beyond as f64 / (8 * 3 * IN) as f64);
     assert!(beyond > 0 && report[0].flushed > 0.0 && report[0].snr_db > 0.0);
-    // The next step begins anew.
+    // The next step starts again.
     setup.end_step();
     setup.train(x.clone().mul_scalar(3.0), dy.clone());
     assert_eq!(
@@ -311,7 +311,7 @@ fn saturation_beyond_the_limit_is_told_once() {
         saturation_limit: 0.25,
         ..delayed(1)
     });
-    // One value in three is beyond 448 with the scale of 1.
+    // One value in three exceeds 448 with a scale of 1.
     let x = |large: f64| {
         let one = Tensor::<3>::ones([1, 1, IN], &burn::tensor::Device::flex());
         one.slice_fill([0..1, 0..1, 0..IN / 3], large)
@@ -330,9 +330,9 @@ fn saturation_beyond_the_limit_is_told_once() {
         "{warned:?}"
     );
     assert!(warned[0].contains("limit of 25.00 %"), "{warned:?}");
-    // Still beyond: the largest has grown by as much.
+    // Values still exceed the range, because the largest value has grown by the same factor.
     assert!(step(1e6).is_empty());
-    // Below the limit, and then beyond it again.
+    // Values fall below the limit, and then exceed it again.
     assert!(step(1e6).is_empty());
     assert!(step(1.0).is_empty());
     assert_eq!(step(1e6).len(), 1);

@@ -1,4 +1,4 @@
-//! The formulas, written out with loops and with nothing of the kernels.
+//! The formulas, implemented with loops and without the kernels.
 
 use std::cmp::Ordering;
 use std::sync::OnceLock;
@@ -7,7 +7,7 @@ use burn::tensor::{Device, Tensor, TensorData};
 
 use crate::nn::fp8::*;
 
-/// A format, by its fields.
+/// A format, described by its fields.
 #[derive(Clone, Copy, Debug)]
 pub struct Codes {
     mantissa: u32,
@@ -29,7 +29,7 @@ pub const E5M2: Codes = Codes {
 };
 
 impl Codes {
-    /// The formats of values and of gradients.
+    /// Returns the formats of values and of gradients.
     pub fn of(recipe: Fp8Recipe, format: Fp8Format) -> [Self; 2] {
         match (recipe, format) {
             (Fp8Recipe::Delayed(_) | Fp8Recipe::Current(_), Fp8Format::Hybrid) => [E4M3, E5M2],
@@ -50,14 +50,14 @@ impl Codes {
         self.value(self.last) as f32
     }
 
-    /// The values of the codes, in ascending order.
+    /// Returns the values of the codes, in ascending order.
     fn values(self) -> &'static [f64] {
         static VALUES: [OnceLock<Vec<f64>>; 2] = [OnceLock::new(), OnceLock::new()];
         let values = || (0..=self.last).map(|code| self.value(code)).collect();
         VALUES[usize::from(self.mantissa == 2)].get_or_init(values)
     }
 
-    /// The nearest value that there is; of two, that of the even code.
+    /// Returns the nearest value. Ties are rounded to the even code.
     pub fn round(self, x: f32) -> f32 {
         if x.is_nan() {
             return x;
@@ -139,8 +139,8 @@ impl Matrix {
         }
     }
 
-    /// The values that are multiplied, of a matrix that a product sums over the columns of; `scale` with
-    /// delayed scaling.
+    /// Returns the quantized values of a matrix whose product sums over the columns. `scale` is used with delayed
+    /// scaling.
     pub fn quantised(&self, recipe: Fp8Recipe, operand: Operand, codes: Codes, scale: f32) -> Self {
         let whole = [self.rows, self.columns];
         let scaled = |values: &[f32], scale: f32| -> Vec<f32> {
@@ -188,7 +188,7 @@ impl Matrix {
         Tensor::from_data(data, &Device::flex())
     }
 
-    /// `self other^T`, summed up one after the other.
+    /// Returns `self other^T`, with sequential sums.
     pub fn times(&self, other: &Self) -> Self {
         let at = |row: usize, column: usize| -> f32 {
             let products = (0..self.columns).map(|k| self.at(row, k) * other.at(column, k));
@@ -205,20 +205,20 @@ impl Matrix {
 
 /// The tensors of a layer.
 pub struct Layer {
-    /// `[tokens, in]`
+    /// The input: `[tokens, in]`.
     pub x: Matrix,
-    /// `[in, out]`
+    /// The weight: `[in, out]`.
     pub weight: Matrix,
-    /// `[tokens, out]`
+    /// The gradient of the output: `[tokens, out]`.
     pub dy: Matrix,
     pub recipe: Fp8Recipe,
     pub format: Fp8Format,
-    /// With delayed scaling.
+    /// The scales of delayed scaling.
     pub scales: [f32; 3],
 }
 
 impl Layer {
-    /// Left and right factor of `y`, `dx` and `dw`; a product sums over the columns of both.
+    /// Returns the left and right factors of `y`, `dx` and `dw`. A product sums over the columns of both factors.
     pub fn factors(&self) -> [[Matrix; 2]; 3] {
         let [values, gradients] = Codes::of(self.recipe, self.format);
         let of = |matrix: &Matrix, operand: Operand, codes| {
@@ -242,7 +242,7 @@ impl Layer {
     }
 }
 
-/// All that a code can be, and the middles between neighbours.
+/// Tests all values of codes, and the midpoints between neighbours.
 #[test]
 fn this_rounding_is_that_of_the_formats() {
     for (codes, kernel) in [

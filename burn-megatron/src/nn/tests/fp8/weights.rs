@@ -1,4 +1,4 @@
-//! Weights are quantised once and cached until they change.
+//! Tests that weights are quantized once and cached until they change.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -17,7 +17,7 @@ const OUT: usize = 32;
 #[derive(Default)]
 struct Counting {
     weight: Mutex<Option<Tensor<2>>>,
-    /// The weight in 8 bits, if the sink holds it in 8 bits.
+    /// The FP8 weight, if the sink holds it in FP8.
     quantized: Option<Arc<QuantizedWeight>>,
     fetches: AtomicUsize,
     gradients: Mutex<Vec<Vec<f32>>>,
@@ -89,7 +89,7 @@ impl Setup {
         self.sink.fetches.swap(0, Ordering::Relaxed)
     }
 
-    /// Output and gradients of a micro-batch.
+    /// Returns the output and gradients of a micro-batch.
     fn train(&self) -> [Vec<f32>; 3] {
         let x = leaf(spread([1, 5, IN], 0.5));
         let y = self.layer.forward(x.clone());
@@ -126,7 +126,7 @@ fn a_managed_weight_is_quantised_once() {
                 expected.clone().map(|x| bits(&x))
             );
         }
-        // An evaluation as well.
+        // An evaluation uses the cached weight too.
         let x: Tensor<3> = spread([1, 5, IN], 0.5);
         assert_eq!(bits(&floats(kept.layer.forward(x))), bits(&expected[0]));
         assert_eq!(kept.fetches(), 1, "{recipe:?}");
@@ -180,7 +180,7 @@ fn scales_of_a_checkpoint_are_a_change() {
     );
 }
 
-/// The backward uses the saved scale of the forward, not one from the current value.
+/// The backward uses the saved scale of the forward, and not a scale of the current value.
 #[test]
 fn a_backward_has_the_scales_of_its_forward() {
     let run = |save_activations, before: f64| {
@@ -206,7 +206,7 @@ fn a_backward_has_the_scales_of_its_forward() {
     assert_ne!(run(false, 1.0), run(false, 3.0));
 }
 
-/// A weight quantised first by an evaluation is counted when a step uses it, once.
+/// A weight that an evaluation has quantized is counted once when a step uses it.
 #[test]
 fn an_evaluation_before_a_step_hides_nothing() {
     let delayed = config(("delayed".parse().unwrap(), Fp8Format::Hybrid));
@@ -250,7 +250,7 @@ fn a_weight_that_the_store_has_in_8_bits_is_used_as_it_is() {
     }
 }
 
-/// A store that gathers codes computes the scale itself, and the history records it.
+/// A store that gathers codes computes the scale, and the history records it.
 #[test]
 fn a_store_can_find_the_codes_of_a_weight() {
     for recipe in recipes() {
