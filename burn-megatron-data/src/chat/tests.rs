@@ -10,7 +10,7 @@ fn template(name: &str) -> ChatTemplate {
     ChatTemplate::read(path.as_ref(), &Tokenizer::bytes(), None).unwrap()
 }
 
-/// The whole text, and what of it has a loss, with `|` between its parts.
+/// Returns the whole text, and what of it has a loss, with `|` between its parts.
 fn trained(
     line: &str,
     template: Option<&ChatTemplate>,

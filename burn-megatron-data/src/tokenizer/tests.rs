@@ -146,7 +146,7 @@ fn special_tokens_come_from_the_files_beside_it() {
     assert!(error.ends_with(listed), "{error}");
 }
 
-/// A folder with only the tokenizer file.
+/// Returns a folder with only the tokenizer file.
 fn alone() -> TestFolder {
     let folder = TestFolder::new();
     let content = fs::read(fixture("byte_fallback/tokenizer.json")).unwrap();

@@ -5,7 +5,7 @@ use crate::{Batch, IGNORE};
 use burn_megatron_test_support::TestFolder;
 use insta::assert_snapshot;
 
-/// A file of plain examples, of 3 to 12 tokens, after an empty line.
+/// Returns a file of plain examples, of 3 to 12 tokens, after an empty line.
 fn file(folder: &TestFolder, examples: usize) -> PathBuf {
     let lines = (0..examples).map(|i| {
         let prompt = "p".repeat(1 + i % 7);
@@ -37,7 +37,7 @@ fn open(config: ChatDataConfig) -> Result<ChatData, String> {
     opened.map_err(|error| error.to_string())
 }
 
-/// The examples of a row, as inputs and targets.
+/// Returns the examples of a row, as inputs and targets.
 fn documents(sample: &Sample) -> Vec<(Vec<i32>, Vec<i32>)> {
     let length = sample.tokens.len();
     let ends = sample.documents[1..].iter().chain([&length]);

@@ -33,7 +33,7 @@ fn check(arrays: &[NpyArray]) {
     assert_eq!(arrays[1].shape(), [2, 2]);
 }
 
-/// The files with this suffix.
+/// Returns the files with this suffix.
 fn files(folder: &Path, ending: &str) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder)
         .unwrap()

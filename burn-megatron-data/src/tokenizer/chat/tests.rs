@@ -27,7 +27,7 @@ fn ordered() -> Chats {
     serde_json::from_slice(&text).unwrap()
 }
 
-/// A value, unless it is not there.
+/// Returns a value, unless it is not there.
 fn of(value: &ChatValue, key: &str) -> Option<ChatValue> {
     Some(value.get_attr(key).unwrap()).filter(|value| !value.is_undefined())
 }
