@@ -117,8 +117,8 @@ impl Batch {
         Ok(batch)
     }
 
-    /// Returns the same tokens in rows of `length`, which must divide the length of complete rows. Each new row belongs
-    /// to one document part, and positions restart in each row. A batch that is already split over ranks is returned
+    /// Returns the same tokens in rows of `length`, which must divide the length of complete rows. Documents end at the
+    /// ends of the new rows, so positions restart in each row. A batch that is already split over ranks is returned
     /// unchanged.
     pub fn in_rows_of(self, length: usize) -> Self {
         if self.shard.is_some() || self.seq <= length {
