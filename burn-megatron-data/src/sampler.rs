@@ -20,7 +20,7 @@ pub struct TextSamples {
 }
 
 impl TextSamples {
-    /// `text` must be longer than `seq`; [`super::TextData::samples`] checks it.
+    /// Creates samples of a text, which must be longer than `seq`; [`super::TextData::samples`] checks it.
     pub(super) fn new(text: Arc<[u8]>, seq: usize, seed: u64) -> Self {
         Self {
             text,

@@ -81,7 +81,7 @@ pub fn build_exhaustive_blending_indices(counts: &[u64]) -> (Vec<i16>, Vec<i64>)
         .unzip()
 }
 
-/// Takes a sample from the data set with the largest deficit, among those for which `left` is true.
+/// Takes a sample from the data set with the largest deficit, among the data sets for which `left` is true.
 fn take(
     sample: u64,
     weights: &[f64],

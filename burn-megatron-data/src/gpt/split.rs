@@ -9,11 +9,11 @@ use super::SamplingError;
 /// A part of a data set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SplitPart {
-    /// For training.
+    /// The training part.
     Train,
-    /// For evaluation during training.
+    /// The validation part, for evaluation during training.
     Valid,
-    /// For evaluation at the end.
+    /// The test part, for evaluation at the end.
     Test,
 }
 

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use super::*;
 use burn_megatron_test_support::TestFolder;
 
-/// Expected values made by the Python library; see `make.py` beside the file.
+/// Expected values from the Python library: see `make.py` next to the file.
 #[derive(Deserialize)]
 struct Reference {
     vocabulary: usize,
