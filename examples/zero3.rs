@@ -90,7 +90,7 @@ fn loss(scores: Tensor<2>, labels: Tensor<1, Int>) -> Tensor<1> {
     mean.forward(scores, labels).mul_scalar(BATCH as f64)
 }
 
-/// Noise `[batch, 1, side, side]` with one brighter quadrant in each image, and the number of that quadrant.
+/// Returns noise `[batch, 1, side, side]` with one brighter quadrant in each image, and the index of the quadrant.
 fn batch(number: usize, device: &Device) -> (Tensor<4>, Tensor<1, Int>) {
     // In [0, 1), different for each `i`.
     let noise = |i: usize| (43_758.547 * (12.9898 * i as f64).sin()).rem_euclid(1.0);

@@ -103,7 +103,7 @@ struct Image {
 }
 
 impl Image {
-    /// Noise with one brighter quadrant.
+    /// Creates noise with one brighter quadrant.
     fn new(number: usize) -> Self {
         // In [0, 1), different for each `i`.
         let noise = |i: usize| (43_758.547 * (12.9898 * i as f64).sin()).rem_euclid(1.0);

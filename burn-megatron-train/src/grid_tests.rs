@@ -52,7 +52,7 @@ fn toy(ctx: &ParallelContext) -> Result<ParallelModule<Toy>, BuildError> {
     builder.finish(module)
 }
 
-/// Feature `index` of a token.
+/// Returns feature `index` of a token.
 fn feature(token: usize, index: usize) -> f64 {
     (((token + 1) * (index + 3) * 37) % 19) as f64 / 7.0 - 1.0
 }
