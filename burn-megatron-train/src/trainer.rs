@@ -68,7 +68,7 @@ impl<M: LanguageModel> Trainer<M> {
 
     /// Sets whether [`fit`](Self::fit) reads the metrics of a step one step later. The host then never waits for the
     /// step that it launches. Weights, metrics and checkpoints are the same. The default is true on GPUs with a fused
-    /// optimizer, and false on the CPU.
+    /// optimizer, unless a hook reads each step, and false on the CPU.
     ///
     /// With deferred readings, the device decides whether a step is skipped. A skipped step still gathers the
     /// parameters. Saving, evaluation and the end of the run wait for the last step. [`step`](Self::step) waits for its

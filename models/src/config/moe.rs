@@ -162,8 +162,8 @@ impl MoeConfig {
     }
 
     /// Returns whether results depend on the division into micro-batches: see
-    /// [`ModelConfig::depends_on_micro_batches`](burn_megatron::model::ModelConfig::depends_on_micro_batches). A global
-    /// balance counts all concurrent micro-batches of a step, if each rank has one.
+    /// [`ModelConfig::depends_on_micro_batches`](burn_megatron::model::ModelConfig::depends_on_micro_batches). The loss
+    /// of global balance does not: it covers all micro-batches that the ranks compute at once.
     pub(crate) fn depends_on_micro_batches(&self) -> bool {
         let local = |loss: &RouterLoss| loss.kind != RouterLossKind::GlobalBalance;
         self.losses.iter().any(local)

@@ -17,8 +17,8 @@ use super::{Positions, TransformerConfig, refused};
 ///
 /// The output layer of the model computes the loss of the following token from `h'`. Training minimises the loss of the
 /// model plus `loss_scaling_factor / layers` times the sum over the losses of all depths (equation 24). Each loss is a
-/// sum over tokens, divided by the number of tokens in the loss of the model. Generation uses the first module only to
-/// draft tokens (`GenerateConfig::speculative`).
+/// sum over tokens, divided by the number of tokens in the loss of the model. Generation does not run the modules, except
+/// the first module to draft tokens (`GenerateConfig::speculative`).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct MtpConfig {

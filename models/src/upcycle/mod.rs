@@ -66,8 +66,8 @@ pub enum UpcycleError {
 pub struct OutputDifference {
     /// The smallest and the largest factor of a slice in the output, for equal scores; 1 if `k` is a multiple of `G`.
     pub slices: [f64; 2],
-    /// `E / k`, if the output is multiplied by this number and the sum of the chosen scores. The product is 1 for equal
-    /// scores.
+    /// `E / k`, if the weights are not normalised. The output is then multiplied by `E / k` times the sum of the chosen
+    /// scores, which is 1 for equal scores.
     pub per_score: Option<f64>,
 }
 
