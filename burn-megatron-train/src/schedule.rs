@@ -110,17 +110,17 @@ fn fitting_decay(warmup_steps: usize, total_steps: usize) -> String {
 
 /// The learning rate of every step: a linear warm-up, then the decay of an [`LrStyle`].
 ///
-/// With `W` warm-up steps in a run of `T`, step `s`, counted from 0, has the rate
+/// In a run of `T` steps with `W` warm-up steps, step `s` (counted from 0) has the following rate:
 ///
-/// - `peak (s + 1) / W` for `s < W`: from `peak / W` at the first update, not 0, to `peak` at the last of
-///   the warm-up;
-/// - for `s >= W` the decay of the style, with `r = (s - W) / (T - W)`, or for [`LrStyle::Wsd`] with a
-///   decay of `D` steps `r = (s - (T - D)) / D` and `peak` before that. So the first update after
-///   warm-up has the full `peak`, and the last update of the run is one step above `min`.
-///   [`LrStyle::InverseSqrt`] has no end that it decays to;
-/// - `min` for `s >= T`, or `peak` if the style is [`LrStyle::Constant`].
+/// - For `s < W`: `peak (s + 1) / W`. The first update has `peak / W`, not 0, and the last update of the warm-up has
+///   `peak`.
+/// - For `W <= s < T`: the decay of the style with `r = (s - W) / (T - W)`. The first update after the warm-up has
+///   `peak`, and the last update of the run is one step above `min`. [`LrStyle::Wsd`] with a decay of `D` steps uses
+///   `r = (s - (T - D)) / D`, and `peak` before the decay. [`LrStyle::InverseSqrt`] has its own
+///   formula, starts slightly below `peak`, and does not end at `min`.
+/// - For `s >= T`: `min`, or `peak` for [`LrStyle::Constant`].
 ///
-/// After warm-up the rate never rises and never falls below `min`; during warm-up it may be below.
+/// After the warm-up the rate never rises and never falls below `min`. During the warm-up it may be below `min`.
 ///
 /// In a recipe:
 ///
