@@ -1,5 +1,5 @@
-//! A model of one's own whose MLP is replaced by a mixture of experts, trained with its experts on 1, 2 and 4 ranks. It
-//! learns a function of the plane that is another one in each of 16 squares.
+//! A custom model whose MLP is replaced by a mixture of experts, trained with its experts on 1, 2 and 4 ranks. It
+//! learns a function of the plane that differs in each of 16 squares.
 //!
 //! ```text
 //! cargo run --release -p burn-megatron-examples --bin experts
@@ -21,7 +21,7 @@ use burn_megatron::optim::{AdamWConfig, ParallelAdamW};
 type AnyError = Box<dyn Error + Send + Sync>;
 
 const STEPS: usize = 150;
-/// The points of a step, over all ranks.
+/// The number of points per step, over all ranks.
 const POINTS: usize = 128;
 const HIDDEN: usize = 16;
 
@@ -55,7 +55,7 @@ impl Model {
         builder.finish(model)
     }
 
-    /// `[batch, points, 2]` to `[batch, points, 1]`.
+    /// Maps points `[batch, points, 2]` to values `[batch, points, 1]`.
     fn forward(&self, points: Tensor<3>) -> Tensor<3> {
         let x = self.input.forward(points);
         let x = x.clone() + self.moe.forward(self.norm.forward(x));
@@ -64,7 +64,7 @@ impl Model {
 }
 // ANCHOR_END: model
 
-/// The squared errors of this rank's points in each step.
+/// Trains on a rank, and returns the summed squared errors of this rank's points in each step.
 fn train(ctx: &ParallelContext) -> Result<Vec<f64>, AnyError> {
     let device = Device::flex();
     let mut ddp = DistributedDataParallel::new(Model::new(ctx, &device)?, ctx)?;
@@ -86,7 +86,7 @@ fn train(ctx: &ParallelContext) -> Result<Vec<f64>, AnyError> {
     Ok(losses)
 }
 
-/// Points `[1, count, 2]` of the square from -1 to 1, and the values there, `[1, count, 1]`.
+/// Returns points `[1, count, 2]` in the square from -1 to 1, and the values at these points, `[1, count, 1]`.
 fn batch(first: usize, count: usize, device: &Device) -> (Tensor<3>, Tensor<3>) {
     // In [-1, 1), different for each `i`.
     let noise = |i: usize| 2.0 * (43_758.547 * (12.9898 * i as f64).sin()).rem_euclid(1.0) - 1.0;
@@ -104,7 +104,7 @@ fn batch(first: usize, count: usize, device: &Device) -> (Tensor<3>, Tensor<3>) 
     (tensor(points, 2), tensor(values, 1))
 }
 
-/// The mean loss of each step with the experts on so many of 4 ranks, or of 1.
+/// Returns the mean loss of each step, with the experts split over `expert` of 4 ranks, or on 1 rank.
 fn losses(ranks: usize, expert: usize) -> Result<Vec<f64>, AnyError> {
     let layout = ParallelConfig::new().with_data(ranks).with_expert(expert);
     let all = World::threads(ranks)?.run(|rank| train(&ParallelContext::new(&layout, &rank)?))?;

@@ -1,4 +1,4 @@
-//! A test that the examples share.
+//! A test helper that the examples share.
 
 use burn_megatron::data_parallel::{DataParallelConfig, Precision};
 use burn_megatron::kernel_selection::KernelChoices;
@@ -9,7 +9,7 @@ use burn_megatron::nn::RecomputeConfig;
 use burn_megatron::nn::fp8::Fp8Config;
 use burn_megatron_plan::memory::{MemoryRequest, plan_memory};
 
-/// Plans the memory of every pipeline rank of a model, in each type.
+/// Plans the memory of every pipeline rank of a model, for each dtype.
 pub fn in_each_type(config: &impl ModelConfig, recompute: &RecomputeConfig) {
     for precision in [Precision::F64, Precision::F32, Precision::Bf16] {
         let sharding = DataParallelConfig {

@@ -84,13 +84,13 @@ fn train(groups: &ParallelContext) -> Result<DistributedDataParallel<Classifier>
 }
 // ANCHOR_END: wrap
 
-/// The loss summed over the images; the wrapper divides by the number of images of all ranks.
+/// Returns the loss summed over the images; the wrapper divides by the number of images of all ranks.
 fn loss(scores: Tensor<2>, labels: Tensor<1, Int>) -> Tensor<1> {
     let mean = CrossEntropyLossConfig::new().init(&scores.device());
     mean.forward(scores, labels).mul_scalar(BATCH as f64)
 }
 
-/// Noise `[batch, 1, side, side]` with one brighter quadrant in each image, and the number of that quadrant.
+/// Returns noise `[batch, 1, side, side]` with one brighter quadrant in each image, and the index of the quadrant.
 fn batch(number: usize, device: &Device) -> (Tensor<4>, Tensor<1, Int>) {
     // In [0, 1), different for each `i`.
     let noise = |i: usize| (43_758.547 * (12.9898 * i as f64).sin()).rem_euclid(1.0);
@@ -110,7 +110,7 @@ fn batch(number: usize, device: &Device) -> (Tensor<4>, Tensor<1, Int>) {
     (images, Tensor::from_data(&labels[..], device))
 }
 
-/// The accuracy on 8 held-out batches.
+/// Returns the accuracy on 8 held-out batches.
 fn accuracy(model: &Classifier) -> f32 {
     let of_batch = |number| {
         let (images, labels) = batch(STEPS * RANKS + number, &Device::flex());

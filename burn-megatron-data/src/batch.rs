@@ -1,4 +1,4 @@
-//! Batches: samples stacked as rows.
+//! Batches of samples, stacked as rows.
 
 use std::ops::{Add, Range};
 use std::sync::Arc;
@@ -23,27 +23,27 @@ pub struct Batch {
     /// The starts of the documents in the concatenated rows, then the end of the last one: `0, ..., rows * seq`
     /// (as `cu_seqlens`). Attention does not cross documents. `None` if every row is one document.
     pub documents: Option<Vec<i32>>,
-    /// Which tokens of each row are here, where the ranks of a context group share the rows; then `seq` counts
-    /// these, and `documents` is `None`.
+    /// The tokens of each row that this rank holds, if the ranks of a context group share the rows. `seq` is then the
+    /// number of these tokens, and `documents` is `None`.
     pub shard: Option<Arc<SequenceShard>>,
-    /// The tokens that were added to whole rows, where each document is split.
+    /// The number of padding tokens that were added to complete rows so that each document can be split.
     padding: u64,
-    /// `None` if all tokens are real.
+    /// The tokens that are not padding; `None` if all tokens are real.
     real: Option<Arc<RealTokens>>,
-    /// The targets of whole rows that are not ignored, where the rows are shared.
+    /// The number of targets in the complete rows that are not ignored, if the rows are shared.
     counted_of_rows: Option<u64>,
-    /// Sorted where the batch is made, which is in the thread that reads ahead.
+    /// Sorted when the batch is made, in the thread that reads ahead.
     sorted: Arc<SortedLookups>,
-    /// By depth, from 1 on.
+    /// The inputs and targets of multi-token prediction, by depth from 1.
     further: Vec<FurtherTokens>,
 }
 
-/// Tokens that were added to documents.
+/// The number of padding tokens of documents.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Padding {
-    /// The number of added tokens.
+    /// The number of padding tokens.
     pub added: u64,
-    /// All tokens, those included.
+    /// The number of all tokens, including padding.
     pub all: u64,
 }
 
@@ -82,7 +82,7 @@ impl Batch {
         };
         let (mut documents, mut is_real) = (vec![], vec![]);
         for sample in samples {
-            // All fields are public, so the lengths of a sample may differ.
+            // The fields are public, so the lengths of a sample may differ.
             for length in [sample.tokens.len(), sample.targets.len()] {
                 if length != seq {
                     let row = batch.rows;
@@ -98,7 +98,7 @@ impl Batch {
                 documents.extend(sample.documents.iter().map(|at| (first + at) as i32));
                 batch.documents = Some(vec![]);
             }
-            // Padding is a document of its own.
+            // The padding is a separate document.
             let end = (first + seq.saturating_sub(sample.padding)) as i32;
             if sample.padding > 0 && documents.last().is_some_and(|last| *last < end) {
                 documents.push(end);
@@ -117,8 +117,9 @@ impl Batch {
         Ok(batch)
     }
 
-    /// The same tokens in rows of `length`, which divides whole rows. A row is a part of the document that it was cut
-    /// out of, so that positions begin in each. A part of rows is returned as it is.
+    /// Returns the same tokens in rows of `length`, which must divide the length of complete rows. Documents end at the
+    /// ends of the new rows, so positions restart in each row. A batch that is already split over ranks is returned
+    /// unchanged.
     pub fn in_rows_of(self, length: usize) -> Self {
         if self.shard.is_some() || self.seq <= length {
             return self;
@@ -144,8 +145,8 @@ impl Batch {
         }
     }
 
-    /// The same with the tokens that multi-token prediction reads and predicts at depths 1 to `depths`. Call it on whole rows,
-    /// before they are shared; a part of rows is returned as it is.
+    /// Adds the inputs and targets of multi-token prediction at depths 1 to `depths`. Call it on complete rows, before
+    /// they are split over ranks. A batch that is already split is returned unchanged.
     pub fn with_further_tokens(mut self, depths: usize) -> Self {
         if self.shard.is_none() && self.further.len() != depths {
             let of_depth = |depth| FurtherTokens::new(&self, depth);
@@ -154,7 +155,7 @@ impl Batch {
         self
     }
 
-    /// The ends of the documents in the concatenated rows.
+    /// Returns the ends of the documents in the concatenated rows.
     pub(super) fn document_ends(&self) -> Vec<usize> {
         match &self.documents {
             Some(starts) => starts[1..].iter().map(|end| *end as usize).collect(),
@@ -162,13 +163,13 @@ impl Batch {
         }
     }
 
-    /// The part of rank `rank` of a context group of `ranks`, of a batch with whole rows. Targets were shifted before,
-    /// so that each stays with its token. For [`ContextSplit::ZigzagPerDocument`], documents are padded to a length
-    /// that can be divided, and rows to the longest one; targets of the padding are ignored.
+    /// Returns the part of a batch of complete rows for rank `rank` of a context group of `ranks`. Targets are shifted
+    /// before the split, so each target stays with its token. [`ContextSplit::ZigzagPerDocument`] pads documents to a
+    /// divisible length, and rows to the longest row. Targets of the padding are ignored.
     ///
     /// # Errors
     ///
-    /// [`DataError::Context`] for rows that cannot be divided, also over `tensor` ranks that share each part.
+    /// [`DataError::Context`] if rows cannot be split over the ranks, or if a part cannot be split over `tensor` ranks.
     pub fn in_context(
         mut self,
         split: ContextSplit,
@@ -212,7 +213,7 @@ impl Batch {
         }
     }
 
-    /// The documents of whole rows, as ranges of the concatenated rows; empty ones are left out.
+    /// Returns the documents of complete rows, as ranges of the concatenated rows. Empty documents are left out.
     pub fn document_ranges(&self) -> Vec<Range<usize>> {
         let mut start = 0;
         let ends = self.document_ends().into_iter();
@@ -220,9 +221,10 @@ impl Batch {
         ranges.filter(|range| !range.is_empty()).collect()
     }
 
-    /// The part that rank `rank` of `ranks` has of some [documents](Self::document_ranges) of a batch of whole rows. They are
-    /// packed into one row, and each is split as a zigzag; of one rank it is a part too. Padding makes each document a
-    /// multiple of `2 ranks`, on more than one rank, and the part of each rank a multiple of `multiple`, at least one token.
+    /// Returns the part of some [documents](Self::document_ranges) of a batch of complete rows for rank `rank` of
+    /// `ranks`. The documents are packed into one row, and each is split as a zigzag. The result is a shard even for a
+    /// single rank. With more than one rank, each document is padded to a multiple of `2 ranks`. The part of each rank
+    /// is padded to a multiple of `multiple`, and has at least one token.
     ///
     /// # Errors
     ///
@@ -249,8 +251,9 @@ impl Batch {
         Ok(rows.part_of(shard))
     }
 
-    /// Returns the batch with each document padded to a multiple of `document`. A document of padding then fills all rows
-    /// to the same multiple of `row`, which is a multiple of `document`. Also returns the original places of the tokens.
+    /// Returns the batch with each document padded to a multiple of `document`. Then a document of padding fills all
+    /// rows to the same multiple of `row`, which is a multiple of `document`. Also returns the original places of the
+    /// tokens.
     fn padded(&self, document: usize, row: usize) -> (Self, TokenPlaces) {
         let ends = self.document_ends();
         let mut rows: Vec<Vec<Range<usize>>> = vec![vec![]; self.rows];
@@ -279,30 +282,29 @@ impl Batch {
         padded.into_batch(self, self.rows, false)
     }
 
-    /// Returns which tokens are real, or `None` if no token is padding.
+    /// Returns the tokens that are not padding, or `None` if no token is padding.
     pub fn real(&self) -> Option<&Arc<RealTokens>> {
         self.real.as_ref()
     }
 
-    /// Input tokens: `[rows, seq]`, row-major.
+    /// Returns the input tokens: `[rows, seq]`, row-major.
     pub fn tokens(&self) -> &[i32] {
         &self.tokens
     }
 
-    /// The lookups of the tokens, sorted: see
-    /// [`Tokens::sorted`](burn_megatron::nn::Tokens::sorted).
+    /// Returns the lookups of the tokens, sorted: see [`Tokens::sorted`](burn_megatron::nn::Tokens::sorted).
     pub fn sorted(&self) -> &Arc<SortedLookups> {
         &self.sorted
     }
 
-    /// Returns the inputs and targets of multi-token prediction, by depth from 1 on: see
+    /// Returns the inputs and targets of multi-token prediction, by depth from 1: see
     /// [`with_further_tokens`](Self::with_further_tokens).
     pub fn further(&self) -> &[FurtherTokens] {
         &self.further
     }
 
-    /// The tokens that were added to whole rows so that their documents can be
-    /// [split each](ContextSplit::ZigzagPerDocument).
+    /// Returns the padding that was added to complete rows so that their documents can be [split
+    /// each](ContextSplit::ZigzagPerDocument).
     pub fn padding(&self) -> Padding {
         let [rows, seq] = match &self.shard {
             Some(shard) => shard.shape(),
@@ -314,19 +316,20 @@ impl Batch {
         }
     }
 
-    /// The number of targets that are not ignored in the whole rows, of which a rank of a context group has a part.
+    /// Returns the number of targets in the complete rows that are not ignored. A rank of a context group holds a part
+    /// of them.
     pub fn counted_of_rows(&self) -> u64 {
         self.counted_of_rows.unwrap_or_else(|| self.counted())
     }
 
-    /// The number of targets that are not ignored.
+    /// Returns the number of targets that are not ignored.
     pub fn counted(&self) -> u64 {
         let counted = self.targets.iter().filter(|target| **target != IGNORE);
         counted.count() as u64
     }
 }
 
-/// Rows whose documents are padded one by one.
+/// Rows in which each document is padded.
 struct PaddedRows {
     tokens: Vec<i32>,
     targets: Vec<i32>,
@@ -384,7 +387,7 @@ impl PaddedRows {
         (padded, places)
     }
 
-    /// Adds padding up to a length, and ends the document.
+    /// Adds padding up to the length `to`, and ends the document.
     fn pad(&mut self, to: usize) {
         self.tokens.resize(to, 0);
         self.targets.resize(to, IGNORE);

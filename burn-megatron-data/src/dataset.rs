@@ -11,30 +11,29 @@ pub struct Sample {
     pub tokens: Vec<i32>,
     /// Targets, `tokens` shifted by one: `[seq]`. The loss ignores [`IGNORE`](super::IGNORE).
     pub targets: Vec<i32>,
-    /// The starts of the documents in the sequence, ascending from 0. Attention does not cross documents, and
-    /// positions restart at each. Empty if the sequence is one document.
+    /// The starts of the documents in the sequence, ascending from 0. Attention does not cross documents, and positions
+    /// restart in each document. Empty if the sequence is one document.
     pub documents: Vec<usize>,
-    /// The number of tokens at the end that only fill the row. Their targets are ignored, and routers of experts leave
-    /// them out.
+    /// The number of padding tokens at the end of the row. Their targets are ignored, and expert routers skip them.
     pub padding: usize,
 }
 
 /// The training samples of a run, in order.
 ///
-/// A sample is addressed by its number, counted from the first sample of the run over all steps and ranks.
-/// It is the same in every layout and after every restart.
+/// A sample has a number, counted from the first sample of the run over all steps and ranks. The sample of a number is
+/// the same in every layout and after every restart.
 pub trait Samples: Send + Sync {
-    /// The number of tokens in a sample.
+    /// Returns the number of tokens in a sample.
     fn seq(&self) -> usize;
 
-    /// The sample of this number.
+    /// Returns the sample with this number.
     ///
     /// # Errors
     ///
     /// [`DataError`] if there is no such sample, or it cannot be read.
     fn sample(&self, number: u64) -> Result<Sample, DataError>;
 
-    /// The samples of these numbers as the rows of a batch, in order.
+    /// Returns the samples with these numbers as the rows of a batch, in order.
     ///
     /// # Errors
     ///
@@ -58,28 +57,28 @@ pub struct Sampling {
 
 /// A training set with a held-out part.
 pub trait Dataset: Send + Sync {
-    /// A description of one line.
+    /// Returns a one-line description.
     fn describe(&self) -> String;
 
-    /// A hash of the content, independent of its path: equal on ranks that read the same data.
+    /// Returns a hash of the content, independent of its path. It is equal on ranks that read the same data.
     fn fingerprint(&self) -> u64;
 
-    /// The number of different tokens; all tokens are below it.
+    /// Returns the vocabulary size: all tokens are below it.
     fn vocabulary(&self) -> usize;
 
-    /// The average bytes of text per token; 1 if unknown.
+    /// Returns the average number of bytes of text per token; 1 if unknown.
     fn bytes_per_token(&self) -> f64 {
         1.0
     }
 
-    /// The training samples of a run. May be shared by the ranks of one process.
+    /// Returns the training samples of a run. The ranks of a process may share them.
     ///
     /// # Errors
     ///
     /// [`DataError`] for a sequence length that does not fit, and for failed reads.
     fn training(&self, sampling: &Sampling) -> Result<Arc<dyn Samples>, DataError>;
 
-    /// At most `max` samples of `seq` tokens for evaluation, always the same ones.
+    /// Returns at most `max` samples of `seq` tokens for evaluation. The selection is always the same.
     ///
     /// # Errors
     ///

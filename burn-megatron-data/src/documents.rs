@@ -5,8 +5,7 @@ use std::path::Path;
 use super::split::{choose_held_out, hash, split_bytes};
 use super::{DOCUMENT_END, DataError};
 
-/// Documents that [`TextData`](super::TextData) and [`TokenizedText`](super::TokenizedText) are made of, in
-/// one buffer.
+/// The documents of a [`TextData`](super::TextData) or [`TokenizedText`](super::TokenizedText), in one buffer.
 #[derive(Clone, Debug, Default)]
 pub struct TextDocuments {
     bytes: Vec<u8>,
@@ -16,7 +15,7 @@ pub struct TextDocuments {
     all_to_train: bool,
 }
 
-/// Where a document ends in the buffer.
+/// The end of a document in the buffer.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DocumentEnd {
     /// The hash of its key, which orders documents for the split.
@@ -25,8 +24,8 @@ pub(super) struct DocumentEnd {
 }
 
 impl TextDocuments {
-    /// Adds a document. Its key, such as its path, decides whether it is held out, and must differ from those of
-    /// others. Empty documents are counted only.
+    /// Adds a document. Its key (for example its path) decides whether it is held out, and must be unique. Empty
+    /// documents are only counted.
     pub fn push(&mut self, key: &[u8], text: &[u8]) {
         self.given += 1;
         if !text.is_empty() {
@@ -38,7 +37,7 @@ impl TextDocuments {
         }
     }
 
-    /// Sets what the description of the data says of the source, such as the number of its files.
+    /// Sets the text about the source in the description of the data, such as the number of files.
     pub fn with_source(self, source: impl Into<String>) -> Self {
         Self {
             source: Some(source.into()),
@@ -46,7 +45,7 @@ impl TextDocuments {
         }
     }
 
-    /// Sets that all documents are trained on and nothing is held out.
+    /// Trains on all documents: nothing is held out.
     pub fn without_held_out(self) -> Self {
         Self {
             all_to_train: true,
@@ -54,29 +53,29 @@ impl TextDocuments {
         }
     }
 
-    /// Whether a part of the text is held out.
+    /// Returns whether a part of the text is held out.
     pub(super) fn holds_out(&self) -> bool {
         !self.all_to_train
     }
 
-    /// The number of documents that are not empty.
+    /// Returns the number of non-empty documents.
     pub fn len(&self) -> usize {
         self.documents.len()
     }
 
-    /// Whether no document has text.
+    /// Returns whether no document has text.
     pub fn is_empty(&self) -> bool {
         self.documents.is_empty()
     }
 
-    /// The path and the source, as they begin a description.
+    /// Returns the path and the source, with which a description begins.
     pub(super) fn describe(&self, path: &Path) -> String {
         let source = self.source.as_ref().map(|source| format!(", {source}"));
         format!("{}{}", path.display(), source.unwrap_or_default())
     }
 
-    /// Splits the documents; of a single one the last tenth of its bytes is held out, from a byte for which
-    /// `may_begin` is true on.
+    /// Splits the documents. If there is a single document, the last tenth of its bytes is held out, starting at a byte
+    /// for which `may_begin` is true.
     ///
     /// # Errors
     ///
@@ -118,7 +117,7 @@ impl TextDocuments {
         parts
     }
 
-    /// The text of each document.
+    /// Returns the text of each document.
     fn texts(&self) -> impl Iterator<Item = &[u8]> {
         let mut start = 0;
         self.documents.iter().map(move |document| {
@@ -129,7 +128,7 @@ impl TextDocuments {
     }
 }
 
-/// The documents of both parts, none of them empty.
+/// The documents of both parts, without empty documents.
 #[derive(Default)]
 pub(super) struct SplitDocuments<'a> {
     pub(super) training: Vec<&'a [u8]>,
@@ -137,7 +136,7 @@ pub(super) struct SplitDocuments<'a> {
 }
 
 impl SplitDocuments<'_> {
-    /// The texts of both parts, with a byte between two documents.
+    /// Returns the texts of both parts, with a separator byte between documents.
     pub(super) fn joined(&self) -> (Vec<u8>, Vec<u8>) {
         let join = |documents: &[&[u8]]| documents.join(&DOCUMENT_END);
         (join(&self.training), join(&self.held_out))

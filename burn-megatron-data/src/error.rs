@@ -37,7 +37,7 @@ pub enum DataError {
     /// The sequences cannot be split over the context axis.
     #[error(transparent)]
     Context(#[from] ContextSplitError),
-    /// Documents that the ranks of context x data cannot share.
+    /// The context x data ranks cannot share the documents.
     #[error(transparent)]
     HybridContext(#[from] HybridContextError),
     /// The path does not exist.
@@ -93,7 +93,7 @@ pub enum DataError {
         bytes: usize,
         /// The requested sequence length.
         seq: usize,
-        /// The bytes that a window needs: the length + 1.
+        /// The number of bytes that a window needs: the sequence length + 1.
         needed: usize,
     },
     /// One part of a text has fewer tokens than a window and its shifted targets.
@@ -110,7 +110,7 @@ pub enum DataError {
         tokens: usize,
         /// The requested sequence length.
         seq: usize,
-        /// The tokens that a window needs: the length + 1.
+        /// The number of tokens that a window needs: the sequence length + 1.
         needed: usize,
     },
     /// The text cannot be tokenized.

@@ -9,8 +9,8 @@ use burn_megatron::regular_file;
 /// Folders of generated files.
 const SKIPPED_FOLDERS: [&str; 3] = ["target", "node_modules", "runs"];
 
-/// All files below `root` with one of `extensions`, in the order of their relative paths, which are the keys. Returns
-/// `None` if there are none.
+/// Returns all files below `root` with one of `extensions`, in the order of their relative paths. The relative paths
+/// are the document keys. Returns `None` if there are no such files.
 pub(super) fn read_folder(
     root: &Path,
     extensions: &[&str],
@@ -23,8 +23,8 @@ pub(super) fn read_folder(
     Ok((!files.is_empty()).then_some(documents))
 }
 
-/// The files below a folder for which `wanted` is true, in the order of their relative paths, as
-/// [`TextData::open`](super::TextData::open) finds them.
+/// Returns the files below a folder for which `wanted` is true, in the order of their relative paths. Searches the same
+/// folders as [`TextData::open`](super::TextData::open).
 ///
 /// # Errors
 ///
@@ -34,8 +34,8 @@ pub fn list_folder(root: &Path, wanted: impl Fn(&Path) -> bool) -> Result<Vec<Pa
     Ok(files.into_iter().map(|(_, path)| path).collect())
 }
 
-/// The files below `root` for which `wanted` is true, with their paths relative to it, joined with `/` on every system;
-/// sorted by these.
+/// Returns the files below `root` for which `wanted` is true, with their relative paths. Relative paths are joined with
+/// `/` on every system, and the files are sorted by them.
 ///
 /// Symbolic links are not followed, so the search is finite and stays within `root`.
 fn find_files(
@@ -43,7 +43,7 @@ fn find_files(
     wanted: impl Fn(&Path) -> bool,
 ) -> Result<Vec<(Vec<u8>, PathBuf)>, DataError> {
     let mut files = Vec::new();
-    // A stack instead of recursion, as folders may be nested deeply.
+    // A stack instead of recursion, because folders may be deeply nested.
     let mut open = vec![(root.to_path_buf(), Vec::new())];
     while let Some((folder, prefix)) = open.pop() {
         let unreadable = |source| DataError::Unreadable {
@@ -58,7 +58,7 @@ fn find_files(
             }
             let mut key = prefix.clone();
             key.extend_from_slice(name.as_encoded_bytes());
-            // The type of the entry itself: a link is neither a file nor a folder here.
+            // The type of the directory entry: a symbolic link is neither a file nor a folder.
             let kind = entry.file_type().map_err(|source| DataError::Unreadable {
                 path: path.clone(),
                 source,
@@ -75,9 +75,9 @@ fn find_files(
     Ok(files)
 }
 
-/// The content of one file.
+/// Returns the content of one file.
 pub(super) fn read_file(path: &Path) -> Result<Vec<u8>, DataError> {
-    // The whole text is held in memory, so its size has no other limit.
+    // The complete text is held in memory, so its size has no other limit.
     regular_file::read(path, u64::MAX).map_err(|source| DataError::Unreadable {
         path: path.to_path_buf(),
         source,

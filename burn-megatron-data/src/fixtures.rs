@@ -1,4 +1,4 @@
-//! Token files and expected values made by the reference, see `tests/fixtures/data/make.py`.
+//! Token files and expected values that the reference implementation made: see `tests/fixtures/data/make.py`.
 
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
@@ -9,13 +9,13 @@ use serde_json::Value;
 use super::indexed::{IndexedDataset, IndexedDatasetBuilder, TokenType};
 use burn_megatron_test_support::TestFolder;
 
-/// The path of a fixture.
+/// Returns the path of a fixture.
 pub(super) fn fixture(name: &str) -> PathBuf {
     let root = env!("CARGO_MANIFEST_DIR");
     [root, "tests/fixtures/data", name].iter().collect()
 }
 
-/// The expected values of this name.
+/// Returns the expected values of this name.
 pub(super) fn cases(name: &str) -> &'static Value {
     static CASES: OnceLock<Value> = OnceLock::new();
     let cases = CASES.get_or_init(|| {
@@ -25,7 +25,7 @@ pub(super) fn cases(name: &str) -> &'static Value {
     &cases[name]
 }
 
-/// A value of a case.
+/// Returns a value of a case.
 pub(super) fn of<T: DeserializeOwned>(case: &Value, name: &str) -> T {
     let value = case[name].clone();
     serde_json::from_value(value).unwrap_or_else(|error| panic!("{name}: {error}"))
@@ -35,7 +35,7 @@ pub(super) fn open(name: &str) -> Arc<IndexedDataset> {
     Arc::new(IndexedDataset::open(&fixture(name)).expect("a file of the reference opens"))
 }
 
-/// Token files with documents of these lengths; token `n` over all of them is `n % 50_000`.
+/// Writes token files with documents of these lengths. Token `n` over all documents is `n % 50_000`.
 pub(super) fn written(folder: &TestFolder, name: &str, lengths: &[usize]) -> Arc<IndexedDataset> {
     let prefix = folder.path().join(name);
     let mut writer = IndexedDatasetBuilder::create(&prefix, TokenType::I32).expect("writable");

@@ -1,4 +1,4 @@
-//! The tokens after the next ones, for multi-token prediction.
+//! Inputs and targets of multi-token prediction.
 
 use std::sync::Arc;
 
@@ -8,11 +8,11 @@ use super::{Batch, IGNORE};
 use burn_megatron::nn::RealTokens;
 use burn_megatron::nn::context::SequenceShard;
 
-/// The inputs and targets of a depth of multi-token prediction at each token of a [`Batch`](super::Batch): depth `k`
-/// reads the `k`-th token after it, and predicts the target of that token.
+/// The inputs and targets of one depth of multi-token prediction for the tokens of a [`Batch`](super::Batch). At each
+/// token, depth `k` reads the `k`-th following token, and predicts the target of that token.
 ///
-/// Nothing crosses a document: its last `k` tokens read token 0, and their targets are ignored. They are
-/// [padding](Self::real) of this depth.
+/// Nothing crosses a document. The last `k` tokens of a document read token 0, and their targets are ignored. These
+/// positions are [padding](Self::real) of this depth.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FurtherTokens {
     tokens: Vec<i32>,
@@ -22,7 +22,7 @@ pub struct FurtherTokens {
 }
 
 impl FurtherTokens {
-    /// Returns the tokens and targets of `batch`, of whole rows, `depth` tokens later.
+    /// Creates the inputs and targets of a depth from a batch of complete rows.
     pub(super) fn new(batch: &Batch, depth: usize) -> Self {
         let (tokens, targets, real) = (batch.tokens(), &batch.targets, batch.real());
         let ends = batch.document_ends().into_iter();
@@ -56,12 +56,12 @@ impl FurtherTokens {
         }
     }
 
-    /// The tokens that are read: `[rows, seq]`, row-major.
+    /// Returns the input tokens: `[rows, seq]`, row-major.
     pub fn tokens(&self) -> &[i32] {
         &self.tokens
     }
 
-    /// The targets: `[rows, seq]`, row-major.
+    /// Returns the targets: `[rows, seq]`, row-major.
     pub fn targets(&self) -> &[i32] {
         &self.targets
     }
@@ -72,7 +72,7 @@ impl FurtherTokens {
         self.real.as_ref()
     }
 
-    /// The lookups of the tokens, sorted: see [`Tokens::sorted`](burn_megatron::nn::Tokens::sorted).
+    /// Returns the lookups of the tokens, sorted: see [`Tokens::sorted`](burn_megatron::nn::Tokens::sorted).
     pub fn sorted(&self) -> &Arc<SortedLookups> {
         &self.sorted
     }

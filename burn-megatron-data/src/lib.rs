@@ -1,11 +1,11 @@
-//! Training and evaluation data.
+//! Training and evaluation data for language models.
 //!
-//! A [`Dataset`] returns [`Samples`], which are addressed by their number: the sample of a number is the same
-//! in every layout and after every restart.
+//! A [`Dataset`] provides [`Samples`]. Each sample has a number, and the sample of a number is the same in every layout
+//! and after every restart.
 //!
-//! The simplest data set is byte-level text. [`TextData::open`] reads a file or a folder and
-//! splits it into a training and a held-out text. Every byte is a token, so the vocabulary has
-//! [`VOCABULARY`] entries and there is no tokenizer.
+//! The simplest data set is byte-level text. [`TextData::open`] reads a file or a folder, and splits it into a training
+//! text and a held-out text. Every byte is a token, so the vocabulary has [`VOCABULARY`] entries and there is no
+//! tokenizer.
 //!
 //! ```no_run
 //! use burn_megatron_data::{Samples, TextData};
@@ -16,16 +16,16 @@
 //! # Ok::<(), burn_megatron_data::DataError>(())
 //! ```
 //!
-//! Larger corpora are tokenized once into token files: [`TokenFiles`] read Megatron's format on demand, and
-//! split, sample and blend it as Megatron does.
+//! Larger corpora are tokenized once into token files. [`TokenFiles`] reads Megatron's format on demand. It splits,
+//! samples and blends the files like Megatron.
 //!
 //! | | |
 //! |---|---|
 //! | [`indexed`] | Megatron's indexed dataset: tokens, and the offsets of sequences |
-//! | [`gpt`] | Megatron's GPT sampling: which tokens are in which sample, in which order |
-//! | [`blend`] | several data sets as one, by weight |
+//! | [`gpt`] | Megatron's GPT sampling: the assignment of tokens to samples, and the order of samples |
+//! | [`blend`] | blends of several data sets, by weight |
 //! | `chat` | with the feature `tokenizers`: conversations to fine-tune on, with the loss of the answers |
-//! | [`hybrid_context`] | which ranks share each sample of a step, by its length |
+//! | [`hybrid_context`] | hybrid context parallelism: chooses the ranks that share a sample by its length |
 //! | [`PackedSamples`] | several documents per row, without attention between them |
 //! | [`Prefetcher`] | prefetches batches while the model computes |
 
@@ -63,10 +63,10 @@ pub use text::{EXTENSIONS, TextData};
 pub use token_files::{TokenFile, TokenFiles, TokenFilesConfig};
 pub use tokenized::{TokenizedSamples, TokenizedText};
 
-/// The vocabulary of byte-level text: one token per value of a byte.
+/// The vocabulary size of byte-level text: one token per byte value.
 pub const VOCABULARY: usize = 256;
 
-/// The target that is ignored by the loss.
+/// The target value that the loss ignores.
 pub const IGNORE: i32 = -1;
 
 /// The byte between two documents.

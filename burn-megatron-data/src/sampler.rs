@@ -1,4 +1,4 @@
-//! Training windows at positions that are a function of a counter.
+//! Samples training windows at positions that are a hash of a counter.
 
 use std::sync::Arc;
 
@@ -7,10 +7,10 @@ use super::{DataError, Sample, Samples};
 
 /// Samples training windows from a text, with replacement.
 ///
-/// The window of a sample is a pure function of the text, the sequence length, the seed and the number
-/// of the sample. A window may cross the end of a document, which is a zero byte.
+/// The window of a sample is a pure function of the text, the sequence length, the seed and the sample number. A window
+/// may cross the end of a document, which is a zero byte.
 ///
-/// A clone shares the text.
+/// Clones share the text.
 #[derive(Clone)]
 pub struct TextSamples {
     text: Arc<[u8]>,
@@ -20,7 +20,7 @@ pub struct TextSamples {
 }
 
 impl TextSamples {
-    /// `text` must be longer than `seq`; [`super::TextData::samples`] checks it.
+    /// Creates samples of a text, which must be longer than `seq`; [`super::TextData::samples`] checks it.
     pub(super) fn new(text: Arc<[u8]>, seq: usize, seed: u64) -> Self {
         Self {
             text,
@@ -30,25 +30,25 @@ impl TextSamples {
         }
     }
 
-    /// Sets whether samples say where their documents start.
+    /// Sets whether samples contain the starts of their documents.
     pub(super) fn with_documents(self, documents: bool) -> Self {
         Self { documents, ..self }
     }
 
-    /// The number of positions where a window can start; each is equally likely, to within 2^-64.
+    /// Returns the number of possible start positions of a window. All are equally likely, to within 2^-64.
     pub fn starts(&self) -> usize {
         self.text.len() - self.seq
     }
 
-    /// The first byte of the window of a sample.
+    /// Returns the start position of the window of a sample.
     pub fn start(&self, sample: u64) -> usize {
         start_of(self.seed, sample, self.starts())
     }
 }
 
-/// The position in `0..starts` where the window of a sample starts.
+/// Returns the position in `0..starts` where the window of a sample starts.
 pub(super) fn start_of(seed: u64, sample: u64, starts: usize) -> usize {
-    // The high word of hash * starts is in 0..starts: a 64-bit fraction of the range, no modulo.
+    // The high word of hash * starts is in 0..starts: a 64-bit fraction of the range, without a modulo.
     let hash = counter_hash(seed, sample);
     ((u128::from(hash) * starts as u128) >> 64) as usize
 }
@@ -67,14 +67,13 @@ impl Samples for TextSamples {
     }
 }
 
-/// A hash of two counters that is not symmetric in them.
+/// Returns a hash of two counters that is not symmetric in them.
 fn counter_hash(seed: u64, sample: u64) -> u64 {
     mix(mix(seed) ^ sample)
 }
 
-/// One output of the SplitMix64 generator for state `x` (Steele, Lea and Flood, "Fast splittable
-/// pseudorandom number generators", OOPSLA 2014): a bijection in which every input bit reaches
-/// every output bit.
+/// Returns one output of the SplitMix64 generator for state `x`: a bijection in which every input bit affects every
+/// output bit (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014).
 fn mix(x: u64) -> u64 {
     let x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -5,7 +5,7 @@ use super::documents::DocumentEnd;
 /// The inverse of the held-out share of the bytes.
 const HELD_OUT_ONE_IN: usize = 10;
 
-/// Splits a single document: its last tenth, and at least one byte, is held out, from the first byte on for which
+/// Splits a single document. Its last tenth is held out (at least one byte), starting at the first byte for which
 /// `may_begin` is true.
 pub(super) fn split_bytes(bytes: &[u8], may_begin: impl Fn(u8) -> bool) -> (&[u8], &[u8]) {
     let held_out = (bytes.len() / HELD_OUT_ONE_IN).max(1);
@@ -16,10 +16,9 @@ pub(super) fn split_bytes(bytes: &[u8], may_begin: impl Fn(u8) -> bool) -> (&[u8
 
 /// Decides for each of at least two non-empty documents whether it is held out.
 ///
-/// The documents are visited in the order of the hashes of their keys, and one is held out if that
-/// brings the held-out bytes nearer to a tenth of all bytes. This never holds for the last document if all
-/// others are held out, so the training part is not empty. If every document is too large, the smallest
-/// one is held out.
+/// The documents are visited in the order of the hashes of their keys. A document is held out if that brings the
+/// held-out bytes closer to a tenth of all bytes. This is never true for the last document if all others are held out,
+/// so the training part is not empty. If every document is too large, the smallest document is held out.
 pub(super) fn choose_held_out(documents: &[DocumentEnd]) -> Vec<bool> {
     let start = |i: usize| i.checked_sub(1).map_or(0, |before| documents[before].end);
     let size = |i: usize| documents[i].end - start(i);
@@ -45,7 +44,7 @@ pub(super) fn choose_held_out(documents: &[DocumentEnd]) -> Vec<bool> {
     chosen
 }
 
-/// 64-bit FNV-1a: the split must not depend on the version of a hasher.
+/// Returns the 64-bit FNV-1a hash of the bytes. The split must not depend on the version of a hasher.
 pub(super) fn hash(bytes: &[u8]) -> u64 {
     bytes
         .iter()

@@ -13,7 +13,7 @@ use burn_megatron_test_support::TestFolder;
 
 mod batch;
 
-/// A folder with one file of `content`.
+/// Returns a folder with one file of `content`.
 fn one_file(content: &[u8]) -> (TestFolder, TextData) {
     let folder = TestFolder::new();
     folder.write("text", content);

@@ -1,4 +1,4 @@
-//! A text of bytes, split into a training and a held-out part.
+//! A byte-level text, split into a training part and a held-out part.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -16,13 +16,13 @@ use super::{
 /// The extensions that [`TextData::open`] looks for in a folder.
 pub const EXTENSIONS: [&str; 3] = ["rs", "md", "txt"];
 
-/// A text in memory: one byte is one token.
+/// A text in memory: each byte is a token.
 ///
-/// A clone shares the bytes, so every rank of a process can hold one.
+/// Clones share the bytes, so every rank of a process can hold a clone.
 #[derive(Clone)]
 pub struct TextData {
     path: PathBuf,
-    /// The start of the description.
+    /// The beginning of the description.
     source: String,
     training: Arc<[u8]>,
     held_out: Arc<[u8]>,
@@ -31,27 +31,26 @@ pub struct TextData {
 }
 
 impl TextData {
-    /// Reads a file of any name, or all files ending in one of [`EXTENSIONS`] in a folder and the
-    /// folders below it.
+    /// Reads a file with any name, or all files with one of [`EXTENSIONS`] in a folder and its subfolders.
     ///
-    /// Hidden files and folders, folders named `target`, `node_modules` or `runs` below `path`, and
-    /// symbolic links are skipped; empty files are ignored. Files are joined in the order of
-    /// their relative paths, separated by one [`DOCUMENT_END`].
+    /// Hidden files and folders, symbolic links, and folders named `target`, `node_modules` or `runs` below `path` are
+    /// skipped. Empty files are ignored. Files are joined in the order of their relative paths, separated by one
+    /// [`DOCUMENT_END`].
     ///
-    /// About a tenth of the bytes is held out: whole files, chosen by a hash of their relative
-    /// paths, at least one in each part. Of a single file the last tenth of its bytes is held out.
-    /// The split depends on relative paths and file sizes alone.
+    /// About a tenth of the bytes is held out: complete files, chosen by a hash of their relative paths, at least one
+    /// in each part. If there is a single file, the last tenth of its bytes is held out. The split depends only on
+    /// relative paths and file sizes.
     ///
     /// # Errors
     ///
-    /// [`DataError::Missing`], [`DataError::Unreadable`], [`DataError::NotText`],
-    /// [`DataError::Empty`] or [`DataError::NoMatchingFiles`]. Whether the text is long enough depends on the
-    /// sequence length and is checked by [`TextData::samples`].
+    /// [`DataError::Missing`], [`DataError::Unreadable`], [`DataError::NotText`], [`DataError::Empty`] or
+    /// [`DataError::NoMatchingFiles`]. [`TextData::samples`] checks whether the text is long enough for a sequence
+    /// length.
     pub fn open(path: &Path) -> Result<Self, DataError> {
         Self::open_with(path, &EXTENSIONS)
     }
 
-    /// As [`TextData::open`], with other extensions: without the dot, in upper or lower case.
+    /// Works like [`TextData::open`] with other extensions, given without the dot, in upper or lower case.
     ///
     /// # Errors
     ///
@@ -60,8 +59,8 @@ impl TextData {
         Self::from_documents(path, read_documents(path, extensions)?)
     }
 
-    /// The text of documents that were read from `path`, which descriptions and errors name. It is split and joined as
-    /// by [`TextData::open`].
+    /// Creates the text from documents that were read from `path`. The path appears in descriptions and errors. The
+    /// documents are split and joined as in [`TextData::open`].
     ///
     /// # Errors
     ///
@@ -69,7 +68,7 @@ impl TextData {
     pub fn from_documents(path: &Path, documents: TextDocuments) -> Result<Self, DataError> {
         let (training, held_out) = documents.split(path, |_| true)?.joined();
         let (source, holds_out) = (documents.describe(path), documents.holds_out());
-        // Before the texts are copied once more.
+        // Frees the documents before the texts are copied once more.
         drop(documents);
         Ok(Self {
             path: path.to_path_buf(),
@@ -81,7 +80,7 @@ impl TextData {
         })
     }
 
-    /// Sets whether attention stops at the ends of documents, where positions restart at 0: the files of a folder.
+    /// Sets whether attention stops at the ends of documents (the files of a folder), and positions restart at 0.
     pub fn with_reset_attention(self, reset_attention: bool) -> Self {
         Self {
             reset_attention,
@@ -89,22 +88,22 @@ impl TextData {
         }
     }
 
-    /// The bytes that windows are sampled from.
+    /// Returns the bytes that windows are sampled from.
     pub fn training_bytes(&self) -> &[u8] {
         &self.training
     }
 
-    /// The held-out bytes.
+    /// Returns the held-out bytes.
     pub fn held_out_bytes(&self) -> &[u8] {
         &self.held_out
     }
 
-    /// Training windows of `seq` tokens, sampled with `seed`.
+    /// Returns training windows of `seq` tokens, sampled with `seed`.
     ///
     /// # Errors
     ///
-    /// [`DataError::ZeroLength`] for `seq = 0`; [`DataError::TooShort`] if the training text has
-    /// fewer than `seq + 1` bytes.
+    /// [`DataError::ZeroLength`] for `seq = 0`; [`DataError::TooShort`] if the training text has fewer than `seq + 1`
+    /// bytes.
     pub fn samples(&self, seq: usize, seed: u64) -> Result<TextSamples, DataError> {
         self.check_length(TextPart::Training, seq)?;
         let text = Arc::clone(&self.training);
@@ -173,7 +172,7 @@ impl Dataset for TextData {
         )
     }
 
-    /// 64-bit FNV-1a of the bytes: detects accidental differences, not malicious ones.
+    /// Returns the 64-bit FNV-1a hash of the bytes. It detects accidental differences, not malicious ones.
     fn fingerprint(&self) -> u64 {
         let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
         let bytes = self.training.iter().chain(self.held_out.iter());
@@ -189,10 +188,10 @@ impl Dataset for TextData {
         Ok(Arc::new(self.samples(sampling.seq, sampling.seed)?))
     }
 
-    /// The held-out text is cut into windows from its start, so that no byte is a target twice; the rest at
-    /// the end is not used. If there are more than `max` windows, evenly spaced ones are taken: the `i`-th is
-    /// number `floor(i * windows / max)`. The choice depends on nothing else, so losses of different runs are
-    /// comparable. Returns no window for `max = 0`, or if nothing is held out.
+    /// Cuts the held-out text into windows from its start, so that no byte is a target twice. The rest at the end is
+    /// not used. If there are more than `max` windows, evenly spaced windows are taken: the `i`-th has the number
+    /// `floor(i * windows / max)`. Losses of different runs are comparable, because the choice depends on nothing else.
+    /// Returns no window for `max = 0`, or if nothing is held out.
     fn held_out(&self, seq: usize, max: usize) -> Result<Vec<Sample>, DataError> {
         if max == 0 || !self.holds_out {
             return Ok(vec![]);
@@ -206,7 +205,7 @@ impl Dataset for TextData {
     }
 }
 
-/// Notes where the documents of a window of bytes start. The byte at the end of a document belongs to it.
+/// Records the starts of the documents in a window of bytes. The end byte of a document belongs to the document.
 pub(super) fn split_at_documents(sample: &mut Sample) {
     let ends = sample.tokens.iter().enumerate();
     let ends = ends.filter(|(_, token)| **token == i32::from(DOCUMENT_END));
@@ -219,8 +218,8 @@ pub(super) fn split_at_documents(sample: &mut Sample) {
         .collect();
 }
 
-/// At most `max` windows of a text, which must have more than `seq` tokens: from its start, evenly spaced
-/// if there are more.
+/// Returns at most `max` windows of a text, which must have more than `seq` tokens. Windows are cut from the start, and
+/// evenly spaced if there are more.
 pub(super) fn windows<T: Copy + Into<i32>>(text: &[T], seq: usize, max: usize) -> Vec<Sample> {
     // The last target of a window is the first token of the next one.
     let windows = (text.len() - 1) / seq;
@@ -230,7 +229,7 @@ pub(super) fn windows<T: Copy + Into<i32>>(text: &[T], seq: usize, max: usize) -
         .collect()
 }
 
-/// The window at `start`; the text must have more than `start + seq` tokens.
+/// Returns the window at `start`. The text must have more than `start + seq` tokens.
 pub(super) fn window<T: Copy + Into<i32>>(text: &[T], start: usize, seq: usize) -> Sample {
     let tokens = |start: usize| text[start..start + seq].iter().map(|token| (*token).into());
     Sample {

@@ -1,4 +1,4 @@
-//! A tokenized text, split into a training and a held-out part.
+//! A tokenized text, split into a training part and a held-out part.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -15,12 +15,12 @@ use crate::tokenizer::{Tokenizer, TokenizerError};
 
 /// A text in memory as the tokens of a [`Tokenizer`].
 ///
-/// The text is read and split like [`TextData`](super::TextData). Each document gets the special tokens that the tokenizer
-/// adds to a text, such as `<s>`, unless they are turned off. If the tokenizer has an end-of-document token, it ends each
-/// document. For text that does not fit into memory, use token files.
+/// The text is read and split like [`TextData`](super::TextData). By default, the special tokens of the tokenizer, such
+/// as `<s>`, are added to each document. If the tokenizer has an end-of-document token, this token ends each document.
+/// For text that does not fit into memory, use token files.
 pub struct TokenizedText {
     path: PathBuf,
-    /// The start of the description.
+    /// The beginning of the description.
     source: String,
     tokenizer: String,
     /// The part of the description about the special tokens around a document.
@@ -34,19 +34,19 @@ pub struct TokenizedText {
 }
 
 impl TokenizedText {
-    /// Reads a file, or the files of a folder that end in one of [`EXTENSIONS`], with the special tokens around each
-    /// document. The tokens do not depend on the number of threads.
+    /// Reads a file, or the files of a folder with one of [`EXTENSIONS`]. Special tokens are added to each document.
+    /// The tokens do not depend on the number of threads.
     ///
     /// # Errors
     ///
-    /// As [`TextData::open`](super::TextData::open); [`DataError::Tokenizer`] for a text that is not UTF-8.
+    /// The errors of [`TextData::open`](super::TextData::open); [`DataError::Tokenizer`] for a text that is not UTF-8.
     pub fn open(path: &Path, tokenizer: &Tokenizer) -> Result<Self, DataError> {
         Self::from_documents(path, &read_documents(path, &EXTENSIONS)?, tokenizer, true)
     }
 
-    /// The text of documents that were read from `path`, which descriptions and errors name. Of a single document
-    /// the held-out tail begins with a whole character. `special_tokens` adds the special tokens of the tokenizer to each
-    /// document.
+    /// Creates the text from documents that were read from `path`. The path appears in descriptions and errors. If
+    /// there is a single document, its held-out tail begins at a character boundary. `special_tokens` adds the special
+    /// tokens of the tokenizer to each document.
     ///
     /// # Errors
     ///
@@ -84,12 +84,12 @@ impl TokenizedText {
         })
     }
 
-    /// The tokens that windows are sampled from.
+    /// Returns the tokens that windows are sampled from.
     pub fn training_tokens(&self) -> &[i32] {
         &self.training
     }
 
-    /// The held-out tokens.
+    /// Returns the held-out tokens.
     pub fn held_out_tokens(&self) -> &[i32] {
         &self.held_out
     }
@@ -133,7 +133,7 @@ fn describe_frame(
     })
 }
 
-/// The tokens of documents, with the special tokens of `frame` around each. The end-of-document token is not repeated.
+/// Tokenizes documents, with the special tokens of `frame` around each. The end-of-document token is not repeated.
 fn tokens_of(
     documents: &[&[u8]],
     tokenizer: &Tokenizer,
@@ -177,7 +177,7 @@ impl Dataset for TokenizedText {
         )
     }
 
-    /// 64-bit XXH3 of the tokens.
+    /// Returns the 64-bit XXH3 hash of the tokens.
     fn fingerprint(&self) -> u64 {
         self.fingerprint
     }
@@ -199,8 +199,8 @@ impl Dataset for TokenizedText {
         }))
     }
 
-    /// As for [`TextData`](super::TextData): windows from the start of the held-out text, evenly spaced if
-    /// there are more than `max`. Empty if nothing is held out.
+    /// Returns windows from the start of the held-out text, evenly spaced if there are more than `max`, as in
+    /// [`TextData`](super::TextData). Empty if nothing is held out.
     fn held_out(&self, seq: usize, max: usize) -> Result<Vec<Sample>, DataError> {
         if max == 0 || !self.holds_out {
             return Ok(vec![]);
@@ -210,8 +210,8 @@ impl Dataset for TokenizedText {
     }
 }
 
-/// Windows of a [`TokenizedText`], with replacement, at the positions that
-/// [`TextSamples`](super::TextSamples) has for a text of as many bytes.
+/// Windows of a [`TokenizedText`], sampled with replacement. The positions are the same as in
+/// [`TextSamples`](super::TextSamples) for a text with the same number of bytes.
 #[derive(Clone)]
 pub struct TokenizedSamples {
     tokens: Arc<[i32]>,

@@ -1,14 +1,14 @@
-//! Settings of generation.
+//! Settings of text generation.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use burn_megatron_data::tokenizer::{Tokenizer, TokenizerError};
 
-/// The maximum number of texts after a prompt.
+/// The maximum number of texts per prompt.
 const MAX_SAMPLES: usize = 1 << 16;
 
-/// Settings of generation.
+/// Settings of text generation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct GenerateConfig {
@@ -16,29 +16,30 @@ pub struct GenerateConfig {
     pub prompt: String,
     /// The maximum number of new tokens; 0 generates none.
     pub tokens: usize,
-    /// The temperature: logits are divided by it. 0 takes the most likely token (greedy).
+    /// The sampling temperature, by which logits are divided. 0 selects the most likely token (greedy).
     pub temperature: f64,
-    /// Samples from this number of most likely tokens. If `None`, samples from all tokens.
+    /// Top-k sampling: samples from the `top_k` most likely tokens, or from all tokens if `None`.
     pub top_k: Option<usize>,
-    /// Nucleus sampling: samples from the most likely tokens whose probabilities reach this sum, after `top_k`. If
-    /// `None`, samples from all tokens.
+    /// Nucleus (top-p) sampling: samples from the most likely tokens of `top_k` whose probabilities reach this sum, or
+    /// from all tokens if `None`.
     pub top_p: Option<f64>,
-    /// The text ends before the first of these strings, also across token boundaries.
+    /// Stop strings: the text ends before the first of these strings, even across token boundaries.
     pub stop: Vec<String>,
-    /// The seed. If `None`, the seed of the run, or 0. All prompts of a batch have the same seed.
+    /// The seed; by default the seed of the run, or 0. All prompts of a batch use the same seed.
     pub seed: Option<u64>,
-    /// The number of texts after each prompt (`num_return_sequences` of `transformers`). Sample `i` draws from stream `i` of
+    /// The number of texts per prompt (`num_return_sequences` of `transformers`). Sample `i` draws from stream `i` of
     /// the seed, so it does not depend on the number of samples. This is not a setting of a recipe.
     #[serde(skip)]
     pub samples: usize,
-    /// Whether the log-probabilities of the new tokens are returned. They require an additional product with the output
-    /// layer.
+    /// Whether the log-probabilities of the new tokens are returned. They require another multiplication with the
+    /// weights of the output layer.
     pub logprobs: bool,
-    /// Whether a model with multi-token prediction drafts the token after the next token (speculative decoding). A
-    /// correct draft gives two tokens per forward. The text does not change on the CPU.
+    /// Whether a model with multi-token prediction drafts an additional token (speculative decoding). The next forward
+    /// reads the draft together with the next token, and yields two tokens if the model draws the draft itself. The
+    /// text does not change, provided that the logits do not depend on the other tokens of a forward, as on the CPU.
     pub speculative: bool,
-    /// Whether the tokenizer adds its special tokens to the prompt, as it did to the texts that the model was trained on.
-    /// This is not a setting of a recipe.
+    /// Whether the tokenizer adds its special tokens to the prompt, as it does to training texts. This is not a setting
+    /// of a recipe.
     #[serde(skip)]
     pub special_tokens: bool,
 }
@@ -67,7 +68,7 @@ pub enum GenerateConfigError {
     /// An invalid temperature.
     #[error("invalid temperature = {0}: expected at least 0, which takes the most likely token")]
     Temperature(f64),
-    /// No tokens to sample from.
+    /// `top_k` leaves no tokens to sample from.
     #[error("invalid top_k = 0: expected at least 1")]
     TopK,
     /// An invalid probability.
@@ -81,7 +82,7 @@ pub enum GenerateConfigError {
         "samples = {0} conflicts with temperature = 0, which takes the most likely token: set a temperature above 0"
     )]
     EqualSamples(usize),
-    /// An empty stop string.
+    /// A stop string is empty.
     #[error("an empty string in stop would end every text at once: leave it out")]
     Stop,
 }
@@ -115,12 +116,12 @@ impl GenerateConfig {
         }
     }
 
-    /// Encodes the prompt. An empty one becomes the tokenizer's `bos`, otherwise its `eod`, otherwise a line
+    /// Encodes the prompt. An empty prompt becomes the tokenizer's `bos` token, or else its `eod` token, or else a line
     /// break.
     ///
     /// # Errors
     ///
-    /// [`TokenizerError`] if the tokenizer cannot encode it.
+    /// [`TokenizerError`] if the tokenizer cannot encode the prompt.
     pub fn prompt_tokens(&self, tokenizer: &Tokenizer) -> Result<Vec<u32>, TokenizerError> {
         let tokens = match self.special_tokens {
             true => tokenizer.encode_with_special_tokens(&self.prompt)?,

@@ -18,15 +18,15 @@ pub enum GenerateError {
     /// The prompt is empty.
     #[error("the prompt has no tokens: expected at least 1")]
     NoPrompt,
-    /// A batch without prompts.
+    /// The batch size is 0.
     #[error("invalid batch_size = 0: expected at least 1")]
     BatchSize,
-    /// Speculation without modules that draft.
+    /// Speculation requires multi-token prediction modules.
     #[error(
         "invalid speculative = true: the model has no multi-token prediction whose blocks read a cache, to draft with"
     )]
     NoDrafts,
-    /// A token beyond the model's vocabulary.
+    /// The prompt has a token beyond the model's vocabulary.
     #[error(
         "the prompt has the token {token}, but the vocabulary of the model has {vocabulary}: the tokenizer \
          belongs to another model"

@@ -1,4 +1,4 @@
-//! Generates texts on one rank.
+//! The generator of a rank.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -13,37 +13,36 @@ use burn_megatron::comm::{CommError, ParallelContext};
 use burn_megatron::model::LanguageModel;
 use burn_megatron_data::tokenizer::Tokenizer;
 
-/// Generates texts with this rank's part of a model. Every method is collective: call it on all ranks of the
-/// tensor, pipeline and context groups with the same arguments; each gets the same texts.
+/// Generates texts with this rank's part of a model. Every method is collective: call it on all ranks of the tensor,
+/// pipeline and context groups with the same arguments. All ranks get the same texts.
 ///
-/// Several prompts are continued at once: each forward reads the next token of every text. A text that has ended leaves,
-/// and the next prompt takes its place. Its tokens do not depend on the texts beside it.
+/// Several prompts are continued at once: each forward reads the next token of every text. When a text ends, the next
+/// prompt takes its place. The tokens of a text do not depend on the other texts of the batch.
 ///
-/// Ranks of a context group read a prompt together: each its part of a chunk, whose keys and values it keeps
-/// ([`KvCache`](burn_megatron::nn::KvCache)).
+/// Ranks of a context group share the reading of a prompt. Each rank reads a part of each chunk, and keeps its keys and
+/// values ([`KvCache`](burn_megatron::nn::KvCache)).
 #[derive(Debug)]
 pub struct Generator<'a, M: LanguageModel> {
     reader: Reader<'a, M>,
 }
 
-/// The result of generation.
+/// The result of generating one text.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GenerationOutput {
     /// The text after the prompt, without the stop string.
     pub text: String,
-    /// The new tokens, including the one that ended the text.
+    /// The new tokens, including the token that ended the text.
     pub tokens: Vec<u32>,
-    /// Why generation ended.
+    /// The reason why generation ended.
     pub finish_reason: FinishReason,
     /// The number of tokens of the prompt.
     pub prompt: usize,
-    /// The log-probability of each new token under the model, in nats: without the temperature and the restrictions. Empty
+    /// The log-probability of each new token under the model, in nats, without temperature, `top_k` and `top_p`. Empty
     /// unless [`logprobs`](GenerateConfig::logprobs) is set.
     pub logprobs: Vec<f64>,
-    /// The number of drafted tokens, with [`speculative`](GenerateConfig::speculative), and the number of them that the
-    /// model accepted.
+    /// The number of drafted tokens, with [`speculative`](GenerateConfig::speculative).
     pub drafted: usize,
-    /// See [`drafted`](Self::drafted).
+    /// The number of [drafted](Self::drafted) tokens that the model accepted.
     pub accepted: usize,
     /// The time until the first new token.
     pub prefill: Duration,
@@ -51,16 +50,16 @@ pub struct GenerationOutput {
     pub decode: Duration,
 }
 
-/// Output that is written for a text.
+/// An event of a generated text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Written<'a> {
-    /// More text, in whole characters.
+    /// More text, in complete characters.
     Text(&'a str),
-    /// It has ended.
+    /// The end of the text.
     End,
 }
 
-/// Why generation ended.
+/// The reason why generation ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FinishReason {
     /// The maximum number of new tokens was reached.
@@ -72,7 +71,7 @@ pub enum FinishReason {
 }
 
 impl<'a, M: LanguageModel> Generator<'a, M> {
-    /// A generator with one stage per pipeline rank, in order.
+    /// Creates a generator. Each pipeline rank has one stage, in order.
     pub fn new(model: &'a M, groups: &'a ParallelContext, device: &Device) -> Self {
         Self {
             reader: Reader::new(model, groups, device),
@@ -85,23 +84,24 @@ impl<'a, M: LanguageModel> Generator<'a, M> {
         self
     }
 
-    /// Disables the cache: the whole text is read again for each new token.
+    /// Disables the cache: the complete text is read again for each new token.
     pub fn without_cache(mut self) -> Self {
         self.reader.use_cache = false;
         self
     }
 
-    /// The bytes of this rank's [cache](LanguageModel::Cache).
+    /// Returns the size of this rank's [cache](LanguageModel::Cache), in bytes.
     pub fn cache_bytes(&self) -> usize {
         self.reader.cache_bytes()
     }
 
-    /// Generates one text after the tokens of a prompt. `on_text` gets the text incrementally, in whole characters.
+    /// Generates a text after the tokens of a prompt. `on_text` receives the text incrementally, in complete
+    /// characters.
     ///
     /// # Errors
     ///
-    /// [`GenerateError`] for invalid settings, a prompt of another model, logits that are not finite, and
-    /// failed collectives.
+    /// [`GenerateError`] for invalid settings, a prompt of another model, logits that are not finite, and failed
+    /// collectives.
     pub fn generate(
         &mut self,
         prompt: &[u32],
@@ -122,14 +122,15 @@ impl<'a, M: LanguageModel> Generator<'a, M> {
         Ok(only.unwrap_or_else(|| unreachable!("a prompt has an output")))
     }
 
-    /// Generates [`samples`](GenerateConfig::samples) texts after each prompt, up to `batch_size` at a time. Returns all samples
-    /// of the first prompt, then all samples of the next prompt. `on_text` gets the index of the text in this order and the
-    /// new part of the text. The first sample is the text that [`generate`](Self::generate) writes for the prompt alone. All
-    /// prompts use the same seed, so equal prompts have equal texts.
+    /// Generates [`samples`](GenerateConfig::samples) texts after each prompt, up to `batch_size` texts at a time.
+    /// Returns all samples of the first prompt, then all samples of the next prompt. `on_text` receives the index of a
+    /// text in this order and the new part of the text. The first sample is equal to the text that
+    /// [`generate`](Self::generate) writes. All prompts use the same seed, so equal prompts have equal texts.
     ///
     /// # Errors
     ///
-    /// As [`generate`](Self::generate); [`GenerateError::BatchSize`] for 0. An error of one prompt ends all.
+    /// The errors of [`generate`](Self::generate); [`GenerateError::BatchSize`] for 0. An error of one prompt ends all
+    /// texts.
     pub fn generate_batch<P: AsRef<[u32]>>(
         &mut self,
         prompts: &[P],
@@ -183,7 +184,7 @@ impl<'a, M: LanguageModel> Generator<'a, M> {
         Ok(outputs)
     }
 
-    /// Adds a token to each text, or two where a draft was right.
+    /// Adds a token to each text, or two tokens if the draft was accepted.
     fn step(
         &mut self,
         batch: &mut [(usize, Writing<'_>)],
@@ -203,7 +204,7 @@ impl<'a, M: LanguageModel> Generator<'a, M> {
         Ok(())
     }
 
-    /// Adds what was drawn of texts, and drafts the token after.
+    /// Adds the drawn tokens to the texts, and drafts the following token.
     fn write(
         &mut self,
         texts: &mut [(usize, Writing<'_>)],
@@ -254,7 +255,7 @@ impl<'a, M: LanguageModel> Generator<'a, M> {
         Ok(())
     }
 
-    /// The log-probabilities of the rank with the last stage, on all ranks.
+    /// Shares the log-probabilities of the rank with the last stage with all ranks.
     fn share_logprobs(&self, outputs: &mut [GenerationOutput]) -> Result<(), CommError> {
         let own = outputs.iter().flat_map(|output| {
             let missing = output.tokens.len() - output.logprobs.len();
@@ -267,8 +268,8 @@ impl<'a, M: LanguageModel> Generator<'a, M> {
         Ok(())
     }
 
-    /// The logits of the next token, on the pipeline ranks that have the last stage; `None` on others. If there
-    /// are more tokens than the model's context, only the last ones are read.
+    /// Returns the logits of the next token on the pipeline ranks that have the last stage, and `None` on other ranks.
+    /// If there are more tokens than the model's context, only the last tokens are read.
     ///
     /// # Errors
     ///

@@ -1,14 +1,15 @@
 //! Text generation with a language model in any layout.
 //!
-//! A [`Generator`] runs each rank's part of the model on the texts so far and samples the next token of each. With a cache
-//! of [keys and values](burn_megatron::nn::KvCache) each token is read once, until a text is longer than the model's
-//! context: then the last `context` tokens are read again for each new one.
+//! A [`Generator`] runs each rank's part of the model on the current texts, and samples the next token of each text.
+//! With a [KV cache](burn_megatron::nn::KvCache), each token is read once, until a text is longer than the model's
+//! context. From then on, the last `context` tokens are read again for each new token.
 //!
-//! New tokens of all texts are one row `[1, tokens]`: what computes token by token computes them together, with the same
-//! bits for a token whatever others there are; attention goes text by text. So a text is the same in any batch.
+//! The new tokens of all texts form one row `[1, tokens]`. Layers that work per token process them together, and the
+//! bits of a token do not depend on the other tokens. Attention runs separately per text. So a text is the same in any
+//! batch.
 //!
-//! [`GenerateConfig`] sets how tokens are sampled. Samples are a function of the seed, computed from the logits
-//! in f64, so every layout generates the same text as far as its logits are equal.
+//! [`GenerateConfig`] sets how tokens are sampled. Samples are a function of the seed, computed from the logits in f64.
+//! Every layout generates the same text, provided that its logits are equal.
 
 mod config;
 mod error;

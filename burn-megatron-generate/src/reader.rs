@@ -11,10 +11,10 @@ use burn_megatron::model::{GenerationCache, LanguageModel};
 use burn_megatron::nn::{NewTokens, SequencePart};
 use burn_megatron::pipeline::engine::{ForwardOptions, P2pConfig, ShapeCache, forward_only};
 
-/// Prefill reads a long prompt in chunks of this many tokens for each rank, to bound the memory of activations.
+/// The number of tokens per rank in a chunk of a long prompt. Chunks bound the memory of activations during prefill.
 const PREFILL_CHUNK: usize = 512;
 
-/// A model, and what of which texts is in its cache.
+/// A model and its cache, with the tokens that the cache holds.
 #[derive(Debug)]
 pub(super) struct Reader<'a, M: LanguageModel> {
     model: &'a M,
@@ -23,29 +23,29 @@ pub(super) struct Reader<'a, M: LanguageModel> {
     /// The pipeline rank of each stage.
     pub placement: Vec<usize>,
     pub use_cache: bool,
-    /// Whether the first depth of multi-token prediction reads the same tokens.
+    /// Whether the first depth of multi-token prediction also reads the tokens.
     pub drafts: bool,
     cache: M::Cache,
     /// The shapes of activations in earlier forwards.
     shapes: ShapeCache,
-    /// The tokens in the cache, by sequence.
+    /// The tokens in the cache, per sequence.
     cached: Vec<Vec<u32>>,
 }
 
-/// A text that is read.
+/// A text to read.
 #[derive(Clone, Debug)]
 pub(super) struct TextToRead<'t> {
-    /// The number of its sequence in the cache.
+    /// The index of its sequence in the cache.
     pub sequence: usize,
     pub tokens: Cow<'t, [u32]>,
-    /// Of how many of its last tokens the logits are needed.
+    /// The number of last tokens whose logits are needed.
     pub last: usize,
 }
 
 /// The output of the model for the last tokens of some texts.
 #[derive(Debug)]
 pub(super) struct TextsRead {
-    /// On the ranks that have the last stage.
+    /// The hidden states, on the ranks that have the last stage.
     hidden: Option<Tensor<3>>,
     /// The rows of the last tokens of each text.
     rows: Vec<Range<usize>>,
@@ -55,18 +55,18 @@ pub(super) struct TextsRead {
 }
 
 impl TextsRead {
-    /// The number of last tokens of each text.
+    /// Returns the number of last tokens of each text.
     pub fn counts(&self) -> impl ExactSizeIterator<Item = usize> {
         self.rows.iter().map(ExactSizeIterator::len)
     }
 }
 
-/// Which tokens a rank of a context group reads.
+/// The tokens that a rank of a context group reads.
 #[derive(Clone, Copy, Debug)]
 enum Reading {
-    /// The tokens of its part.
+    /// The tokens of this rank's part.
     Prefill,
-    /// All.
+    /// All tokens.
     Whole,
 }
 
@@ -75,7 +75,7 @@ enum Reading {
 struct NewPart<'t> {
     sequence: usize,
     tokens: &'t [u32],
-    /// The token after each; none of the last tokens of a text.
+    /// The token after each of the tokens. Unknown for the last tokens of a text.
     next: &'t [u32],
 }
 
@@ -100,7 +100,7 @@ impl<'t> NewPart<'t> {
 }
 
 impl<'a, M: LanguageModel> Reader<'a, M> {
-    /// A reader with one stage per pipeline rank, in order.
+    /// Creates a reader. Each pipeline rank has one stage, in order.
     pub fn new(model: &'a M, groups: &'a ParallelContext, device: &Device) -> Self {
         Self {
             model,
@@ -119,8 +119,8 @@ impl<'a, M: LanguageModel> Reader<'a, M> {
         self.cache.bytes()
     }
 
-    /// Returns the number of tokens that a text with a draft may have: the context of the model, or the length after which
-    /// the text is read again.
+    /// Returns the maximum length of a text with a draft: the context of the model, or the length after which the text
+    /// is read again.
     pub fn room(&self, text: usize) -> usize {
         let rereads_after = self.cache.rereads_after();
         let rereads_after = rereads_after.filter(|length| text <= *length);
@@ -129,7 +129,7 @@ impl<'a, M: LanguageModel> Reader<'a, M> {
             .min(self.model.context())
     }
 
-    /// Sets whether tokens are drafted; what was read before is read again if that changes.
+    /// Enables or disables drafting. If the setting changes, earlier tokens are read again.
     pub fn set_speculative(&mut self, speculative: bool) -> Result<(), GenerateError> {
         if speculative && !self.cache.can_draft(self.model) {
             return Err(GenerateError::NoDrafts);
@@ -158,8 +158,9 @@ impl<'a, M: LanguageModel> Reader<'a, M> {
         }
     }
 
-    /// Reads what the cache has not of texts; of a text longer than the model's context the end. The results have the
-    /// texts in order. With [drafts](Self::drafts), [`draft`](Self::draft) must follow for each.
+    /// Reads the tokens of texts that are not in the cache. If a text is longer than the model's context, only its end
+    /// is read. The results are in the order of the texts. With [drafts](Self::drafts), [`draft`](Self::draft) must be
+    /// called for each result.
     pub fn read(&mut self, texts: &[TextToRead<'_>]) -> Result<Vec<TextsRead>, CommError> {
         let context = self.model.context();
         let (mut earlier, mut newest) = (vec![], vec![]);
@@ -181,7 +182,7 @@ impl<'a, M: LanguageModel> Reader<'a, M> {
             });
         }
         self.prefill(earlier)?;
-        // The last tokens of a text are in a call of their own kind, and only that call's logits are used.
+        // The last tokens of all texts are read in a separate call. Only the logits of that call are used.
         let at_once = self.cache.max_sequences();
         newest
             .chunks(at_once)
@@ -189,8 +190,8 @@ impl<'a, M: LanguageModel> Reader<'a, M> {
             .collect()
     }
 
-    /// Keeps of a sequence in the cache the tokens that a text of `length` tokens begins with, except its last tokens.
-    /// Returns their number.
+    /// Keeps the cached tokens of a sequence that are equal to the beginning of a text of `length` tokens, without its
+    /// last tokens. Returns the number of kept tokens.
     fn begin(&mut self, sequence: usize, text: &[u32], length: usize) -> usize {
         let count = self.cached.len().max(sequence + 1);
         self.cached.resize(count, vec![]);
@@ -202,14 +203,14 @@ impl<'a, M: LanguageModel> Reader<'a, M> {
         kept
     }
 
-    /// Reads tokens whose logits are not needed. A text is cut into the same chunks as alone; those of several texts are
-    /// read together while they are short.
+    /// Reads tokens whose logits are not needed. A text is cut into the same chunks as in a batch of one. Short chunks
+    /// of several texts are read together.
     fn prefill(&mut self, texts: Vec<NewPart<'_>>) -> Result<(), CommError> {
         let ranks = self.cache.prefill_multiple();
         let multiple = self.model.sequence_multiple();
         let mut together: Vec<NewPart<'_>> = vec![];
         for text in texts {
-            // What the ranks of a context group cannot divide, each of them reads.
+            // Each rank of a context group reads the tokens that the ranks cannot divide.
             let divided = match ranks {
                 1 => 0,
                 _ => text.tokens.len() / (ranks * multiple) * (ranks * multiple),
@@ -242,8 +243,8 @@ impl<'a, M: LanguageModel> Reader<'a, M> {
         Ok(())
     }
 
-    /// Runs the model on new tokens; and the first depth of multi-token prediction, if it drafts and the tokens after them
-    /// are known.
+    /// Runs the model on new tokens. Also runs the first depth of multi-token prediction, if drafting is enabled and
+    /// the next tokens are known.
     fn forward(&mut self, parts: &[NewPart<'_>], reading: Reading) -> Result<TextsRead, CommError> {
         let ids: Vec<_> = parts.iter().flat_map(|part| part.tokens).copied().collect();
         let padded = ids.len().next_multiple_of(self.model.sequence_multiple());
@@ -256,7 +257,7 @@ impl<'a, M: LanguageModel> Reader<'a, M> {
         let (model, cache) = (self.model, &mut self.cache);
         let last = cache.last_rows(&new);
         let pipeline = self.groups.pipeline();
-        // A cache may read whole texts again, up to their last rows, and a prefill may divide the tokens over ranks.
+        // A cache may read complete texts again, up to their last rows. A prefill may divide the tokens over ranks.
         let rows = last.last().map_or(0, |row| row + 1);
         let options = ForwardOptions {
             shape_key: [rows, 2 * padded + reading as usize],
@@ -305,13 +306,13 @@ impl<'a, M: LanguageModel> Reader<'a, M> {
         }
     }
 
-    /// Runs the first depth of multi-token prediction on the last tokens of texts, of which the tokens after them are now
-    /// known: `next`, of each text as many as of its last tokens are kept, at least one. Returns the logits of the token
-    /// after those, on the ranks that have the last stage.
+    /// Runs the first depth of multi-token prediction on the last tokens of texts. `next` holds the tokens after them:
+    /// for each text, the number of kept last tokens, at least one. Returns the logits of the following token, on the
+    /// ranks that have the last stage.
     pub fn draft(&mut self, read: &TextsRead, next: &[Vec<u32>]) -> Option<Vec<Vec<f64>>> {
         let mut ids = vec![];
         for (part, next) in read.parts.iter().zip(next) {
-            // What follows a token that is not kept changes nothing.
+            // Values after a token that is not kept have no effect.
             ids.extend(next.iter().chain(&[0; 2]).take(part.count));
         }
         let new = self.new_tokens(&ids, &read.parts, read.padded);
@@ -329,15 +330,15 @@ impl<'a, M: LanguageModel> Reader<'a, M> {
         Some(kept.collect())
     }
 
-    /// The logits of the next token after each of the last tokens of each text, on the ranks that have the last stage.
+    /// Returns the logits after each of the last tokens of each text, on the ranks that have the last stage.
     pub fn logits(&self, read: &TextsRead) -> Option<Vec<Vec<Vec<f64>>>> {
         let logits = self.model.logits_of(read.hidden.clone()?);
         let of_text = |rows: &Range<usize>| rows.clone().map(|row| row_of(&logits, row)).collect();
         Some(read.rows.iter().map(of_text).collect())
     }
 
-    /// The log-probabilities of the tokens after the last ones of each text, as the loss of training has them, on the ranks
-    /// that have the last stage; nothing on others.
+    /// Returns the log-probabilities of the tokens after the last tokens of each text, computed like the training loss.
+    /// Empty on ranks without the last stage.
     pub fn logprobs(&self, read: &TextsRead, next: &[Vec<u32>]) -> Vec<Vec<f64>> {
         let Some(hidden) = read.hidden.clone() else {
             return vec![vec![]; next.len()];
@@ -362,14 +363,14 @@ impl<'a, M: LanguageModel> Reader<'a, M> {
         read.rows.iter().zip(next).map(of_text).collect()
     }
 
-    /// The tokens that the rank with the last stage has drawn, on every rank.
+    /// Shares the tokens that the rank with the last stage has drawn with every rank.
     pub fn share_tokens(&self, own: Vec<i64>) -> Result<Vec<i64>, CommError> {
         let tokens = self.groups.pipeline().broadcast(own.into(), self.last())?;
         let context = self.groups.context();
         Ok(context.broadcast(tokens, 0)?.into_vec())
     }
 
-    /// The values of the rank with the last stage, on every rank of the pipeline.
+    /// Shares the values of the rank with the last stage with every rank of the pipeline.
     pub fn share_values(&self, own: Vec<f64>) -> Result<Vec<f64>, CommError> {
         let values = self.groups.pipeline().broadcast(own.into(), self.last())?;
         Ok(values.into_vec())
@@ -380,7 +381,7 @@ impl<'a, M: LanguageModel> Reader<'a, M> {
     }
 }
 
-/// A row of logits `[1, rows, vocabulary]`.
+/// Returns a row of logits `[1, rows, vocabulary]`.
 fn row_of(logits: &Tensor<3>, row: usize) -> Vec<f64> {
     let row = logits.clone().narrow(1, row, 1).into_data();
     match row.as_slice::<f32>() {

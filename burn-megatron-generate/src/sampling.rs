@@ -4,22 +4,22 @@ use std::cmp::Reverse;
 
 use super::GenerateConfig;
 
-/// An integer with the order of the weight, which is at least 0.
+/// Returns an integer with the same order as the weight. The weight must be at least 0.
 fn order(weight: f64) -> u64 {
     weight.to_bits()
 }
 
-/// The largest logit, if it is finite and none is NaN.
+/// Returns the largest logit; `None` if it is not finite or a logit is NaN.
 fn largest(logits: &[f64]) -> Option<f64> {
     let max = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     (max.is_finite() && !logits.iter().any(|logit| logit.is_nan())).then_some(max)
 }
 
 impl GenerateConfig {
-    /// The probability of each token; `None` if a logit is NaN or the largest is infinite.
+    /// Returns the probability of each token; `None` if a logit is NaN or the largest is infinite.
     ///
-    /// `softmax(logits / temperature)`, restricted by `top_k` and then `top_p` to the most likely tokens; among
-    /// equally likely ones the lower id comes first.
+    /// Computes `softmax(logits / temperature)`, restricted by `top_k` and then by `top_p` to the most likely tokens.
+    /// Among equally likely tokens, the lower id comes first.
     pub fn probabilities(&self, logits: &[f64]) -> Option<Vec<f64>> {
         let mut weights = self.weights(logits)?;
         let sum: f64 = weights.iter().sum();
@@ -27,7 +27,7 @@ impl GenerateConfig {
         Some(weights)
     }
 
-    /// The token at which the cumulative probability exceeds `point` in (0, 1); `None` as for
+    /// Returns the token at which the cumulative probability exceeds `point` in (0, 1). `None` under the conditions of
     /// [`probabilities`](Self::probabilities).
     pub(super) fn draw(&self, logits: &[f64], point: f64) -> Option<usize> {
         let max = largest(logits)?;
@@ -43,7 +43,7 @@ impl GenerateConfig {
         passed.or_else(|| weights.iter().rposition(|weight| *weight > 0.0))
     }
 
-    /// The unnormalized probabilities.
+    /// Returns the unnormalized probabilities.
     fn weights(&self, logits: &[f64]) -> Option<Vec<f64>> {
         let max = largest(logits)?;
         if self.temperature == 0.0 {

@@ -1,6 +1,6 @@
 //! Ends a text at stop strings.
 
-/// Passes text through until a stop string is found. Text that may be the beginning of one is held back.
+/// Passes text through until a stop string is found. Text that may be the beginning of a stop string is held back.
 #[derive(Debug)]
 pub(super) struct StopStringFilter<'a> {
     stops: &'a [String],
@@ -9,7 +9,7 @@ pub(super) struct StopStringFilter<'a> {
 }
 
 impl<'a> StopStringFilter<'a> {
-    /// None of the strings may be empty.
+    /// Creates a filter. None of the strings may be empty.
     pub fn new(stops: &'a [String]) -> Self {
         Self {
             stops,
@@ -18,12 +18,12 @@ impl<'a> StopStringFilter<'a> {
         }
     }
 
-    /// Whether a stop string was found.
+    /// Returns whether a stop string was found.
     pub fn is_stopped(&self) -> bool {
         self.stopped
     }
 
-    /// Adds text; returns the text that can be passed on.
+    /// Adds text, and returns the text that can be passed on.
     pub fn push(&mut self, text: &str) -> String {
         self.buffered.push_str(text);
         if let Some(begin) = self.first_stop() {
@@ -36,12 +36,12 @@ impl<'a> StopStringFilter<'a> {
         std::mem::replace(&mut self.buffered, waiting)
     }
 
-    /// The text that was held back for a stop string that did not follow.
+    /// Returns the text that was held back for a stop string that was not completed.
     pub fn finish(self) -> String {
         self.buffered
     }
 
-    /// The start of the stop string that ends first, as if the text were added by characters.
+    /// Returns the start of the stop string that ends first, as if the text were added character by character.
     fn first_stop(&self) -> Option<usize> {
         let found = self.stops.iter().filter_map(|stop| {
             let begin = self.buffered.find(stop.as_str())?;
@@ -50,7 +50,7 @@ impl<'a> StopStringFilter<'a> {
         found.min().map(|(_, begin)| begin)
     }
 
-    /// The length of the text that cannot be the beginning of a stop string.
+    /// Returns the length of the text that cannot be the beginning of a stop string.
     fn certain(&self) -> usize {
         let ends = self.buffered.char_indices().map(|(at, _)| at);
         let mut begins = ends.filter(|at| {

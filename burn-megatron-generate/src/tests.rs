@@ -1,4 +1,4 @@
-//! Sampling against a plain reference and its distribution; stop strings.
+//! Tests of sampling (against a reference, and of its distribution) and of stop strings.
 
 use burn_megatron_kernels::philox::{Stream, uniform};
 use proptest::prelude::*;
@@ -64,7 +64,7 @@ proptest! {
         }
     }
 
-    /// The text before the first stop string, however it is divided into calls.
+    /// Checks that the text ends before the first stop string, however it is divided into calls.
     #[test]
     fn text_stops_where_it_would_stop_character_by_character(
         pieces in prop::collection::vec("[abé]{0,4}", 0..12),
@@ -143,8 +143,8 @@ fn logits_that_are_not_numbers_draw_nothing() {
     assert_eq!(config(1e-320, None, None).draw(&[1.0, 2.0], 0.5), Some(1));
 }
 
-/// Pearson's test: the sum over the tokens of (seen - expected)^2 / expected is below the value that chance
-/// exceeds once in 10,000 times.
+/// Pearson's test: the sum over the tokens of (seen - expected)^2 / expected must be below a limit that is exceeded by
+/// chance once in 10,000 times.
 #[test]
 fn draws_have_their_distribution() {
     let logits: Vec<f64> = (0..12).map(|i| (f64::from(i) * 1.7).sin() * 2.0).collect();

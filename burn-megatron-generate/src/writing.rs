@@ -1,4 +1,4 @@
-//! A text that is written.
+//! The state of a text that is being generated.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -10,9 +10,9 @@ use super::stop::StopStringFilter;
 use super::{FinishReason, GenerateConfig, GenerateError, GenerationOutput, Written};
 use burn_megatron_data::tokenizer::{DecodeStream, Tokenizer};
 
-/// In the place of a drawn token: its logits are not finite.
+/// Replaces a drawn token if its logits are not finite.
 pub(super) const NOT_FINITE: i64 = -1;
-/// In the place of a drawn token: the draft before it was wrong.
+/// Replaces a drawn token if the draft before it was rejected.
 const REJECTED: i64 = -2;
 
 /// A prompt and the tokens after it.
@@ -24,15 +24,15 @@ pub(super) struct Writing<'a> {
     prompt: usize,
     config: &'a GenerateConfig,
     tokenizer: &'a Tokenizer,
-    /// With the prompt.
+    /// The tokens, including the prompt.
     tokens: Vec<u32>,
     logprobs: Vec<f64>,
     characters: DecodeStream<'a>,
     until: StopStringFilter<'a>,
     text: String,
-    /// Why the text has ended, before its maximum length.
+    /// The reason for which the text has ended before its maximum length.
     ended: Option<FinishReason>,
-    /// A guess of the next token.
+    /// The drafted next token.
     draft: Option<u32>,
     drafted: usize,
     accepted: usize,
@@ -42,7 +42,7 @@ pub(super) struct Writing<'a> {
 }
 
 impl<'a> Writing<'a> {
-    /// Begins text `index`, which is this sample of a prompt.
+    /// Starts text `index`, which is sample `sample` of its prompt.
     pub fn new(
         (index, sample): (usize, usize),
         prompt: &[u32],
@@ -51,7 +51,7 @@ impl<'a> Writing<'a> {
     ) -> Result<Self, GenerateError> {
         let mut characters = tokenizer.stream();
         for token in prompt {
-            // The text of a token may depend on the ones before it.
+            // The text of a token may depend on earlier tokens.
             characters.push(*token)?;
         }
         Ok(Self {
@@ -75,7 +75,7 @@ impl<'a> Writing<'a> {
         })
     }
 
-    /// Begins to measure the time.
+    /// Starts to measure the time.
     pub fn start(&mut self) {
         self.started = Instant::now();
     }
@@ -84,8 +84,8 @@ impl<'a> Writing<'a> {
         self.index
     }
 
-    /// Returns the tokens to read for the next token: with the draft, if both fit into the room that a text of this
-    /// length has.
+    /// Returns the tokens to read for the next token. They include the draft if it fits into the room of a text of this
+    /// length.
     pub fn to_read(&self, sequence: usize, room: impl Fn(usize) -> usize) -> TextToRead<'_> {
         let Some(draft) = self.usable_draft(room(self.tokens.len())) else {
             return TextToRead {
@@ -103,7 +103,7 @@ impl<'a> Writing<'a> {
         }
     }
 
-    /// The draft, unless the text then has no room for a token after it.
+    /// Returns the draft, unless there is no room for a token after it.
     fn usable_draft(&self, room: usize) -> Option<u32> {
         let left = self.config.tokens - (self.tokens.len() - self.prompt);
         self.draft.filter(|_| left > 1 && self.tokens.len() < room)
@@ -113,8 +113,8 @@ impl<'a> Writing<'a> {
         self.ended.is_some() || self.tokens.len() - self.prompt == self.config.tokens
     }
 
-    /// Draws the new token that follows `ahead` more tokens from its logits, or returns [`NOT_FINITE`]. New token `i` takes
-    /// draw `i` of the stream of the sample. So other texts change nothing.
+    /// Draws a new token from its logits, after `ahead` other new tokens, or returns [`NOT_FINITE`]. New token `i` uses
+    /// draw `i` of the random stream of the sample, so other texts have no influence.
     pub fn draw(&self, logits: &[f64], ahead: usize) -> i64 {
         let draws = Stream::new(self.config.seed.unwrap_or(0), self.sample as u64);
         let (number, mut point) = (self.tokens.len() - self.prompt + ahead, 0.0);
@@ -123,7 +123,7 @@ impl<'a> Writing<'a> {
         token.map_or(NOT_FINITE, |token| token as i64)
     }
 
-    /// The next token from the logits after the text, and if it is the draft, the one after from those after the draft.
+    /// Draws the next token. If it is equal to the draft, also draws the token after the draft.
     pub fn draw_all(&self, logits: &[Vec<f64>]) -> Vec<i64> {
         let mut drawn = vec![];
         for (ahead, row) in logits.iter().enumerate() {
@@ -140,7 +140,7 @@ impl<'a> Writing<'a> {
         self.draft.map(i64::from) == Some(token)
     }
 
-    /// The tokens of what was drawn.
+    /// Returns the tokens among the drawn values.
     pub fn accepted(&self, drawn: &[i64]) -> Result<Vec<u32>, GenerateError> {
         let drawn = drawn.iter().take_while(|token| **token != REJECTED);
         let token = |(i, token): (usize, &i64)| {
@@ -154,7 +154,7 @@ impl<'a> Writing<'a> {
         self.draft = u32::try_from(token).ok();
     }
 
-    /// Adds tokens, until the text ends.
+    /// Adds tokens until the text ends.
     pub fn push_all(
         &mut self,
         tokens: &[u32],
@@ -207,7 +207,7 @@ impl<'a> Writing<'a> {
         on_text(self.index, Written::Text(new))
     }
 
-    /// Ends the text: writes what was held back.
+    /// Ends the text, and writes the text that was held back.
     pub fn finish(
         mut self,
         on_text: &mut dyn FnMut(usize, Written<'_>) -> io::Result<()>,

@@ -1,6 +1,6 @@
-//! An image classifier with Burn's `Learner`: it learns which quadrant of an image is brighter than the others. What makes it
-//! run on many ranks is the line marked `//*`; with the next two, weights, gradients and optimizer are sharded, and saved as
-//! such.
+//! An image classifier with Burn's `Learner`: it learns which quadrant of an image is brighter than the others. The
+//! line marked `//*` makes it run on many ranks. With the next two lines, weights, gradients and optimizer state are
+//! sharded, and saved as shards.
 //!
 //! ```text
 //! cargo run --release -p burn-megatron-learner --example image_classifier -- /tmp/images
@@ -89,7 +89,7 @@ impl InferenceStep for Classifier {
     }
 }
 
-/// Images `[batch, 1, side, side]`, and the numbers of their brighter quadrants.
+/// Images `[batch, 1, side, side]`, and the indices of their brighter quadrants.
 #[derive(Clone, Debug)]
 struct Images {
     pixels: Tensor<4>,
@@ -103,7 +103,7 @@ struct Image {
 }
 
 impl Image {
-    /// Noise with one brighter quadrant.
+    /// Creates noise with one brighter quadrant.
     fn new(number: usize) -> Self {
         // In [0, 1), different for each `i`.
         let noise = |i: usize| (43_758.547 * (12.9898 * i as f64).sin()).rem_euclid(1.0);
@@ -138,7 +138,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     run(&env::args().nth(1).ok_or("expected the folder of the run")?)
 }
 
-/// Trains, from the start or from after the last epoch in the folder.
+/// Trains from the start, or from the last epoch in the folder.
 pub fn run(folder: &str) -> Result<(), Box<dyn Error>> {
     let shards = Path::new(folder).join("shards");
     let images = |numbers: std::ops::Range<usize>| numbers.map(Image::new).collect::<Vec<_>>();
@@ -163,7 +163,7 @@ pub fn run(folder: &str) -> Result<(), Box<dyn Error>> {
     if let Some(epoch) = newest_epoch(&shards)? {
         training = training.checkpoint(epoch);
     }
-    // Its optimizer is not called: that of the strategy is.
+    // Its optimizer is not called: the strategy has an optimizer.
     let learner = Learner::new(
         Classifier::new(&Device::flex().autodiff()),
         BurnAdamW::new().init(),

@@ -1,4 +1,4 @@
-//! Burn's text generation, byte by byte, on its own source. What makes it run on many ranks is the line marked `//*`.
+//! Burn's text generation, byte by byte, on this source file. The line marked `//*` makes it run on many ranks.
 //!
 //! ```text
 //! cargo run --release -p burn-megatron-learner --example text_generation -- /tmp/text   # 2 threads
@@ -81,7 +81,7 @@ impl TrainStep for TextGeneration {
 
     fn step(&self, batch: Rows) -> TrainOutput<ClassificationOutput> {
         let output = self.forward(batch);
-        // The identity, unless the strategy sets a loss scale for f16.
+        // Returns the loss unchanged, unless the strategy sets a loss scale for f16.
         let gradients = scale_loss(output.loss.clone()).backward();
         TrainOutput::new(self, gradients, output)
     }
@@ -127,7 +127,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     run(&folder, resume)
 }
 
-/// Trains, from the start or from after an epoch.
+/// Trains from the start, or from the end of an epoch.
 pub fn run(folder: &str, resume: Option<usize>) -> Result<(), Box<dyn Error>> {
     let device = Device::flex().autodiff();
     let rows: Vec<_> = TEXT

@@ -1,4 +1,4 @@
-//! The batches of one rank, read one ahead, and what the ranks tell each other about them.
+//! The batches of a rank, read one batch ahead, and the exchange of their sizes between ranks.
 
 use std::sync::Arc;
 
@@ -7,7 +7,8 @@ use burn::data::dataset::DatasetError;
 use burn_megatron::collective::Comm;
 use burn_megatron::comm::CommError;
 
-/// The part of a loader for each rank: consecutive items, as `split_dataloader` of Burn cuts them, the remainder spread.
+/// Splits a loader into parts of consecutive items, one per rank, like `split_dataloader` of Burn. The numbers of items
+/// differ by at most 1.
 pub(crate) fn split<B>(
     loader: &Arc<dyn DataLoader<B>>,
     ranks: usize,
@@ -21,16 +22,16 @@ pub(crate) fn split<B>(
     (0..ranks).map(part).collect()
 }
 
-/// A batch, and the items in it.
+/// A batch and its number of items.
 pub(crate) struct Batch<B> {
     pub input: B,
     pub items: usize,
 }
 
-/// The batches of an epoch on one rank. One is read ahead, so that the last one is known to be it.
+/// The batches of an epoch on one rank. One batch is read ahead, so that the last batch can be recognized.
 pub(crate) struct Batches<'a, B> {
     iterator: Box<dyn DataLoaderIterator<B> + 'a>,
-    /// The items read so far.
+    /// The number of items read so far.
     items: usize,
     ahead: Option<Batch<B>>,
 }
@@ -46,7 +47,7 @@ impl<'a, B> Batches<'a, B> {
         Ok(batches)
     }
 
-    /// The next batch.
+    /// Returns the next batch.
     pub fn advance(&mut self) -> Result<Option<Batch<B>>, DatasetError> {
         let ahead = self.iterator.next().transpose()?.map(|input| {
             let before = self.items;
@@ -57,7 +58,7 @@ impl<'a, B> Batches<'a, B> {
         Ok(std::mem::replace(&mut self.ahead, ahead))
     }
 
-    /// Whether [`advance`](Self::advance) returns another one.
+    /// Returns whether [`advance`](Self::advance) will return another batch.
     pub fn has_next(&self) -> bool {
         self.ahead.is_some()
     }
@@ -66,7 +67,7 @@ impl<'a, B> Batches<'a, B> {
 /// The message that a rank sends to the others before each micro-batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Announcement {
-    /// The weight of its batch; 0 without one.
+    /// The weight of its batch; 0 without a batch.
     pub weight: u64,
     pub items: u64,
     pub has_batch: bool,
@@ -74,7 +75,7 @@ pub(crate) struct Announcement {
     pub stop: bool,
 }
 
-/// The announcements of all ranks.
+/// The combined announcements of all ranks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Announced {
     /// The weight of this rank's batch relative to the mean: 1 if all are equal.
@@ -82,14 +83,14 @@ pub(crate) struct Announced {
     pub items: usize,
     /// Whether any rank has a batch.
     pub has_batch: bool,
-    /// Whether any rank has another one after it.
+    /// Whether any rank has another batch after this one.
     pub has_next: bool,
     /// Whether any rank asks to stop.
     pub stop: bool,
 }
 
 impl Announcement {
-    /// Collective: call on all ranks.
+    /// Exchanges the announcements of all ranks. Collective: call on all ranks.
     pub fn exchange(self, comm: &Comm) -> Result<Announced, CommError> {
         let flags = [self.has_batch, self.has_next, self.stop].map(i64::from);
         let own = [self.weight as i64, self.items as i64];

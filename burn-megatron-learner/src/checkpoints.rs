@@ -1,7 +1,7 @@
-//! Checkpoints in shards, one per epoch.
+//! Sharded checkpoints, one per epoch.
 //!
-//! Burn's `Checkpointer` cannot hold them: it gets whole records on one rank, in a thread of its own, where the other ranks
-//! cannot join. So the strategy saves them itself.
+//! Burn's `Checkpointer` cannot store them: it receives complete records on one rank, in a separate thread that the
+//! other ranks cannot join. So the strategy saves them itself.
 
 use std::path::{Path, PathBuf};
 
@@ -19,7 +19,7 @@ use serde_json::json;
 
 use crate::error::LearnerError;
 
-/// Where checkpoints are saved, and how many are kept.
+/// The folder of the checkpoints, and the number of checkpoints to keep.
 #[derive(Clone, Debug)]
 pub(crate) struct CheckpointSettings {
     pub folder: PathBuf,
@@ -27,7 +27,7 @@ pub(crate) struct CheckpointSettings {
 }
 
 impl CheckpointSettings {
-    /// The saver of one rank. Collective: call on all ranks.
+    /// Returns the saver of one rank. Collective: call on all ranks.
     pub fn saver(&self, groups: &ParallelContext) -> Result<Saver, LearnerError> {
         let config = SaveConfig {
             keep: Retention {
@@ -78,8 +78,8 @@ pub(crate) fn save<M: LearnerModel>(
     Ok(())
 }
 
-/// The newest epoch with a checkpoint in a folder of [`checkpoints`](crate::MegatronStrategy::checkpoints), to resume from;
-/// `None` if there is none, or no folder.
+/// Returns the newest epoch in a folder of [`checkpoints`](crate::MegatronStrategy::checkpoints), from which a run can
+/// resume. `None` if there is no checkpoint or no folder.
 ///
 /// # Errors
 ///
@@ -92,7 +92,7 @@ pub fn newest_epoch(folder: impl AsRef<Path>) -> Result<Option<usize>, Checkpoin
     Ok(epochs(folder)?.into_iter().map(|(epoch, _)| epoch).max())
 }
 
-/// The checkpoints of a folder, with their epochs.
+/// Returns the checkpoints in a folder, with their epochs.
 fn epochs(folder: &Path) -> Result<Vec<(usize, Checkpoint)>, CheckpointError> {
     let folder = CheckpointFolder::open(folder)?;
     let mut found = vec![];

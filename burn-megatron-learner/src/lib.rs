@@ -1,8 +1,8 @@
-//! Burn's `Learner` on many ranks.
+//! Runs Burn's `Learner` on many ranks.
 //!
 //! A [`MegatronStrategy`] is a training strategy of `burn::train`. It runs the epochs of a
-//! [`SupervisedTraining`](burn::train::SupervisedTraining) on the ranks of a [`World`](burn_megatron::comm::World),
-//! each of which trains on its own part of the data. Nothing else of the program changes:
+//! [`SupervisedTraining`](burn::train::SupervisedTraining) on the ranks of a [`World`](burn_megatron::comm::World).
+//! Each rank trains on its part of the data. The rest of the program does not change:
 //!
 //! ```text
 //! let training = SupervisedTraining::new(folder, dataloader_train, dataloader_valid)
@@ -12,10 +12,11 @@
 //! let result = training.launch(Learner::new(model, optimizer, scheduler));
 //! ```
 //!
-//! Each rank wraps the model in a [`DistributedDataParallel`](burn_megatron::data_parallel::DistributedDataParallel): gradients
-//! leave the backward through its hooks, and are reduced in buckets while the backward goes on. By default the optimizer of
-//! the `Learner` steps the weights, on every rank alike; with [`optimizer`](MegatronStrategy::optimizer) or
-//! [`element_wise`](MegatronStrategy::element_wise) an optimizer of this library does, on shards (ZeRO-1 to 3).
+//! Each rank wraps the model in a [`DistributedDataParallel`](burn_megatron::data_parallel::DistributedDataParallel).
+//! Hooks collect the gradients, and buckets of gradients are reduced during the backward. By default, the optimizer of
+//! the `Learner` steps the weights on every rank. With [`optimizer`](MegatronStrategy::optimizer) or
+//! [`element_wise`](MegatronStrategy::element_wise), an optimizer of this library steps shards of the weights (ZeRO-1
+//! to 3).
 //!
 //! # Feature flags
 //!

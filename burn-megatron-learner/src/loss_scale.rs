@@ -1,4 +1,4 @@
-//! The loss scale of f16, which only the model can apply, as it calls the backward.
+//! The loss scale for f16. Only the model can apply it, because the model calls the backward.
 
 use std::cell::Cell;
 
@@ -7,19 +7,19 @@ use burn::tensor::Tensor;
 use crate::error::LearnerError;
 
 thread_local! {
-    /// The scale of this step on this rank's thread, and whether it was applied.
+    /// The loss scale of the current step on this rank's thread, and whether it was applied.
     static SCALE: Cell<(f64, bool)> = const { Cell::new((1.0, false)) };
 }
 
-/// The loss times the loss scale of the current step, for [`TrainStep::step`](burn::train::TrainStep::step):
+/// Multiplies the loss with the loss scale of the current step, for [`TrainStep::step`](burn::train::TrainStep::step):
 ///
 /// ```text
 /// let gradients = scale_loss(output.loss.clone()).backward();
 /// TrainOutput::new(self, gradients, output)
 /// ```
 ///
-/// Without a loss scale, and outside of a [`MegatronStrategy`](crate::MegatronStrategy), it is the identity. The gradients are
-/// divided by it before they are clipped.
+/// Without a loss scale, or outside of a [`MegatronStrategy`](crate::MegatronStrategy), returns the loss unchanged. The
+/// gradients are divided by the scale before they are clipped.
 pub fn scale_loss<const D: usize>(loss: Tensor<D>) -> Tensor<D> {
     let (scale, _) = SCALE.get();
     SCALE.set((scale, true));
@@ -30,7 +30,7 @@ pub fn scale_loss<const D: usize>(loss: Tensor<D>) -> Tensor<D> {
     }
 }
 
-/// Runs `step` with a loss scale, which it must apply if it is not 1.
+/// Runs `step` with a loss scale. `step` must apply the scale if it is not 1.
 pub(crate) fn with_loss_scale<T>(scale: f64, step: impl FnOnce() -> T) -> Result<T, LearnerError> {
     SCALE.set((scale, false));
     let output = step();

@@ -1,4 +1,4 @@
-//! The optimizer that steps the weights: the optimizer of the `Learner`, or one of this library on shards.
+//! The optimizer that steps the weights: the optimizer of the `Learner`, or a sharded optimizer of this library.
 
 use std::vec;
 
@@ -21,7 +21,7 @@ pub trait ShardedOptimizer<M: Module> {
         gradients: Gradients,
     );
 
-    /// Itself, if checkpoints in shards have its state.
+    /// Returns itself if its state is saved in sharded checkpoints.
     fn as_saved(&mut self) -> Option<&mut ParallelOptimizer> {
         None
     }
@@ -43,14 +43,14 @@ impl<M: Module, O: Optimizer> ShardedOptimizer<M> for ElementWise<O> {
     }
 }
 
-/// Builds the optimizer of one rank.
+/// A function that builds the optimizer of a rank.
 pub(crate) type BuildOptimizer<M> = dyn Fn(&DistributedDataParallel<M>) -> Result<Box<dyn ShardedOptimizer<M>>, OptimizerError>
     + Send
     + Sync;
 
-/// The optimizer that steps the weights of one rank.
+/// The optimizer that steps the weights of a rank.
 pub(crate) enum Update<M: LearnerModel> {
-    /// The optimizer of the `Learner`, whose model has a copy of the weights.
+    /// The optimizer of the `Learner`. The model of the `Learner` has a copy of the weights.
     OfLearner,
     Sharded(Box<dyn ShardedOptimizer<M>>),
 }
@@ -84,7 +84,7 @@ impl<M: LearnerModel> Update<M> {
     }
 }
 
-/// Gradients in the order of the table, as Burn's optimizers read them.
+/// Converts gradients in the order of the table to the gradients of Burn's optimizers.
 fn by_parameter<M: Module>(
     model: &M,
     ddp: &DistributedDataParallel<M>,

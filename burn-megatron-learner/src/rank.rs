@@ -1,4 +1,4 @@
-//! The training of one rank.
+//! The training of a rank.
 
 use burn::data::dataloader::Progress;
 use burn::module::{Module, ModuleVisitor, Param};
@@ -23,7 +23,7 @@ use crate::loss_scale::with_loss_scale;
 use crate::optimizer::{Update, check_one_rate};
 use crate::settings::MegatronStrategy;
 
-/// The events from which Burn computes its metrics. Ranks that are threads share it.
+/// The events from which Burn computes its metrics. Ranks that are threads share them.
 pub(crate) type Events<M> = Mutex<SupervisedTrainingEventProcessor<M>>;
 
 /// The state that the ranks of this process share.
@@ -31,28 +31,28 @@ pub(crate) struct Run<'a, M: LearnerModel> {
     pub strategy: &'a MegatronStrategy<M>,
     pub events: &'a Events<M>,
     pub interrupter: Interrupter,
-    /// The training items of all ranks.
+    /// The number of training items of all ranks.
     pub items: usize,
-    /// Micro-batches per step.
+    /// The number of micro-batches per step.
     pub accumulation: usize,
-    /// The epoch after which the run resumes, if it does, and whether Burn's checkpoints have restored the `Learner`.
+    /// The epoch after which the run resumes, if any, and whether Burn's checkpoints have restored the `Learner`.
     pub resumes: Option<(usize, bool)>,
 }
 
-/// One rank.
+/// The training state of a rank.
 pub(crate) struct RankTraining<'a, M: LearnerModel> {
     pub run: &'a Run<'a, M>,
     pub rank: Rank,
     pub groups: ParallelContext,
-    /// Without autodiff.
+    /// The device, without autodiff.
     pub device: Device,
-    /// Its model has the weights of the last step, or with an optimizer of this library those of the last epoch.
+    /// Its model has the weights of the last step, or of the last epoch with an optimizer of this library.
     pub learner: Learner<M>,
     pub ddp: DistributedDataParallel<M>,
     update: Update<M>,
     scaler: LossScaler,
     count: StepCount,
-    /// The items of all ranks so far.
+    /// The number of items of all ranks so far.
     samples: u64,
     saver: Option<Saver>,
 }
@@ -79,7 +79,7 @@ impl<'a, M: LearnerModel> RankTraining<'a, M> {
             None => Update::OfLearner,
             Some(build) => {
                 let optimizer = build(&ddp)?;
-                // Its copy of the weights is not needed on the device, and cannot be taken from it.
+                // The copy of the weights in the `Learner` is not needed on the device, but cannot be removed from it.
                 learner.fork(&Device::flex().autodiff());
                 Update::Sharded(optimizer)
             }
@@ -103,12 +103,12 @@ impl<'a, M: LearnerModel> RankTraining<'a, M> {
             update,
         };
         training.resume()?;
-        // The ranks of other processes have built other values than rank 0.
+        // In other processes, the ranks were initialized with different values than rank 0.
         training.update_learner();
         Ok(training)
     }
 
-    /// Loads the checkpoint in shards, if the run resumes and has them.
+    /// Loads the sharded checkpoint, if the run resumes from one.
     fn resume(&mut self) -> Result<(), LearnerError> {
         let (settings, saver) = (&self.run.strategy.checkpoints, &self.saver);
         let (Some((epoch, restored)), Some(settings), Some(saver)) =
@@ -126,14 +126,14 @@ impl<'a, M: LearnerModel> RankTraining<'a, M> {
             self.scaler.restore(state)?;
         }
         if !restored {
-            // The scheduler of a `Learner` can only be stepped.
+            // The scheduler of a `Learner` cannot be restored, only stepped.
             (0..self.count.taken).for_each(|_| self.learner.lr_step());
         }
         Ok(())
     }
 
-    /// Trains on this rank's part of the data for an epoch; returns whether the run is to stop. Collective: call on
-    /// all ranks.
+    /// Trains on this rank's part of the data for an epoch, and returns whether the run should stop. Collective: call
+    /// on all ranks.
     pub fn train_epoch(&mut self, train: &TrainLoader<M>) -> Result<bool, LearnerError> {
         let run = self.run;
         let mut batches = Batches::new(&**train).map_err(|error| self.data_error(error))?;
@@ -175,7 +175,7 @@ impl<'a, M: LearnerModel> RankTraining<'a, M> {
         }
     }
 
-    /// Runs a micro-batch. Returns nothing if this rank has none.
+    /// Runs a micro-batch. Returns `None` if this rank has no batch.
     fn run_batch(
         &mut self,
         own: Option<Batch<<M as TrainStep>::Input>>,
@@ -186,7 +186,7 @@ impl<'a, M: LearnerModel> RankTraining<'a, M> {
         let is_own = own.is_some();
         let input = match own {
             Some(batch) => batch.input,
-            // With sharded gradients every rank calls the same collectives.
+            // With sharded gradients, every rank must call the same collectives.
             None if self.ddp.config().zero_stage >= ZeroStage::Gradients => {
                 let first = train.iter().next().transpose();
                 match first.map_err(|error| self.data_error(error))? {
@@ -203,11 +203,11 @@ impl<'a, M: LearnerModel> RankTraining<'a, M> {
         Ok(is_own.then_some(output.item))
     }
 
-    /// Ends a step: reduces the gradients, clips them, and updates the weights, unless a gradient is not finite on any
-    /// rank.
+    /// Ends a step: reduces and clips the gradients, and updates the weights. Skips the update if a gradient is not
+    /// finite on any rank.
     fn step(&mut self) -> Result<(), LearnerError> {
         let ranks = self.groups.data().size() as f64;
-        // The sum over the ranks is divided here: their gradients are weighted already.
+        // `reduce` divides by a total of 1, because the gradients are already weighted. The mean over ranks is taken below.
         let mut gradients = self.ddp.reduce(u64::from(self.groups.data().rank() == 0))?;
         gradients.scale(1.0 / (ranks * self.scaler.scale()));
         for invalid in &gradients.invalid_gradients {
@@ -259,7 +259,7 @@ impl<'a, M: LearnerModel> RankTraining<'a, M> {
         module
     }
 
-    /// Saves a checkpoint in shards, if the run has them. Collective: call on all ranks.
+    /// Saves a sharded checkpoint, if the run saves them. Collective: call on all ranks.
     pub fn save(&mut self, epoch: usize) -> Result<(), LearnerError> {
         let Some(saver) = &mut self.saver else {
             return Ok(());
@@ -278,7 +278,7 @@ impl<'a, M: LearnerModel> RankTraining<'a, M> {
         }
     }
 
-    /// The trained model, on this rank's device. Collective: call on all ranks.
+    /// Returns the trained model, on this rank's device. Collective: call on all ranks.
     pub fn into_model(mut self) -> M {
         self.update_learner();
         self.learner.fork(&self.device.clone().autodiff());
@@ -289,7 +289,7 @@ impl<'a, M: LearnerModel> RankTraining<'a, M> {
         self.rank.rank() == 0
     }
 
-    /// Whether Burn's training metrics have this rank's batches.
+    /// Returns whether Burn's training metrics include this rank's batches.
     fn reports_batches(&self) -> bool {
         self.is_main() || self.run.strategy.process.is_none()
     }
@@ -301,7 +301,7 @@ impl<'a, M: LearnerModel> RankTraining<'a, M> {
     }
 }
 
-/// Why an optimizer has no checkpoint in shards.
+/// The reason why an optimizer has no sharded checkpoint.
 const NO_STATE: &str = "the optimizer of this strategy keeps its state to itself";
 
 fn first_device<M: Module>(model: &M) -> Device {

@@ -20,15 +20,15 @@ use crate::optimizer::{BuildOptimizer, ShardedOptimizer};
 /// The weight of a batch.
 pub(crate) type WeightFn<M> = dyn Fn(&<M as TrainStep>::Input) -> u64 + Send + Sync;
 
-/// Data parallelism, with or without sharding, as a training strategy of Burn's `Learner`.
+/// Data parallelism with optional sharding, as a training strategy of Burn's `Learner`.
 ///
-/// Rank `r` of `R` reads the items `[N r / R, N (r + 1) / R)` of the `N` training items, in batches of the loader's size,
-/// so a step has `R` batches. Its gradient is the mean of the ranks' gradients, weighted by their items, or by
-/// [`weight`](Self::weight): for a loss that is a mean over the batch, the gradient of the mean loss over all batches of the
-/// step. Accumulated micro-batches (`grads_accumulation`) are added, as Burn does.
+/// Rank `r` of `R` reads the items `[N r / R, N (r + 1) / R)` of the `N` training items, in batches of the loader's
+/// batch size. So a step has `R` batches. The gradient is the mean over the ranks, weighted by the number of items or
+/// by [`weight`](Self::weight). If the loss is a mean over the batch, this is the gradient of the mean loss over all
+/// batches of the step. Accumulated micro-batches (`grads_accumulation`) are added, as in Burn.
 ///
-/// Rank 0 validates, and writes what Burn writes: metrics, summary, its checkpoints. If ranks are processes, its
-/// training metrics are those of its own batches; if they are threads, of all.
+/// Rank 0 validates, and writes Burn's output: metrics, summary and checkpoints. If ranks are processes, its training
+/// metrics cover only its batches. If ranks are threads, they cover all batches.
 pub struct MegatronStrategy<M: LearnerModel> {
     pub(crate) world: World,
     /// The rank of this process, if ranks are processes.
@@ -38,7 +38,7 @@ pub struct MegatronStrategy<M: LearnerModel> {
     pub(crate) weight: Option<Box<WeightFn<M>>>,
     pub(crate) clip: f64,
     pub(crate) loss_scale: LossScale,
-    /// `None` for the optimizer of the `Learner`.
+    /// The sharded optimizer; `None` uses the optimizer of the `Learner`.
     pub(crate) optimizer: Option<Box<BuildOptimizer<M>>>,
     pub(crate) checkpoints: Option<CheckpointSettings>,
 }
@@ -50,7 +50,7 @@ impl<M: LearnerModel> From<MegatronStrategy<M>> for TrainingStrategy<M> {
 }
 
 impl<M: LearnerModel> MegatronStrategy<M> {
-    /// Ranks that are threads of this process.
+    /// Creates a strategy whose ranks are threads of this process.
     ///
     /// # Errors
     ///
@@ -59,10 +59,11 @@ impl<M: LearnerModel> MegatronStrategy<M> {
         Ok(Self::of(World::threads(ranks)?))
     }
 
-    /// Ranks that are processes, of which `torchrun`, `mpirun`, `srun` or `burn-megatron launch` has started this one.
+    /// Creates a strategy whose ranks are processes, started by `torchrun`, `mpirun`, `srun` or `burn-megatron launch`.
     ///
-    /// If standard output is a terminal, ranks other than 0 lose it: Burn's terminal interface would draw over that of
-    /// rank 0. Standard error stays. Under mpirun the interface of rank 0 gets no keys: the ranks run in the background.
+    /// If standard output is a terminal, ranks other than 0 are disconnected from it, because Burn's terminal interface
+    /// would draw over the interface of rank 0. Standard error is not affected. Under mpirun, the interface of rank 0
+    /// receives no keys, because the ranks run in the background.
     ///
     /// # Errors
     ///
@@ -72,11 +73,12 @@ impl<M: LearnerModel> MegatronStrategy<M> {
         Ok(Self::processes(launch))
     }
 
-    /// [`from_env`](Self::from_env) in a process that a launcher has started, and otherwise [`threads`](Self::threads).
+    /// Calls [`from_env`](Self::from_env) if a launcher has started this process, and [`threads`](Self::threads)
+    /// otherwise.
     ///
     /// # Errors
     ///
-    /// See there.
+    /// See [`from_env`](Self::from_env) and [`threads`](Self::threads).
     pub fn from_env_or_threads(ranks: usize) -> Result<Self, WorldError> {
         match Launch::from_env()? {
             Some(launch) => Ok(Self::processes(launch)),
@@ -84,7 +86,7 @@ impl<M: LearnerModel> MegatronStrategy<M> {
         }
     }
 
-    /// [`from_env`](Self::from_env) with the place of this process in the world as a value.
+    /// Creates a strategy like [`from_env`](Self::from_env), with a given place of this process in the world.
     pub fn processes(launch: Launch) -> Self {
         let rank = launch.rank;
         if rank == 0 {
@@ -112,20 +114,20 @@ impl<M: LearnerModel> MegatronStrategy<M> {
         }
     }
 
-    /// Changes the world: its engine, deadlines or compute threads.
+    /// Changes the world: the engine, the deadlines or the compute threads.
     pub fn world(mut self, change: impl FnOnce(World) -> World) -> Self {
         self.world = change(self.world);
         self
     }
 
-    /// The devices, which ranks use round-robin; by default that of the model.
+    /// Sets the devices, which ranks use round-robin. By default, ranks use the device of the model.
     pub fn devices(mut self, devices: Vec<Device>) -> Self {
         self.devices = devices;
         self
     }
 
-    /// The weight of a batch, such as its tokens without padding, in the mean over the ranks. It is the number over which
-    /// the loss of the batch is a mean. By default the items of the batch.
+    /// Sets the weight of a batch in the mean over ranks, for example its number of tokens without padding. It must be
+    /// the number over which the loss of the batch is a mean. By default, it is the number of items.
     pub fn weight(
         mut self,
         of: impl Fn(&<M as TrainStep>::Input) -> u64 + Send + Sync + 'static,
@@ -134,15 +136,15 @@ impl<M: LearnerModel> MegatronStrategy<M> {
         self
     }
 
-    /// Clips the gradient to this 2-norm over the whole model. Burn's own clipping, which is set in the optimizer, is by
-    /// parameter.
+    /// Clips the 2-norm of the gradient of all parameters to `norm`. Burn's clipping, which is a setting of the
+    /// optimizer, works per parameter.
     pub fn clip(mut self, norm: f64) -> Self {
         self.clip = norm;
         self
     }
 
-    /// The dtype in which the model computes; masters and gradient sums are f32. With f16 the loss scale becomes dynamic,
-    /// and the model has to apply it by [`scale_loss`](crate::scale_loss).
+    /// Sets the compute dtype of the model. Master weights and gradient sums are f32. With f16, the loss scale becomes
+    /// dynamic, and the model must apply it with [`scale_loss`](crate::scale_loss).
     pub fn precision(mut self, precision: Precision) -> Self {
         self.config.precision = precision;
         if precision == Precision::F16 && self.loss_scale == LossScale::None {
@@ -151,36 +153,37 @@ impl<M: LearnerModel> MegatronStrategy<M> {
         self
     }
 
-    /// The loss scale, which the model has to apply by [`scale_loss`](crate::scale_loss). Call it after
+    /// Sets the loss scale, which the model must apply with [`scale_loss`](crate::scale_loss). Call it after
     /// [`precision`](Self::precision).
     pub fn loss_scale(mut self, loss_scale: LossScale) -> Self {
         self.loss_scale = loss_scale;
         self
     }
 
-    /// Sets the sharding: the optimizer state (1), the gradients too (2), the parameters too (3). It requires
-    /// [`optimizer`](Self::optimizer), or one of the other two methods that set one.
+    /// Sets the ZeRO stage: shards the optimizer state (1), also the gradients (2), and also the parameters (3).
+    /// Requires [`optimizer`](Self::optimizer), [`element_wise`](Self::element_wise) or
+    /// [`optimizer_with`](Self::optimizer_with).
     pub fn zero_stage(mut self, stage: ZeroStage) -> Self {
         self.config.zero_stage = stage;
         self
     }
 
-    /// All settings of the wrapper: buckets, overlap, hybrid sharding and others. It replaces what
-    /// [`precision`](Self::precision) and [`zero_stage`](Self::zero_stage) have set.
+    /// Sets all settings of the data-parallel wrapper, such as buckets, overlap and hybrid sharding. Replaces the
+    /// settings of [`precision`](Self::precision) and [`zero_stage`](Self::zero_stage).
     pub fn data_parallel(mut self, config: DataParallelConfig) -> Self {
         self.config = config;
         self
     }
 
-    /// Steps the weights on shards by an optimizer of this library: an `AdamWConfig`, or one of the others of
-    /// [`OptimizerConfig`]. The optimizer of the `Learner` is then not called; the learning rate is that of its scheduler.
+    /// Steps sharded weights with an optimizer of this library: an `AdamWConfig`, or another [`OptimizerConfig`]. The
+    /// optimizer of the `Learner` is then not called. The learning rate comes from the scheduler of the `Learner`.
     pub fn optimizer(self, config: impl Into<OptimizerConfig>) -> Self {
         let config = config.into();
         self.optimizer_with(move |ddp| ParallelOptimizer::new(&config, ddp))
     }
 
-    /// As [`optimizer`](Self::optimizer), by any element-wise optimizer that implements Burn's trait: see
-    /// [`ElementWise::new`](burn_megatron::optim::ElementWise::new). Its state is not in checkpoints.
+    /// Steps sharded weights like [`optimizer`](Self::optimizer), with an element-wise optimizer that implements Burn's
+    /// trait: see [`ElementWise::new`](burn_megatron::optim::ElementWise::new). Checkpoints do not contain its state.
     pub fn element_wise<O: Optimizer + 'static>(
         self,
         build: impl Fn(f64) -> O + Send + Sync + 'static,
@@ -189,7 +192,8 @@ impl<M: LearnerModel> MegatronStrategy<M> {
         self.optimizer_with(move |ddp| ElementWise::new(&build, &groups, ddp))
     }
 
-    /// As [`optimizer`](Self::optimizer), by one of your own, which `build` makes on each rank.
+    /// Steps the weights like [`optimizer`](Self::optimizer), with a custom optimizer that `build` creates on each
+    /// rank.
     pub fn optimizer_with<O: ShardedOptimizer<M> + 'static>(
         mut self,
         build: impl Fn(&DistributedDataParallel<M>) -> Result<O, OptimizerError> + Send + Sync + 'static,
@@ -198,15 +202,16 @@ impl<M: LearnerModel> MegatronStrategy<M> {
         self
     }
 
-    /// Saves the weights and the state of the [`optimizer`](Self::optimizer) after each epoch, each rank its shards, and keeps the last
-    /// `keep`. `SupervisedTraining::checkpoint(epoch)` then resumes from here, with any number of ranks.
+    /// Saves the weights and the state of the [`optimizer`](Self::optimizer) after each epoch. Each rank saves its
+    /// shards, and the last `keep` checkpoints are kept. `SupervisedTraining::checkpoint(epoch)` then resumes from
+    /// them, with any number of ranks.
     pub fn checkpoints(mut self, folder: impl Into<PathBuf>, keep: usize) -> Self {
         let folder = folder.into();
         self.checkpoints = Some(CheckpointSettings { folder, keep });
         self
     }
 
-    /// Whether this process has rank 0: the one to save the model and to print results after the training.
+    /// Returns whether this process has rank 0, which should save the model and print results after the training.
     pub fn is_main(&self) -> bool {
         self.process.is_none_or(|rank| rank == 0)
     }
@@ -223,13 +228,13 @@ fn leave_terminal() {
         return;
     }
     if let Ok(null) = OpenOptions::new().write(true).open("/dev/null") {
-        // SAFETY: both are open descriptors of this process, and the second one stays so.
+        // SAFETY: both are open descriptors of this process, and the second stays open.
         unsafe { libc::dup2(null.as_raw_fd(), libc::STDOUT_FILENO) };
     }
 }
 
-/// Lets this process set the mode of its terminal if it runs in the background of it, as ranks of mpirun do: the system would
-/// stop it. It reads no keys there.
+/// Allows this process to set the mode of its terminal while it runs in the background, as under mpirun. Otherwise the
+/// system would stop the process. It receives no keys there.
 #[cfg(unix)]
 fn use_terminal_from_background() {
     use std::io::{IsTerminal, stdout};

@@ -1,4 +1,4 @@
-//! The strategy that Burn calls.
+//! The implementation of Burn's training strategy.
 
 use burn::train::train::WorkerFailure;
 use burn::train::{
@@ -16,7 +16,7 @@ use crate::settings::MegatronStrategy;
 use crate::validation::MainRank;
 
 impl<M: LearnerModel> SupervisedLearningStrategy<M> for MegatronStrategy<M> {
-    /// As Burn's on rank 0; the others report nothing.
+    /// Trains like Burn on rank 0. The other ranks report nothing.
     fn train(
         &self,
         learner: Learner<M>,
@@ -94,7 +94,7 @@ impl<M: LearnerModel> SupervisedLearningStrategy<M> for MegatronStrategy<M> {
     }
 }
 
-/// The strategy with Burn's own `train`, which reports the start and the end.
+/// The strategy with Burn's default `train`, which reports the start and the end.
 struct Reporting<'a, M: LearnerModel>(&'a MegatronStrategy<M>);
 
 impl<M: LearnerModel> SupervisedLearningStrategy<M> for Reporting<'_, M> {
@@ -116,18 +116,18 @@ impl<M: LearnerModel> SupervisedLearningStrategy<M> for Reporting<'_, M> {
     }
 }
 
-/// The parts of the `Learner` that the ranks of this process take.
+/// The parts of the `Learner` that the ranks of this process use.
 struct Parts<M: LearnerModel> {
     /// The training data of each rank of the world.
     train: Vec<TrainLoader<M>>,
     learner: Mutex<Learner<M>>,
     main: Mutex<Option<MainRank<M>>>,
-    /// The first epoch and the last one.
+    /// The first and the last epoch.
     epochs: (usize, usize),
 }
 
 impl<M: LearnerModel> Parts<M> {
-    /// Trains on one rank.
+    /// Trains on a rank.
     fn train(&self, run: &Run<'_, M>, rank: Rank) -> Result<M, LearnerError> {
         let number = rank.rank();
         let mut main = self.main.lock().take_if(|_| number == 0);
@@ -148,7 +148,7 @@ impl<M: LearnerModel> Parts<M> {
 }
 
 impl<M: LearnerModel> MegatronStrategy<M> {
-    /// Checks what can be checked before the ranks start.
+    /// Performs the checks that are possible before the ranks start.
     fn check(&self, items: usize, components: &TrainingComponents<M>) -> Result<(), LearnerError> {
         let (ranks, stage) = (self.world.size(), self.config.zero_stage);
         if items < ranks {

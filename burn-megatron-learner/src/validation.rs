@@ -1,4 +1,4 @@
-//! The end of an epoch: validation, checkpoints, and whether the run goes on.
+//! The end of an epoch: validation, checkpoints and early stopping.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use burn::train::{
 use crate::error::LearnerError;
 use crate::rank::RankTraining;
 
-/// The state that only rank 0 has.
+/// The state of rank 0.
 pub(crate) struct MainRank<M: LearnerModel> {
     pub valid: ValidLoader<M>,
     pub checkpointer: Option<LearningCheckpointer<M>>,
@@ -20,7 +20,7 @@ pub(crate) struct MainRank<M: LearnerModel> {
 }
 
 impl<M: LearnerModel> RankTraining<'_, M> {
-    /// Trains an epoch and ends it; returns whether the run is to stop. `main` is given on rank 0. Collective: call on
+    /// Trains an epoch and ends it. Returns whether the run should stop. `main` is given on rank 0. Collective: call on
     /// all ranks.
     pub fn epoch(
         &mut self,
@@ -49,7 +49,7 @@ impl<M: LearnerModel> RankTraining<'_, M> {
         let module = self.update_learner();
         match main.as_deref_mut() {
             Some(main) => self.validate(epoch, &module.valid(), main)?,
-            // Rank 0 says when it goes on, so that a long validation is no missing rank.
+            // Rank 0 reports each batch, so that the other ranks do not time out during a long validation.
             None => while self.told(0)? == ANOTHER_BATCH {},
         }
         drop(module);
@@ -95,7 +95,7 @@ impl<M: LearnerModel> RankTraining<'_, M> {
         Ok(())
     }
 
-    /// Saves Burn's checkpoint on rank 0, and asks its early stopping.
+    /// Saves Burn's checkpoint on rank 0, and returns whether its early stopping ends the run.
     fn stops_after(&self, epoch: usize, main: &mut MainRank<M>) -> bool {
         let interrupter = &self.run.interrupter;
         if main.checkpointer.is_some() || main.early_stopping.is_some() {

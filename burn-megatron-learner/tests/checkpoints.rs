@@ -37,7 +37,7 @@ fn burns_checkpoints_resume_to_the_bit() {
     assert_eq!(resumed.model.weights(), wanted);
 }
 
-/// Muon for one of the matrices, AdamW for the rest.
+/// Returns Muon for one of the matrices, and AdamW for the rest.
 fn muon() -> OptimizerConfig {
     OptimizerConfig::Muon(MuonConfig {
         groups: vec![ParameterGroup {

@@ -1,4 +1,4 @@
-//! Ranks train what one device trains on the batches of all of them.
+//! Ranks train the same as one device on the batches of all ranks.
 
 use burn::optim::SgdConfig;
 use burn::tensor::DType;
@@ -7,7 +7,7 @@ use burn_megatron::optim::AdamWConfig;
 
 use crate::model::{Item, Training, difference, threads};
 
-/// AdamW of this library with Burn's defaults, which are f32, and without decay.
+/// Returns AdamW of this library with Burn's defaults (which are f32), without weight decay.
 fn adamw() -> AdamWConfig {
     AdamWConfig {
         beta1: 0.9_f32.into(),

@@ -1,4 +1,4 @@
-//! Ranks that fail, steps that are skipped, and settings that are refused.
+//! Ranks that fail, steps that are skipped, and settings that are rejected.
 
 use burn::module::Module;
 use burn::optim::SgdConfig;
@@ -10,7 +10,7 @@ use tempfile::tempdir;
 
 use crate::model::{Item, Mlp, Training, threads};
 
-/// The error of a run.
+/// Returns the error of a run.
 fn error(training: &Training, strategy: MegatronStrategy<Mlp>) -> String {
     let folder = tempdir().unwrap();
     let result = training.run(folder.path(), Some(strategy));
@@ -20,7 +20,7 @@ fn error(training: &Training, strategy: MegatronStrategy<Mlp>) -> String {
 #[test]
 fn a_rank_that_fails_ends_the_run_with_its_error() {
     let mut training = Training::default();
-    // In the part of rank 1.
+    // The item is in the part of rank 1.
     training.items[12] = Item::refused();
     let error = error(&training, threads(2));
     assert!(
@@ -36,7 +36,7 @@ fn a_step_is_skipped_on_all_ranks_if_a_gradient_is_not_finite_on_one() {
         ..Training::default()
     };
     let clean = training.weights(Some(threads(2)));
-    // The second and last step of rank 1.
+    // The item is in the second and last step of rank 1.
     training.items[15] = Item::with_target(f64::INFINITY);
     let skipped = training.weights(Some(threads(2)));
     assert!(skipped.iter().all(|weight| weight.is_finite()));

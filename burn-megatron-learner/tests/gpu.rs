@@ -1,4 +1,4 @@
-//! The strategy on a GPU (CUDA or wgpu) trains what it trains on the CPU.
+//! The strategy on a GPU (CUDA or wgpu) trains the same as on the CPU.
 #![cfg(any(feature = "cuda", feature = "wgpu"))]
 
 // Its other users are in main.rs.
@@ -31,7 +31,7 @@ fn training() -> Training {
     }
 }
 
-/// Compares the weights with those of the CPU.
+/// Compares the weights with the weights of a run on the CPU.
 fn check(name: &str, change: impl Fn(MegatronStrategy<Mlp>) -> MegatronStrategy<Mlp>) {
     let cpu = training().weights(Some(change(threads(2))));
     let folder = tempdir().unwrap();
@@ -63,7 +63,7 @@ fn shards_are_stepped_on_the_device() {
     }
 }
 
-/// The ranks share a device, which NCCL allows by NCCL_MULTI_RANK_GPU_ENABLE.
+/// The ranks share a device, which NCCL allows with NCCL_MULTI_RANK_GPU_ENABLE.
 #[cfg(feature = "cuda")]
 #[test]
 fn ranks_reduce_over_nccl() {

@@ -1,4 +1,4 @@
-//! The strategy with Burn's `Learner`, compared with Burn's own on one device.
+//! The strategy with Burn's `Learner`, compared with Burn's strategy on one device.
 
 mod checkpoints;
 mod equality;

@@ -23,7 +23,7 @@ use burn::train::{
 };
 use burn_megatron_learner::{MegatronStrategy, scale_loss};
 
-/// The variable with the step in which a process ends itself.
+/// The variable with the step in which a process aborts.
 pub const ABORT_AT: &str = "BURN_MEGATRON_TEST_ABORT_AT";
 
 thread_local! {
@@ -31,7 +31,7 @@ thread_local! {
     static STEPS: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Counts a step, and aborts the process if it is the one of [`ABORT_AT`].
+/// Counts a step, and aborts the process in the step of [`ABORT_AT`].
 fn count_step() {
     let step = STEPS.get() + 1;
     STEPS.set(step);
@@ -89,20 +89,20 @@ impl Mlp {
         RegressionOutput::new(loss, output, batch.y)
     }
 
-    /// The same with a bias that is not trained.
+    /// Returns the same model with a bias that is not trained.
     pub fn with_frozen_bias(mut self) -> Self {
         self.bias = self.bias.set_require_grad(false);
         self
     }
 
-    /// The same with a batch norm.
+    /// Returns the same model with a batch norm.
     pub fn with_norm(mut self) -> Self {
         let norm = BatchNormConfig::new(HIDDEN).init(&self.up.device());
         self.norm = Some(norm.map(&mut InDType(self.up.dtype())));
         self
     }
 
-    /// The parameters, and the running states of a batch norm.
+    /// Returns the parameters, and the running states of a batch norm.
     pub fn weights(&self) -> Vec<f64> {
         let mut all = Values(vec![]);
         self.valid().visit(&mut all);
@@ -156,7 +156,7 @@ impl InferenceStep for Mlp {
     }
 }
 
-/// In `[-1, 1)`, different for each `i`.
+/// Returns a number in `[-1, 1)`, different for each `i`.
 fn noise(i: usize) -> f64 {
     2.0 * (43_758.547 * (12.9898 * i as f64).sin()).rem_euclid(1.0) - 1.0
 }
@@ -221,7 +221,7 @@ impl Batcher<Item, Inputs> for Stack {
     }
 }
 
-/// A training; `strategy` is the one line that differs from Burn's own on one device.
+/// A training run. `strategy` is the only difference from Burn's strategy on one device.
 #[derive(Clone)]
 pub struct Training {
     pub dtype: DType,
@@ -238,7 +238,7 @@ pub struct Training {
     pub interrupter: Option<Interrupter>,
     /// Whether the run ends with the first epoch in which the held-out loss does not grow.
     pub stops_early: bool,
-    /// The learning rate of the bias, if it has one of its own.
+    /// The learning rate of the bias, if it differs.
     pub bias_rate: Option<f64>,
     /// Whether the model has a batch norm.
     pub norm: bool,
@@ -331,7 +331,7 @@ impl Training {
         self.run_model(model, folder, strategy)
     }
 
-    /// The weights after a run that must not fail.
+    /// Returns the weights after a run that must not fail.
     pub fn weights(&self, strategy: Option<MegatronStrategy<Mlp>>) -> Vec<f64> {
         let folder = tempfile::tempdir().unwrap();
         let result = self.run(folder.path(), strategy);
@@ -339,7 +339,7 @@ impl Training {
         result.model.weights()
     }
 
-    /// This training on one device: its batches are those of all ranks of a step, one after the other.
+    /// Returns this training on one device. Its batches are the batches of all ranks of a step, one after the other.
     pub fn on_one_device(&self, ranks: usize) -> Self {
         let (all, batch) = (self.items.len(), self.batch);
         let part = |rank: usize| all * rank / ranks..all * (rank + 1) / ranks;
@@ -363,10 +363,10 @@ pub fn threads(ranks: usize) -> MegatronStrategy<Mlp> {
     MegatronStrategy::threads(ranks).unwrap()
 }
 
-/// The largest difference.
+/// Returns the largest difference.
 pub fn difference(a: &[f64], b: &[f64]) -> f64 {
     assert_eq!(a.len(), b.len());
     let differences = a.iter().zip(b).map(|(a, b)| (a - b).abs());
-    // A NaN is the largest.
+    // NaN counts as the largest value.
     differences.fold(0.0, |most, of| if of <= most { most } else { of })
 }

@@ -11,7 +11,7 @@ use tempfile::tempdir;
 
 use crate::model::{ABORT_AT, Training, threads};
 
-/// The variable with the folder of the run, and the one with the epoch to resume from.
+/// The variables with the folder of the run and with the epoch to resume from.
 const FOLDER: &str = "BURN_MEGATRON_TEST_FOLDER";
 const RESUME: &str = "BURN_MEGATRON_TEST_RESUME";
 
@@ -24,7 +24,7 @@ fn training() -> Training {
     }
 }
 
-/// One rank, if mpirun has started it.
+/// Runs a rank, if mpirun has started it.
 #[test]
 #[ignore = "a rank of the other tests"]
 fn rank() {
@@ -35,7 +35,7 @@ fn rank() {
     let resume = env::var(RESUME).ok().map(|epoch| epoch.parse().unwrap());
     let strategy = MegatronStrategy::from_env().unwrap();
     let is_main = strategy.is_main();
-    // Rank 1 alone ends itself.
+    // Only rank 1 aborts.
     if is_main {
         // SAFETY: the ranks have no threads yet that read the environment.
         unsafe { env::remove_var(ABORT_AT) };

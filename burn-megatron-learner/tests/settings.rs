@@ -18,7 +18,7 @@ use crate::model::{HIDDEN, Mlp, Training, difference, threads};
 #[test]
 fn clipping_is_by_the_norm_of_all_ranks() {
     let training = Training::default();
-    // Unlike that of AdamW, its step is as long as the gradient.
+    // Unlike AdamW, the length of a step is the length of the gradient.
     let sgd = |ranks| threads(ranks).optimizer(OptimizerConfig::Sgd(SgdConfig::default()));
     let free = training.weights(Some(sgd(2)));
     assert_eq!(training.weights(Some(sgd(2).clip(1e9))), free);
@@ -147,6 +147,6 @@ fn the_last_backward_of_a_step_starts_the_reductions() {
             }
             Ok(started)
         });
-    // Of the weight and of the bias.
+    // The calls of the weight and of the bias.
     assert_eq!(calls.unwrap(), [[0, 2], [0, 2]]);
 }

@@ -1,4 +1,4 @@
-//! Builds a trainer, with one pipeline stage or several.
+//! Builds a trainer with one or more pipeline stages.
 
 use burn::tensor::Device;
 
@@ -19,19 +19,18 @@ use burn_megatron::pipeline::engine::DeferredWgrad;
 use burn_megatron::pipeline::schedule::Schedule;
 use burn_megatron::pipeline::schedule_of;
 
-/// The schedule and the options of a pipeline.
+/// A pipeline schedule and its options.
 #[derive(Clone, Debug)]
 pub struct PipelineConfig {
     /// The schedule.
     pub schedule: Schedule,
-    /// The maximum number of gradients of the output layer's weight that the last stage defers to its
-    /// cool-down: 0 for no limit, `None` to defer none. For schedules without split backwards.
+    /// The maximum number of output-layer weight gradients that the last stage defers to its cool-down. 0 means no
+    /// limit, and `None` defers none. Requires a schedule without split backward passes.
     pub defer_embedding_wgrad: Option<usize>,
 }
 
 impl<M: LanguageModel> Trainer<M> {
-    /// A trainer of `model` on `device`, in the layout of `groups`: with its pipeline schedule and its sharding of
-    /// the data axis.
+    /// Creates a trainer of `model` on `device`. The pipeline schedule and the sharding follow the layout of `groups`.
     ///
     /// # Errors
     ///
@@ -45,7 +44,8 @@ impl<M: LanguageModel> Trainer<M> {
         Self::wrap(model, groups, device, config, None)
     }
 
-    /// A trainer of the pipeline stages of `model` on this rank, with a schedule of your own, whose batch has one size.
+    /// Creates a trainer of the pipeline stages of `model` on this rank, with a custom schedule. The batch size is
+    /// constant.
     ///
     /// # Errors
     ///
@@ -69,7 +69,7 @@ impl<M: LanguageModel> Trainer<M> {
         Self::wrap(model, groups, device, config, Some(pipeline))
     }
 
-    /// A trainer of a model that is wrapped already, with the settings `config.data_parallel`.
+    /// Creates a trainer of a model that is already wrapped with the settings `config.data_parallel`.
     ///
     /// # Errors
     ///
@@ -84,12 +84,12 @@ impl<M: LanguageModel> Trainer<M> {
         Self::build(ddp, device, config, pipelines)
     }
 
-    /// The same trainer, which runs micro-batches as CUDA graphs do, on a device without graphs. The model must be wrapped
-    /// with static buffers.
+    /// Adds a hook that runs micro-batches as CUDA graphs would, on a device without graphs. The model must be wrapped
+    /// with static buffers. Dropout draws different masks than without this hook.
     ///
     /// # Errors
     ///
-    /// [`TrainError`] for a layout or a model that a graph cannot have; dropout draws other masks here.
+    /// [`TrainError`] if CUDA graphs do not support the layout or the model.
     pub fn with_graphs_on_host(self) -> Result<Self, TrainError> {
         self.with_hook(CudaGraphs::on_host())
     }
@@ -168,7 +168,7 @@ fn check(
     Ok(())
 }
 
-/// Checks that a schedule has the micro-batches of a rank in a step.
+/// Checks that a schedule has the number of micro-batches that a rank has per step.
 fn check_micro_batches(
     schedule: &Schedule,
     config: &TrainConfig,
@@ -185,15 +185,16 @@ fn check_micro_batches(
     }
 }
 
-/// The schedules of a run.
+/// The pipeline schedules of a run.
 struct Pipelines {
-    /// For each size of the batch.
+    /// One schedule per batch size.
     schedules: Vec<Schedule>,
     defer_embedding_wgrad: Option<usize>,
 }
 
 impl Pipelines {
-    /// Builds the pipelines of the layout. A pipeline of one stage is forward and backward of each micro-batch in turn.
+    /// Builds the pipelines of the layout. A pipeline of one stage runs the forward and the backward of one micro-batch
+    /// after another.
     fn new(config: &TrainConfig, groups: &ParallelContext) -> Result<Self, TrainError> {
         let layout = groups.config();
         let sizes = config.batch_sizes();
@@ -208,12 +209,12 @@ impl Pipelines {
     }
 }
 
-/// The weight gradient that the last stage defers, on its rank.
+/// Returns the deferred weight gradient, on the rank of the last stage.
 fn deferred_wgrad<M: LanguageModel>(
     ddp: &DistributedDataParallel<M>,
     pipelines: &Pipelines,
 ) -> Result<Option<DeferredWgrad>, TrainError> {
-    // The last stage is on the same rank in all of them.
+    // All schedules have the last stage on the same rank.
     let Some(schedule) = pipelines.schedules.last() else {
         return Ok(None);
     };

@@ -1,11 +1,11 @@
-//! The times of steps.
+//! Measures the time of each step.
 
 use std::time::Instant;
 
-/// Measures the times of steps, from the end of one reading to the end of the next.
+/// Measures the time of each step, between two consecutive readings.
 ///
-/// A device that runs a launched step before it answers a reading has then run both steps when the first is read. The
-/// second, if it is read before another is launched, would take no time: it gets the mean of the steps since the start.
+/// A device may run a launched step before it answers the reading of the previous step. The previous reading then
+/// includes both steps. If no other step was launched, the second step gets the mean time of all steps since the start.
 pub(super) struct StepClock {
     start: Instant,
     last: Instant,
@@ -25,12 +25,12 @@ impl StepClock {
         }
     }
 
-    /// A step is launched.
+    /// Records that a step was launched.
     pub fn launch(&mut self) {
         self.launched = true;
     }
 
-    /// The seconds of a step that has been read.
+    /// Records that a step was read, and returns its time in seconds.
     pub fn lap(&mut self) -> f64 {
         let now = Instant::now();
         self.steps += 1;

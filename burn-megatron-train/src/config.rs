@@ -24,21 +24,21 @@ mod in_layout;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct TrainConfig {
-    /// Optimizer steps.
+    /// The number of optimizer steps.
     #[schemars(extend("flag" = "steps"))]
     pub steps: usize,
-    /// Samples per micro-batch.
+    /// The number of samples per micro-batch.
     #[schemars(extend("flag" = "micro-batch-size", "resume" = "order_of_sums"))]
     pub micro_batch_size: usize,
-    /// Samples per step, over all ranks and micro-batches.
+    /// The number of samples per step, over all ranks and micro-batches.
     #[schemars(extend("flag" = "global-batch-size"))]
     pub global_batch_size: usize,
-    /// Smaller batches in the first steps, of increasing sizes.
+    /// Smaller global batches of increasing size in the first steps.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub batch_warmup: Vec<BatchWarmup>,
-    /// Tokens per sample; by default the model's maximum sequence length.
+    /// The number of tokens per sample; by default the model's maximum sequence length.
     pub sequence_length: Option<usize>,
-    /// Shorter rows in the first steps, of increasing lengths.
+    /// Shorter rows of increasing length in the first steps.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub sequence_warmup: Vec<SequenceWarmup>,
     /// Seed of the weights, dropout, sampling and generated text.
@@ -47,65 +47,65 @@ pub struct TrainConfig {
     /// The peak learning rate.
     #[schemars(extend("flag" = "lr"))]
     pub learning_rate: f64,
-    /// The learning rate at the end.
+    /// The learning rate at the end of the decay.
     pub min_learning_rate: f64,
-    /// Warm-up steps.
+    /// The number of warm-up steps of the learning rate.
     pub warmup_steps: usize,
-    /// The decay of the learning rate.
+    /// The decay style of the learning rate.
     pub schedule: LrStyle,
     /// The optimizer.
     pub optimizer: OptimizerConfig,
-    /// Sharding over the data axis, precision, overlap. Not serialized here: a recipe has a table of its
-    /// own for it.
+    /// Sharding over the data axis, precision and overlap. Not serialized here: a recipe has a separate
+    /// table for these settings.
     #[serde(skip)]
     pub data_parallel: DataParallelConfig,
     /// The loss scale, which keeps small gradients in the range of f16; by default dynamic for f16 and
     /// none for other types.
     pub loss_scale: Option<LossScale>,
-    /// Patterns of the paths of parameters that are not trained.
+    /// Patterns of parameter paths: parameters that match are not trained.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub freeze: Vec<String>,
-    /// Consecutive skipped steps after which the run fails.
+    /// The number of consecutive skipped steps after which the run fails.
     #[schemars(extend("resume" = "may_differ"))]
     pub skip_limit: NonZeroU64,
-    /// Skips a step whose loss or gradient norm is a spike. By default no step is skipped.
+    /// The criterion for skipping a step as a spike of the loss or the gradient norm; by default never.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub skip_spikes: Option<SpikeConfig>,
-    /// The exponential moving average (EMA) of the weights. By default there is no average.
+    /// The exponential moving average (EMA) of the weights; by default off.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ema: Option<EmaConfig>,
-    /// Limits attention logits after each step (QK-Clip). By default logits have no limit.
+    /// QK-Clip, which limits the attention logits after each step; by default off.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub qk_clip: Option<QkClipConfig>,
-    /// Whether the largest logit of attention is measured in each step; with [`qk_clip`](Self::qk_clip) it always is.
+    /// Whether the largest attention logit is measured in each step. [`qk_clip`](Self::qk_clip) always measures it.
     #[schemars(extend("resume" = "may_differ"))]
     pub log_max_attention_logit: bool,
-    /// Steps between two checks that replicas have bit-equal weights.
+    /// The number of steps between two checks that replicas have bit-equal weights.
     #[schemars(extend("resume" = "may_differ"))]
     pub check_replicas_every: Option<usize>,
-    /// Steps between two steps that are [computed twice](super::ReplayError) and compared. The state is then also
-    /// compared between all steps, and a step with a bad loss is computed again.
+    /// The number of steps between two steps that are [computed twice](super::ReplayError) and compared. If set, the state
+    /// is also compared between all steps, and a step with a bad loss is computed again.
     #[schemars(extend("resume" = "may_differ"))]
     pub check_replay_every: Option<usize>,
-    /// Whether a run must give the same bits on machines of one kind. Settings that could change the bits are refused
-    /// or fixed by the command.
+    /// Whether a run must give the same bits on machines of the same kind. Settings that could change them are rejected, or
+    /// set to a fixed value by the command that starts the run.
     #[schemars(extend("resume" = "may_differ"))]
     pub deterministic: bool,
-    /// Whether micro-batches run as CUDA graphs. The launches of a forward and a backward are captured once for each
-    /// shape of rows, in its third micro-batch, and then replayed by one call. Results are bit-equal. On CUDA devices,
-    /// on one rank or over NCCL; for data parallelism with ZeRO-0 to 2, and dense models without dropout and FP8.
+    /// Whether micro-batches run as CUDA graphs: the forward and backward of the third micro-batch of each shape of rows are
+    /// captured, and then replayed with one call. Results are bit-equal. Requires CUDA devices, one rank or NCCL, data
+    /// parallelism with ZeRO-0 to 2, and a dense model without dropout and FP8.
     #[schemars(extend("resume" = "may_differ", "experimental" = true))]
     pub cuda_graph: bool,
-    /// Whether the elements of the gradient that are zero are counted in each step.
+    /// Whether the zero elements of the gradient are counted in each step.
     #[serde(rename = "log_num_zeros_in_grad", alias = "count_zeros")]
     #[schemars(extend("resume" = "may_differ"))]
     pub count_zeros: bool,
     /// The maximum gradient norm; larger gradients are scaled down to it.
     pub clip: f64,
-    /// Steps between two evaluations on held-out text; one always runs at the end, unless nothing is held out.
+    /// The number of steps between two evaluations on held-out text. Held-out text is also evaluated at the end.
     #[schemars(extend("resume" = "may_differ"))]
     pub evaluate_every: Option<usize>,
-    /// The maximum number of held-out samples per evaluation; 0 evaluates nothing.
+    /// The maximum number of held-out samples per evaluation; 0 disables evaluation.
     #[schemars(extend("resume" = "may_differ"))]
     pub held_out_samples: usize,
 }
@@ -145,16 +145,16 @@ impl Default for TrainConfig {
     }
 }
 
-/// The maximum number of samples per step: all their indices are generated at once.
+/// The maximum number of samples per step. The indices of all samples of a step are generated at once.
 const MAX_SAMPLES: usize = 1 << 24;
 
-/// The maximum number of steps: with the maximum number of samples, the total fits `u64`.
+/// The maximum number of steps. The total number of samples then fits `u64`.
 const MAX_STEPS: usize = 1 << 38;
 
 /// Invalid settings of a run.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// A number that must be positive.
+    /// The number must be positive.
     #[error("invalid {name} = {value}: expected more than 0")]
     NotPositive {
         /// The setting.
@@ -162,36 +162,36 @@ pub enum ConfigError {
         /// Its value.
         value: f64,
     },
-    /// The batch is not divisible over the ranks.
+    /// The batch cannot be divided over the ranks.
     #[error(transparent)]
     Mesh(#[from] MeshError),
-    /// The settings of skipped spikes.
+    /// Invalid settings of `skip_spikes`.
     #[error(
         "invalid skip_spikes of {} sigmas and a window of {} steps: expected sigmas above 0, and a window of 2 to 65536",
         .0.sigmas, .0.window
     )]
     Spikes(SpikeConfig),
-    /// The decay of the average of the weights.
+    /// Invalid decay of the EMA of the weights.
     #[error("invalid ema.decay = {0}: expected at least 0 and below 1")]
     Ema(f64),
     /// The sequence cannot be split over the context axis.
     #[error(transparent)]
     Context(#[from] ContextSplitError),
-    /// The ranks of context x data cannot share documents.
+    /// The context x data ranks cannot share documents.
     #[error(transparent)]
     HybridContext(#[from] HybridContextError),
-    /// A setting that the layout cannot have.
+    /// A setting conflicts with the layout.
     #[error(transparent)]
     Layout(#[from] LayoutError),
-    /// A setting that CUDA graphs cannot have.
+    /// A setting conflicts with CUDA graphs.
     #[error("cuda_graph with {setting}: expected {expected}")]
     WithCudaGraph {
         /// The setting.
         setting: String,
-        /// The values that would fit.
+        /// The expected values.
         expected: String,
     },
-    /// The exchanges of the tensor axis cannot be split into chunks.
+    /// The communication of the tensor axis cannot be split into chunks.
     #[error(transparent)]
     TpCommOverlap(#[from] NumSplitsError),
     /// The sequence is longer than the model's context.
@@ -199,32 +199,32 @@ pub enum ConfigError {
         "sequence_length {length} is longer than the model's context: expected at most {context}"
     )]
     Sequence {
-        /// Tokens per sample.
+        /// The number of tokens per sample.
         length: usize,
         /// The model's maximum sequence length.
         context: usize,
     },
-    /// A part of the batch size warm-up.
+    /// An invalid part of the batch size warm-up.
     #[error(transparent)]
     BatchWarmup(#[from] BatchWarmupError),
-    /// A part of the sequence length warm-up.
+    /// An invalid part of the sequence length warm-up.
     #[error(transparent)]
     SequenceWarmup(#[from] SequenceWarmupError),
-    /// Shorter rows in a run on conversations.
+    /// The sequence length warm-up conflicts with conversations as data.
     #[error(
         "train.sequence_warmup cuts rows, and with them the conversations of [data.chat]: remove it"
     )]
     CutsConversations,
-    /// The learning rate schedule.
+    /// An invalid learning rate schedule.
     #[error(transparent)]
     Schedule(#[from] LrScheduleError),
-    /// Sharding and precision.
+    /// Invalid settings of sharding or precision.
     #[error(transparent)]
     DataParallel(#[from] DataParallelConfigError),
-    /// The optimizer, or a group of parameters.
+    /// Invalid settings of the optimizer or a parameter group.
     #[error(transparent)]
     Optimizer(#[from] OptimizerError),
-    /// A number that is too large.
+    /// The number is too large.
     #[error("invalid {name} = {value}: expected at most {most}")]
     TooLarge {
         /// The setting.
@@ -234,13 +234,13 @@ pub enum ConfigError {
         /// The maximum.
         most: usize,
     },
-    /// The loss scale.
+    /// An invalid loss scale.
     #[error(transparent)]
     LossScale(#[from] LossScaleError),
 }
 
 impl TrainConfig {
-    /// Pairs of a setting and the setting that it follows where a recipe leaves it out: see [`scaled`](Self::scaled).
+    /// Pairs of a setting and the setting from which its default is derived: see [`scaled`](Self::scaled).
     pub const FOLLOWING: [(&str, &str); 5] = [
         ("warmup_steps", "steps"),
         ("schedule", "steps"),
@@ -249,8 +249,8 @@ impl TrainConfig {
         ("min_learning_rate", "learning_rate"),
     ];
 
-    /// Returns the settings for another number of steps: warm-up and decay in proportion. A part that rounds to no step is
-    /// left out, but for a decay, which has at least one.
+    /// Returns the settings scaled to another number of steps: warm-up and decay change in proportion. A part that rounds to
+    /// 0 steps is removed, except for a decay, which keeps at least one step.
     pub fn scaled(&self, steps: usize) -> Self {
         let before = self.steps.max(1) as u128;
         let part = |part: usize| {
@@ -353,7 +353,7 @@ impl TrainConfig {
         Ok(())
     }
 
-    /// Returns the settings that decide what a step on a given batch computes; others have their defaults.
+    /// Returns the settings that affect what a step computes from a given batch; others have their defaults.
     pub fn of_a_step(&self) -> Self {
         Self {
             learning_rate: self.learning_rate,
@@ -367,32 +367,13 @@ impl TrainConfig {
         }
     }
 
-    /// Whether the logits of attention are limited after each step.
+    /// Returns whether the logits of attention are limited after each step.
     pub fn limits_logits(&self) -> bool {
         self.qk_clip.is_some()
     }
 
-    /// Checks that the attention layers of a full model, with its parameter table, allow the settings that use attention
-    /// logits.
-    ///
-    /// # Errors
-    ///
-    /// [`OptimizerError::NoAttention`], and the errors of [`QkClip::check_layers`].
-    pub fn check_attention(
-        &self,
-        layers: &[AttentionLayer],
-        table: &ParameterTable,
-    ) -> Result<(), OptimizerError> {
-        match self.measures_logits() {
-            None => Ok(()),
-            Some(setting) if layers.is_empty() => Err(OptimizerError::NoAttention { setting }),
-            Some(_) if self.qk_clip.is_some() => QkClip::check_layers(layers, table),
-            Some(_) => Ok(()),
-        }
-    }
-
-    /// Returns the setting that uses attention logits, if one does.
-    pub fn measures_logits(&self) -> Option<&'static str> {
+    /// Returns the setting that enables measuring the attention logits, if any.
+    pub(super) fn measures_logits(&self) -> Option<&'static str> {
         match self.qk_clip {
             Some(_) => Some("qk_clip"),
             None => self
@@ -401,18 +382,18 @@ impl TrainConfig {
         }
     }
 
-    /// The tensors per parameter that the optimizer and the average of the weights keep, to plan the memory.
+    /// Returns the number of tensors per parameter in the optimizer and the EMA, to plan the memory.
     pub fn state_tensors(&self) -> u8 {
         self.optimizer.state_tensors() + u8::from(self.ema.is_some())
     }
 
-    /// The samples per step, from the smallest of the batch size warm-up to `global_batch_size`.
+    /// Returns the numbers of samples per step, from the smallest of the batch size warm-up to `global_batch_size`.
     pub fn batch_sizes(&self) -> impl Iterator<Item = usize> {
         let smaller = self.batch_warmup.iter().map(|part| part.global_batch_size);
         smaller.chain([self.global_batch_size])
     }
 
-    /// The samples of every step.
+    /// Returns the number of samples of each step.
     pub(crate) fn sizes(&self) -> BatchSizes {
         BatchSizes::new(self.batch_warmup.clone(), self.global_batch_size)
     }
@@ -427,18 +408,18 @@ impl TrainConfig {
         &self.sequence_warmup
     }
 
-    /// The samples of the whole run.
+    /// Returns the number of samples of the run.
     pub fn samples(&self) -> u64 {
         self.sizes().sum(0..self.steps)
     }
 
-    /// The lengths of rows in a run with samples of `whole` tokens.
+    /// Returns the row lengths of a run with samples of `whole` tokens.
     pub fn row_lengths(&self, whole: usize) -> impl Iterator<Item = usize> {
         let shorter = self.sequence_warmup.iter().map(|part| part.length);
         shorter.chain([whole])
     }
 
-    /// The loss scale, with its default.
+    /// Returns the loss scale, or its default.
     pub fn loss_scale(&self) -> LossScale {
         let default = || match self.data_parallel.precision {
             Precision::F16 => LossScale::Dynamic(Default::default()),
@@ -447,7 +428,7 @@ impl TrainConfig {
         self.loss_scale.unwrap_or_else(default)
     }
 
-    /// The learning rate of each step.
+    /// Returns the learning rate of each step.
     ///
     /// # Errors
     ///

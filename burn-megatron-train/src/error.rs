@@ -15,7 +15,7 @@ use burn_megatron::pipeline::engine::EngineError;
 use burn_megatron_data::DataError;
 use burn_megatron_generate::GenerateError;
 
-/// Why a run failed.
+/// An error of a run.
 #[derive(Debug, thiserror::Error)]
 pub enum TrainError {
     /// Invalid settings.
@@ -30,19 +30,19 @@ pub enum TrainError {
     /// An error of the optimizer.
     #[error(transparent)]
     Optimizer(#[from] OptimizerError),
-    /// Deferred readings with an optimizer that does not read the outcome of a step on the device.
+    /// Deferred readings require the fused AdamW optimizer.
     #[error(
         "deferred readings need the fused AdamW, but the optimizer of this run is another one, or unfused; fuse AdamW, \
          or do not defer"
     )]
     Unfused,
-    /// Products on the CPU by a library whose results may depend on the addresses of its operands, in a deterministic run.
+    /// A deterministic run requires a matrix multiplication library whose results do not depend on memory addresses.
     #[error(
         "deterministic needs products of one order, which {0} does not promise; use gemm = gemm or mkl, or remove \
          deterministic"
     )]
     NoOrder(CpuGemm),
-    /// Deferred readings with a setting that reads each step.
+    /// Deferred readings conflict with a setting that reads each step.
     #[error(
         "{setting} reads each step before it is taken, so readings cannot be deferred; remove one of the two"
     )]
@@ -50,10 +50,10 @@ pub enum TrainError {
         /// The setting.
         setting: &'static str,
     },
-    /// A hook that cannot be added or removed.
+    /// A hook cannot be added or removed.
     #[error(transparent)]
     Hook(#[from] HookError),
-    /// An error of a hook of the user.
+    /// An error of a custom hook.
     #[error("{0}")]
     OwnHook(Box<dyn std::error::Error + Send + Sync>),
     /// A check of a step found a wrong result.
@@ -62,10 +62,10 @@ pub enum TrainError {
     /// Too many consecutive steps were skipped.
     #[error(transparent)]
     Skips(#[from] TooManySkips),
-    /// Too many consecutive steps were skipped, as the loss is not finite.
+    /// Too many consecutive steps were skipped because the loss is not finite.
     #[error("training diverged at step {step}, from which on no loss is finite: {skips}")]
     Diverged {
-        /// The first step without a finite loss, from 1.
+        /// The first of the steps without a finite loss, from 1.
         step: usize,
         /// The number of skipped steps.
         skips: TooManySkips,
@@ -73,16 +73,16 @@ pub enum TrainError {
     /// An error of the pipeline engine.
     #[error(transparent)]
     Pipeline(#[from] EngineError),
-    /// A call of the device's graph functions that failed.
+    /// A call of the device's graph functions failed.
     #[error("cuda_graph: {0}; remove cuda_graph to train without graphs")]
     CudaGraph(CudaGraphError),
-    /// A deferred weight gradient of a weight that the last stage does not have.
+    /// The last stage does not have the parameter whose weight gradient is deferred.
     #[error(
         "defer_embedding_wgrad needs the output layer's weight, and the last stage has no parameter {0}, which \
          LanguageModel::output_weight returns"
     )]
     OutputWeight(String),
-    /// A deferred weight gradient of a model that names no such weight.
+    /// The model does not name an output weight, but its weight gradient is deferred.
     #[error(
         "defer_embedding_wgrad needs the output layer's weight, and this model names none in \
          LanguageModel::output_weight; remove it"
@@ -91,7 +91,7 @@ pub enum TrainError {
     /// The layout has no schedule for these sizes.
     #[error(transparent)]
     Schedule(#[from] LayoutScheduleError),
-    /// The numbers of micro-batches of the schedule and of a step differ.
+    /// The schedule has a different number of micro-batches than a step.
     #[error(
         "the schedule has {schedule} micro-batches: expected {micro_batches} per rank of the data axis"
     )]
@@ -101,7 +101,7 @@ pub enum TrainError {
         /// The micro-batches of a step.
         micro_batches: usize,
     },
-    /// A task of the device failed, so later results are wrong.
+    /// A task of the device failed, so all later results are wrong.
     #[error(transparent)]
     Device(#[from] DeviceError),
     /// An error of text generation.

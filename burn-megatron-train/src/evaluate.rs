@@ -1,4 +1,4 @@
-//! The loss on held-out text.
+//! Evaluates the loss on held-out text.
 
 use std::slice;
 
@@ -14,8 +14,9 @@ use burn_megatron::nn::LossFactor;
 use burn_megatron_data::{Batch, Dataset};
 
 impl<M: LanguageModel> Trainer<M> {
-    /// [`evaluate`](Self::evaluate) after the steps so far, with the average of the weights where
-    /// [`ema.evaluate`](burn_megatron::optim::EmaConfig::evaluate) says so. Collective: call on all ranks of the world.
+    /// Evaluates like [`evaluate`](Self::evaluate) after the current number of steps. Uses the average of the weights
+    /// if [`ema.evaluate`](burn_megatron::optim::EmaConfig::evaluate) is set. Collective: call on all ranks of the
+    /// world.
     ///
     /// # Errors
     ///
@@ -29,7 +30,7 @@ impl<M: LanguageModel> Trainer<M> {
         held_out
     }
 
-    /// The mean loss on held-out text after `steps` updates. Collective: call on all ranks of the world.
+    /// Returns the mean loss on held-out text after `steps` updates. Collective: call on all ranks of the world.
     ///
     /// # Errors
     ///
@@ -45,7 +46,7 @@ impl<M: LanguageModel> Trainer<M> {
         if let Some(first) = windows.first()
             && (sharded || self.ddp.groups().config().splits_experts())
         {
-            // Every rank must call collectives equally often: a rank with fewer windows repeats one.
+            // Every rank must call the same number of collectives: a rank with fewer windows repeats a window.
             let rounds = windows.len().div_ceil(axis.size()).div_ceil(size);
             batches.resize(rounds, (slice::from_ref(first), false));
         }
@@ -66,7 +67,7 @@ impl<M: LanguageModel> Trainer<M> {
             losses.add_losses(sums, weight);
         }
         let tokens = self.sum_over_data(vec![tokens])?[0];
-        // On all but one rank of each pipeline they are zero.
+        // The losses are zero on all but one rank of each pipeline.
         let sums = self.sum(losses.0, self.ddp.groups().pipeline())?;
         let mean = LossSums(self.sum_over_data(sums)?).over(tokens, terms);
         Ok(HeldOutMetrics {
@@ -78,7 +79,7 @@ impl<M: LanguageModel> Trainer<M> {
         })
     }
 
-    /// Sums over the ranks with other tokens.
+    /// Sums values over the ranks that have different tokens.
     pub(super) fn sum_over_data(&self, values: Vec<f64>) -> Result<Vec<f64>, CommError> {
         let groups = self.ddp.groups();
         self.sum(self.sum(values, groups.context())?, groups.data())

@@ -1,7 +1,8 @@
-//! The load of the experts in a training step.
+//! Metrics of the load of the experts in a training step.
 //!
-//! A load counts pairs of a token and one of its experts. It is even if all experts of a layer have the same
-//! number, their even share. The maximal violation (arXiv:2408.15664) is [`LayerLoad::max`] less 1.
+//! The load of an expert is the number of (token, expert) pairs that it computed. The load of a layer is even if all
+//! experts have the same number of pairs, the even share. The maximal violation (arXiv:2408.15664) is
+//! [`LayerLoad::max`] minus 1.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,22 +21,21 @@ pub struct ExpertMetrics {
     pub layers: Vec<LayerLoad>,
 }
 
-/// One layer with experts.
+/// The load of one layer with experts.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LayerLoad {
     /// Its path in the model, such as `blocks.0.moe`.
     pub layer: String,
-    /// The pairs of a token and an expert that each expert computed, over all ranks and micro-batches of the
-    /// step.
+    /// The number of (token, expert) pairs that each expert computed, over all ranks and micro-batches of the step.
     pub load: Vec<u64>,
-    /// The pairs that a capacity dropped.
+    /// The number of pairs that were dropped because of the expert capacity.
     pub dropped: u64,
-    /// The mean of each loss of the router, with its coefficient.
+    /// The mean of each router loss, with its coefficient applied.
     pub losses: Vec<(RouterLossKind, f64)>,
 }
 
 impl ExpertMetrics {
-    /// The record of each step in a metrics file.
+    /// Returns the record that each step writes to a metrics file.
     pub fn summary(&self) -> ExpertSummary {
         ExpertSummary {
             step: self.step,
@@ -43,7 +43,7 @@ impl ExpertMetrics {
         }
     }
 
-    /// The record of an evaluation in a metrics file.
+    /// Returns the record that an evaluation writes to a metrics file.
     pub fn load(&self) -> ExpertLoad {
         let counts = |layer: &LayerLoad| LayerCounts {
             layer: layer.layer.clone(),
@@ -55,7 +55,7 @@ impl ExpertMetrics {
         }
     }
 
-    /// The layer with the largest [`max`](LayerLoad::max), and this maximum; `None` if no expert has a load.
+    /// Returns the layer with the largest [`max`](LayerLoad::max), and this maximum; `None` if no expert has a load.
     pub fn most_loaded(&self) -> Option<(&LayerLoad, f64)> {
         let layers = self.layers.iter().map(|layer| (layer, layer.max()));
         layers
@@ -63,7 +63,7 @@ impl ExpertMetrics {
             .max_by(|(_, a), (_, b)| a.total_cmp(b))
     }
 
-    /// The dropped part of all pairs of all layers; NaN if there are none.
+    /// Returns the fraction of dropped pairs over all layers; NaN if there are no pairs.
     pub fn dropped_fraction(&self) -> f64 {
         let dropped: u64 = self.layers.iter().map(|layer| layer.dropped).sum();
         let pairs: u64 = self.layers.iter().map(LayerLoad::pairs).sum();
@@ -72,18 +72,18 @@ impl ExpertMetrics {
 }
 
 impl LayerLoad {
-    /// The smallest load of an expert as a multiple of the even share; NaN if no expert has a load.
+    /// Returns the smallest load of an expert as a multiple of the even share; NaN if no expert has a load.
     pub fn min(&self) -> f64 {
         even_shares(&self.load).reduce(f64::min).unwrap_or(f64::NAN)
     }
 
-    /// The largest load of an expert as a multiple of the even share; NaN if no expert has a load.
+    /// Returns the largest load of an expert as a multiple of the even share; NaN if no expert has a load.
     pub fn max(&self) -> f64 {
         even_shares(&self.load).reduce(f64::max).unwrap_or(f64::NAN)
     }
 
-    /// The entropy of the load, divided by that of an even one: 1 for an even load and for a single expert, 0 if
-    /// one of several experts has all; NaN if no expert has a load.
+    /// Returns the normalized entropy of the load: 1 for an even load or a single expert, 0 if one of several experts
+    /// computes all pairs. NaN if no expert has a load.
     pub fn entropy(&self) -> f64 {
         let total = self.load.iter().sum::<u64>() as f64;
         if total == 0.0 {
@@ -100,12 +100,12 @@ impl LayerLoad {
         entropy.clamp(0.0, 1.0) // but for rounding it is there
     }
 
-    /// The dropped part of all pairs, those that were computed and those that were not; NaN if there are none.
+    /// Returns the fraction of dropped pairs; NaN if there are no pairs.
     pub fn dropped_fraction(&self) -> f64 {
         self.dropped as f64 / self.pairs() as f64
     }
 
-    /// The pairs that were computed and those that were dropped.
+    /// Returns the number of computed and dropped pairs.
     fn pairs(&self) -> u64 {
         self.load.iter().sum::<u64>() + self.dropped
     }
@@ -122,13 +122,13 @@ impl LayerLoad {
     }
 }
 
-/// Each load as a multiple of the even share; NaN if all are 0.
+/// Returns each load as a multiple of the even share; NaN if all are 0.
 pub(super) fn even_shares(load: &[u64]) -> impl Iterator<Item = f64> {
     let even = load.iter().sum::<u64>() as f64 / load.len() as f64;
     load.iter().map(move |&load| load as f64 / even)
 }
 
-/// `"kind": "experts"` in a metrics file: how even the load was in a step.
+/// Balance of the load in a step: `"kind": "experts"` in a metrics file.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ExpertSummary {
     /// The step, from 1.
@@ -163,7 +163,7 @@ pub struct LayerSummary {
     pub losses: BTreeMap<RouterLossKind, f64>,
 }
 
-/// `"kind": "expert_load"` in a metrics file: the load of each expert in the step before an evaluation.
+/// Load of each expert in the step before an evaluation: `"kind": "expert_load"` in a metrics file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExpertLoad {
     /// The step, from 1.
@@ -182,7 +182,7 @@ pub struct LayerCounts {
 }
 
 impl ExpertSummary {
-    /// A table with a line per layer and a column per kind of loss.
+    /// Returns a table with a row per layer and a column per kind of loss.
     pub fn table(&self) -> Table {
         let layers = || self.layers.iter();
         let kinds: BTreeSet<_> = layers().flat_map(|layer| layer.losses.keys()).collect();
@@ -202,7 +202,7 @@ impl ExpertSummary {
             cells.extend(losses.map(|loss| loss.map_or("-".into(), |loss| format!("{loss:.3e}"))));
             cells
         };
-        // Where there is no room: the entropy, then the losses from the last.
+        // These columns are left out if there is no room: first the entropy, then the losses from the last.
         let optional = std::iter::once(3).chain((5..head.len()).rev());
         let optional: Vec<_> = optional.collect();
         Table::new(std::iter::once(head).chain(layers().map(row))).with_optional(optional)
@@ -222,7 +222,7 @@ mod tests {
         }
     }
 
-    /// Minimum, maximum, entropy and dropped fraction.
+    /// Returns the minimum, maximum, entropy and dropped fraction of a load.
     fn numbers(load: &[u64], dropped: u64) -> [f64; 4] {
         let layer = layer(load, dropped);
         [

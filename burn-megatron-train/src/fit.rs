@@ -9,12 +9,12 @@ use burn_megatron::optim::all_finite;
 use burn_megatron_data::{Dataset, Padding, Sampling};
 
 impl<M: LanguageModel> Trainer<M> {
-    /// Trains to the last step, or until the observer of any rank stops the run; after
-    /// [`load`](Self::load), from the step of the checkpoint. With a [saver](Self::save_with), the last step
-    /// is saved too. Collective: call on all ranks of the world.
+    /// Trains to the last step, or until the observer of any rank stops the run. After [`load`](Self::load), training
+    /// starts at the step of the checkpoint. With a [saver](Self::save_with), the last step is also saved. Collective:
+    /// call on all ranks of the world.
     ///
-    /// The evaluation after a stop is not reported to the observer if there is a saver: a resumed run does
-    /// not have it.
+    /// If a run with a saver is stopped, its last evaluation is not reported to the observer, because a resumed run
+    /// does not repeat it.
     ///
     /// # Errors
     ///
@@ -49,7 +49,7 @@ impl<M: LanguageModel> Trainer<M> {
             let is_due = |every: usize| steps.is_multiple_of(every);
             let evaluates = has_held_out && !last && self.config.evaluate_every.is_some_and(is_due);
             let saves = !last && self.is_save_due(steps as u64);
-            // What follows needs to know whether the step was taken.
+            // The following actions depend on whether the step was taken.
             if (!self.defers || last || stopped || evaluates || saves)
                 && let Some(launched) = pending.take()
             {
@@ -98,7 +98,7 @@ impl<M: LanguageModel> Trainer<M> {
         Ok(outcome)
     }
 
-    /// The padding on all ranks; ranks of a context axis count the same unless steps are split.
+    /// Returns the padding on all ranks. Ranks of a context axis count the same padding, unless steps are split.
     fn padding(&self, splits_steps: bool) -> Result<Padding, TrainError> {
         let Padding { added, all } = self.position.padding;
         let own = vec![added as f64, all as f64];
@@ -113,7 +113,7 @@ impl<M: LanguageModel> Trainer<M> {
         })
     }
 
-    /// Whether there are held-out samples to evaluate on.
+    /// Returns whether there are held-out samples to evaluate on.
     fn has_held_out(&self, data: &dyn Dataset) -> Result<bool, TrainError> {
         let most = self.config.held_out_samples.min(1);
         Ok(most > 0 && !data.held_out(self.sequence_length(), most)?.is_empty())
@@ -129,7 +129,7 @@ impl<M: LanguageModel> Trainer<M> {
         Ok(held_out)
     }
 
-    /// Finishes a step, and reports it to the observer; returns whether any rank asked to stop the run.
+    /// Finishes a step and reports it to the observer. Returns whether any rank asked to stop the run.
     fn report(
         &mut self,
         launched: LaunchedStep,

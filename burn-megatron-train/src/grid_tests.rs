@@ -1,9 +1,9 @@
-//! Two toy parameters of both grids on 8 ranks with expert 2, context 2 and expert-data 4: trained, saved and loaded
-//! by other meshes, equal to one rank.
+//! Trains two toy parameters of the dense and the expert grid on 8 ranks (expert 2, context 2, expert-data 4).
+//! Checkpoints are saved and loaded by other meshes, and results are compared with one rank.
 //!
-//! A rank of the dense grid reads two of 16 tokens. Its experts see the tokens of all ranks of its expert group, as
-//! after an all-to-all. The loss is a sum over tokens: of the squares of `x router - y` and of `z expert - w` for
-//! each expert.
+//! A rank of the dense grid reads two of 16 tokens. Its experts compute the tokens of all ranks of its expert group, as
+//! after an all-to-all. The loss is a sum over tokens: of the squares of `x router - y` and of `z expert - w` for each
+//! expert.
 
 use std::path::{Path, PathBuf};
 
@@ -27,7 +27,7 @@ type AnyError = Box<dyn std::error::Error + Send + Sync>;
 const TOKENS: usize = 16;
 const EXPERTS: usize = 4;
 const STEPS: usize = 4;
-/// Below every norm of the run.
+/// Smaller than every gradient norm of the run.
 const CLIP: f64 = 0.5;
 
 #[derive(Module, Debug)]
@@ -52,12 +52,12 @@ fn toy(ctx: &ParallelContext) -> Result<ParallelModule<Toy>, BuildError> {
     builder.finish(module)
 }
 
-/// Feature `index` of a token.
+/// Returns feature `index` of a token.
 fn feature(token: usize, index: usize) -> f64 {
     (((token + 1) * (index + 3) * 37) % 19) as f64 / 7.0 - 1.0
 }
 
-/// `[tokens, width]`, from feature `first` on.
+/// Returns `[tokens, width]` features, starting with feature `first`.
 fn features(tokens: &[usize], first: usize, width: usize) -> Tensor<2> {
     let row = |token: &usize| {
         (first..first + width)
@@ -72,7 +72,7 @@ fn features(tokens: &[usize], first: usize, width: usize) -> Tensor<2> {
     Tensor::from_data(TensorData::new(values, [tokens.len(), width]), options)
 }
 
-/// The tokens that a rank reads.
+/// Returns the tokens that a rank reads.
 fn own_tokens(ctx: &ParallelContext, rank: usize) -> Vec<usize> {
     let own = ctx
         .mesh_rank()
@@ -98,16 +98,16 @@ fn loss(toy: &Toy, ctx: &ParallelContext) -> Tensor<1> {
     dense.square().sum() + routed.square().sum()
 }
 
-/// What a rank saw of some steps.
+/// The results of some steps on a rank.
 #[derive(Clone, Debug, Default)]
 struct Seen {
     norms: Vec<f64>,
     zeros: Vec<u64>,
-    /// The weights of the whole model: router, then experts.
+    /// The weights of the complete model: router, then experts.
     weights: Vec<f64>,
 }
 
-/// Some steps, from and into a checkpoint.
+/// A run of some steps, which may load and save a checkpoint.
 struct Run<'a> {
     config: DataParallelConfig,
     steps: std::ops::Range<usize>,
@@ -164,7 +164,7 @@ fn train(layout: &ParallelConfig, ranks: usize, run: &Run) -> Vec<Seen> {
     World::threads(ranks).unwrap().run(rank).unwrap()
 }
 
-/// The weights of the whole model, assembled from the ranks of the expert group.
+/// Returns the weights of the complete model, assembled from the ranks of the expert group.
 fn whole(ddp: &DistributedDataParallel<Toy>, ctx: &ParallelContext) -> Result<Vec<f64>, AnyError> {
     let comm = ctx.group(Grid::Expert, Axis::Expert)?;
     let mut weights = vec![];
@@ -243,12 +243,12 @@ fn assert_close(found: &Seen, expected: &Seen, what: &str) {
     assert_eq!(found.weights.len(), 3 * 2 + EXPERTS * 5, "{what}");
 }
 
-/// Context 2, expert 2; data 4 in both grids.
+/// Returns a layout with context 2, expert 2, and data 4 in both grids.
 fn both_grids() -> ParallelConfig {
     ParallelConfig::new().with_context(2).with_expert(2)
 }
 
-/// Every way to shard the 8 ranks of [`both_grids`].
+/// Returns every way to shard the 8 ranks of [`both_grids`].
 fn shardings() -> Vec<(String, DataParallelConfig)> {
     let config = |stage, hsdp| DataParallelConfig {
         zero_stage: ZeroStage::try_from(stage).unwrap(),
@@ -303,7 +303,7 @@ fn parameters_of_both_grids_train_and_reshard_as_on_one_rank() {
             ),
         ];
         for (mesh, layout, ranks, config) in others {
-            // The expert grid of expert 4 has one copy, which no shard group of several ranks divides.
+            // With expert 4, the expert grid has a single replica, so it cannot be divided into shard groups.
             if mesh == "expert 4" && config.hsdp.is_some() {
                 continue;
             }
@@ -318,7 +318,7 @@ fn parameters_of_both_grids_train_and_reshard_as_on_one_rank() {
     }
 }
 
-/// What each rank finds once rank 5 alone has changed a parameter.
+/// Returns the error of each rank after rank 5 has changed a parameter.
 fn replica_errors(path: &str) -> Vec<Option<String>> {
     let rank = |rank: burn_megatron::comm::Rank| {
         let ctx = ParallelContext::from_mesh(Mesh::new(&both_grids(), 8)?, rank.communicator())?;

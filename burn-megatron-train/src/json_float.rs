@@ -1,4 +1,4 @@
-//! Floats in JSON, for serde's `with`: numbers where they are finite, else strings.
+//! Serde helpers (`with`) for floats in JSON: finite values are numbers, other values are strings.
 
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -33,7 +33,7 @@ pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<
 #[derive(Serialize, Deserialize)]
 struct Float(#[serde(serialize_with = "serialize", deserialize_with = "deserialize")] f64);
 
-/// The same, of a float that may be missing.
+/// The same for an optional float.
 pub(super) mod option {
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -54,7 +54,7 @@ pub(super) mod option {
     }
 }
 
-/// The same, of the values of a map.
+/// The same for the values of a map.
 pub(super) mod map {
     use std::collections::BTreeMap;
 

@@ -13,7 +13,7 @@ use burn_megatron::regular_file;
 /// The maximum size of a file that is read, in bytes.
 const MAX_BYTES: u64 = 8 << 30;
 
-/// Marks where a run was resumed, after `step` updates. Earlier lines of later steps are void.
+/// A marker of a resumed run, after `step` updates. It invalidates earlier lines of later steps.
 #[derive(Serialize, Deserialize)]
 pub(super) struct ResumeMarker {
     kind: ResumeMarkerKind,
@@ -26,8 +26,8 @@ pub(super) enum ResumeMarkerKind {
     Resumed,
 }
 
-/// Returns the records of `text`, without truncated lines. A last line without a line break is parsed only if the
-/// file is being resumed (`resumes`), as a marker will follow it.
+/// Returns the records of `text` without truncated lines. A last line without a line break is parsed only if the file
+/// is being resumed (`resumes`), because a marker follows it.
 pub(super) fn lines<'a, T: DeserializeOwned + 'a>(
     path: &'a Path,
     text: &'a [u8],
@@ -60,7 +60,7 @@ pub(super) fn lines<'a, T: DeserializeOwned + 'a>(
     })
 }
 
-/// Reads the bytes of a file. One of its lines may not be UTF-8.
+/// Reads the bytes of a file, which may contain invalid UTF-8.
 pub(super) fn read(path: &Path) -> Result<Vec<u8>, MetricsError> {
     regular_file::read(path, MAX_BYTES).map_err(|source| io_error("read", path, source))
 }
@@ -73,7 +73,7 @@ fn io_error(action: &'static str, path: &Path, source: io::Error) -> MetricsErro
     }
 }
 
-/// An append-only file of lines. Each line is written in one unbuffered write, so that a killed run loses
+/// An append-only file of lines. Each line is written with a single unbuffered write, so that a killed process loses
 /// none.
 #[derive(Debug)]
 pub(super) struct JsonLines {
@@ -91,8 +91,7 @@ impl JsonLines {
         })
     }
 
-    /// Opens an existing file with this text, and appends a marker that the run resumes after `updates`
-    /// updates.
+    /// Opens an existing file with this text, and appends a marker that the run resumes after `updates` updates.
     pub(super) fn resume(path: &Path, text: &[u8], updates: usize) -> Result<Self, MetricsError> {
         let file = regular_file::open_with(path, OpenOptions::new().append(true));
         let mut lines = Self {
@@ -122,7 +121,7 @@ impl JsonLines {
         let mut line = before.to_vec();
         serde_json::to_writer(&mut line, record).map_err(|error| failed(error.into()))?;
         line.push(b'\n');
-        // One unbuffered write: the line is flushed when it returns.
+        // The write is unbuffered: the line is flushed when this function returns.
         self.file.write_all(&line).map_err(failed)
     }
 }

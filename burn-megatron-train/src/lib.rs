@@ -1,9 +1,8 @@
 //! Training loop, metrics and logging.
 //!
-//! [`Trainer`] runs one rank: micro-batches, backward, reduction, clipping, AdamW, evaluation. Techniques that change a
-//! step are [`hooks`]. Its
-//! measurements go to an [`Observer`], for instance one that shows [`progress`], writes [`metrics`] and
-//! draws a [`plot`] into a [`run_folder`].
+//! [`Trainer`] runs the training of one rank: micro-batches, backward, gradient reduction, clipping, optimizer and
+//! evaluation. Techniques that change a step are [`hooks`]. The trainer reports its measurements to an [`Observer`],
+//! which can show [`progress`], write [`metrics`] and draw a [`plot`] into a [`run_folder`].
 
 mod build;
 mod clock;

@@ -1,4 +1,4 @@
-//! The losses of a step or an evaluation: sums over tokens, and their means.
+//! The losses of a step or an evaluation: sums and means over tokens.
 
 use burn::tensor::Tensor;
 
@@ -10,18 +10,18 @@ use burn_megatron::nn::{LossTerm, SummedLosses};
 use burn_megatron::optim::StepReading;
 use burn_megatron::pipeline::schedule::Schedule;
 
-/// Sums over tokens: the objective and, if it has terms, the cross-entropy and each term.
+/// Sums over tokens: the objective and, if it has additional terms, the cross-entropy and each term.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct LossSums(pub Vec<f64>);
 
 impl LossSums {
-    /// Zeros, for an objective with these terms.
+    /// Creates sums of zero for an objective with these terms.
     pub fn new(terms: &[LossTerm]) -> Self {
         Self(vec![0.0; 1 + parts_of(terms)])
     }
 
-    /// The sums of the losses of a rank in a step: `values` are the objectives of its micro-batches, then the parts of
-    /// each.
+    /// Returns the sums of the losses of a rank in a step. `values` holds the objectives of the micro-batches, then the
+    /// parts of each micro-batch.
     pub fn of_rank(values: &[f64], micro_batches: usize, terms: &[LossTerm]) -> Self {
         let mut sums = Self::new(terms);
         let (objectives, parts) = values.split_at(micro_batches);
@@ -35,7 +35,7 @@ impl LossSums {
         sums
     }
 
-    /// Adds the losses of some tokens, times `weight`.
+    /// Adds the summed losses, multiplied by `weight`.
     pub fn add_losses(&mut self, losses: SummedLosses, weight: f64) {
         let SummedLosses { objective, parts } = losses;
         check_parts(parts.as_ref(), self.0.len() - 1);
@@ -45,7 +45,7 @@ impl LossSums {
         }
     }
 
-    /// The means over `tokens` tokens; NaN for 0 tokens.
+    /// Returns the means over `tokens` tokens; NaN for 0 tokens.
     pub fn over(self, tokens: f64, terms: &[LossTerm]) -> MeanLoss {
         if tokens == 0.0 {
             return MeanLoss::NONE;
@@ -76,17 +76,17 @@ impl LossSums {
     }
 }
 
-/// The number of [parts](SummedLosses::parts) of an objective with these terms.
+/// Returns the number of [parts](SummedLosses::parts) of an objective with these terms.
 pub(super) fn parts_of(terms: &[LossTerm]) -> usize {
     if terms.is_empty() { 0 } else { 1 + terms.len() }
 }
 
-/// The losses of a step: the objective of each micro-batch, and its parts.
+/// Returns the number of loss values of a step: for each micro-batch the objective and its parts.
 pub(super) fn losses_of_step(schedule: &Schedule, terms: &[LossTerm]) -> usize {
     schedule.micro_batches() * (1 + parts_of(terms))
 }
 
-/// Checks that a model returned as many parts as it names.
+/// Checks that a model returned the number of parts that it names.
 pub(super) fn check_parts(parts: Option<&Tensor<1>>, expected: usize) {
     assert_eq!(
         parts.map_or(0, |parts| parts.dims()[0]),
@@ -95,12 +95,12 @@ pub(super) fn check_parts(parts: Option<&Tensor<1>>, expected: usize) {
     );
 }
 
-/// The means over the tokens.
+/// Mean losses over tokens.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct MeanLoss {
     /// The cross-entropy.
     pub loss: f64,
-    /// The objective, if it is not the cross-entropy alone.
+    /// The objective, if it differs from the cross-entropy.
     pub minimised: Minimised,
 }
 
@@ -115,7 +115,7 @@ impl MeanLoss {
         },
     };
 
-    /// Of a step with some micro-batches, over all ranks.
+    /// Returns the mean losses of a step over all ranks.
     pub fn of_step<M: LanguageModel>(
         ddp: &DistributedDataParallel<M>,
         micro_batches: usize,
@@ -127,7 +127,7 @@ impl MeanLoss {
         LossSums(sums).over(reading.tokens as f64, terms)
     }
 
-    /// Whether the cross-entropy and the objective are finite.
+    /// Returns whether the cross-entropy and the objective are finite.
     pub fn is_finite(&self) -> bool {
         let objective = self.minimised.objective.unwrap_or(self.loss);
         self.loss.is_finite() && objective.is_finite()

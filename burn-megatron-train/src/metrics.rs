@@ -1,17 +1,16 @@
 //! The measurements of a run, one JSON object per line.
 //!
-//! There are two files: [`MetricsLog`] writes numbers that are equal, byte for byte, in every run with
-//! the same layout and seed; [`TimingsLog`] writes times. Both are append-only: a run that is resumed
-//! from a checkpoint writes a line of the kind `resumed`, which voids earlier lines of the steps that it
-//! repeats.
+//! There are two files: [`MetricsLog`] writes numbers that are equal, byte for byte, in every run with the same layout
+//! and seed; [`TimingsLog`] writes times. Both files are append-only. A run that is resumed from a checkpoint writes a
+//! line of the kind `resumed`, which invalidates earlier lines of the repeated steps.
 //!
-//! JSON has no NaN and no infinity: such numbers are written as the strings `"NaN"`, `"inf"` and
-//! `"-inf"`, and read back as numbers.
+//! JSON has no NaN and no infinity. Such numbers are written as the strings `"NaN"`, `"inf"` and `"-inf"`, and read
+//! back as numbers.
 //!
-//! Steps are numbered from 1, by the updates done, as in the progress of a run and in the names of checkpoints.
+//! Steps are numbered from 1, by the number of updates, as in the progress output and the names of checkpoints.
 //!
-//! The first line of a metrics file has its [`VERSION`], which defines the meaning of `loss` and `step`; files of
-//! version 1 have no such line. What is read from an older file has the numbers of this version.
+//! The first line of a metrics file holds its [`VERSION`], which defines the meaning of `loss` and `step`. Files of
+//! version 1 have no such line. Records that are read from an older file have the step numbers of the current version.
 
 use std::io;
 use std::path::PathBuf;
@@ -30,9 +29,9 @@ pub use read::{oldest_version, read_metrics};
 /// The version of a metrics file, which defines the meaning of its numbers.
 ///
 /// - 1: `loss` is the objective, including label smoothing and z-loss if enabled.
-/// - 2: `loss` is the cross-entropy alone; the objective, if it differs, is a field of its own
+/// - 2: `loss` is the cross-entropy alone; the objective, if it differs, is a separate field
 ///   ([`Minimised`]).
-/// - 3: `step` is the number of updates done, from 1; before, it was from 0 in all records but those of held-out text.
+/// - 3: `step` is the number of updates done, from 1. In version 2 it starts from 0, except in held-out records.
 pub const VERSION: u32 = 3;
 
 /// The first line of a metrics file.
@@ -42,8 +41,8 @@ pub struct RunMetrics {
     pub version: u32,
 }
 
-/// The objective, if it is not the cross-entropy alone: means over the same tokens as the loss, in nats
-/// per token. The objective is the sum of the loss and its terms.
+/// The objective, if it differs from the cross-entropy. Values are means over the same tokens as the loss, in nats per
+/// token. The objective is the sum of the loss and its terms.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Minimised {
@@ -53,16 +52,16 @@ pub struct Minimised {
     /// The term that label smoothing adds to the cross-entropy.
     #[serde(skip_serializing_if = "Option::is_none", with = "json_float::option")]
     pub label_smoothing: Option<f64>,
-    /// The z-loss, times its weight.
+    /// The z-loss, multiplied by its weight.
     #[serde(skip_serializing_if = "Option::is_none", with = "json_float::option")]
     pub z_loss: Option<f64>,
-    /// The loss of multi-token prediction, times its weight.
+    /// The loss of multi-token prediction, multiplied by its weight.
     #[serde(skip_serializing_if = "Option::is_none", with = "json_float::option")]
     pub further_tokens: Option<f64>,
 }
 
 impl Minimised {
-    /// The present terms, with their names.
+    /// Returns the terms that are present, with their names.
     pub fn terms(&self) -> impl Iterator<Item = (&'static str, f64)> {
         let terms = [
             ("label smoothing", self.label_smoothing),
@@ -75,31 +74,30 @@ impl Minimised {
     }
 }
 
-/// Why a step was skipped.
+/// The reason for skipping a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SkipReason {
     /// The loss or a gradient is not finite, or a gradient exceeds the limit.
     NotFinite,
-    /// All targets of the global batch are masked: there is no loss.
+    /// All targets of the global batch are masked, so there is no loss.
     NoTargets,
-    /// The loss or the norm of the gradient is a spike: see [`SpikeConfig`](burn_megatron::optim::SpikeConfig).
+    /// The loss or the gradient norm is a spike: see [`SpikeConfig`](burn_megatron::optim::SpikeConfig).
     Spike,
 }
 
 /// The metrics of one training step, measured before its update.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct StepMetrics {
-    /// The number of updates with this one, skipped ones included; `loss` is that of the weights before it.
+    /// The number of updates including this one and skipped updates. `loss` is measured before the update.
     pub step: usize,
-    /// The mean cross-entropy over the tokens of the global batch, in nats per token. NaN if no token has
-    /// a target.
+    /// The mean cross-entropy over the tokens of the global batch, in nats per token. NaN if no token has a target.
     #[serde(with = "json_float")]
     pub loss: f64,
-    /// The same loss in bits per byte of text: see [`bits_per_byte`].
+    /// The loss in bits per byte of text: see [`bits_per_byte`].
     #[serde(with = "json_float")]
     pub bits_per_byte: f64,
-    /// The objective, if it is not the cross-entropy alone.
+    /// The objective, if it differs from the cross-entropy.
     #[serde(flatten)]
     pub minimised: Minimised,
     /// The Euclidean norm of the gradient of all parameters, before clipping.
@@ -108,20 +106,20 @@ pub struct StepMetrics {
     /// The learning rate of the update.
     #[serde(with = "json_float")]
     pub learning_rate: f64,
-    /// The tokens of the global batch that the loss is the mean of.
+    /// The number of tokens of the global batch that have a loss.
     pub tokens: u64,
-    /// Whether the update was skipped, for instance for a gradient that is not finite.
+    /// Whether the update was skipped, for example because a gradient is not finite.
     pub skipped: bool,
-    /// Why the update was skipped; absent in files of version 1.
+    /// The reason for skipping the update; absent in files of version 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub skip_reason: Option<SkipReason>,
     /// The loss scale, if it is not 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss_scale: Option<f64>,
-    /// The number of zero elements of the gradient, if counted.
+    /// The number of zero gradient elements, if counted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub zeros: Option<u64>,
-    /// The largest logit of attention, if measured: over all layers, heads, samples and ranks.
+    /// The largest attention logit over all layers, heads, samples and ranks, if measured.
     #[serde(
         default,
         skip_serializing_if = "Option::is_none",
@@ -138,23 +136,23 @@ pub struct HeldOutMetrics {
     /// The mean cross-entropy, in nats per token.
     #[serde(with = "json_float")]
     pub loss: f64,
-    /// The same loss in bits per byte of text: see [`bits_per_byte`].
+    /// The loss in bits per byte of text: see [`bits_per_byte`].
     #[serde(with = "json_float")]
     pub bits_per_byte: f64,
-    /// The objective on this text, if it is not the cross-entropy alone.
+    /// The objective on held-out text, if it differs from the cross-entropy.
     #[serde(flatten)]
     pub minimised: Minimised,
-    /// The tokens that the loss is the mean of.
+    /// The number of tokens that have a loss.
     pub tokens: u64,
 }
 
 /// The time of one training step.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct StepTiming {
-    /// The number of updates with this one.
+    /// The number of updates including this one.
     pub step: usize,
-    /// Wall-clock time of the step, in seconds. Where readings are [deferred](super::Trainer::defer_readings), that of
-    /// the last step before an evaluation, a checkpoint or the end is the mean since the one before.
+    /// Wall time of the step, in seconds. If readings are [deferred](super::Trainer::defer_readings), the last step
+    /// before an evaluation, a checkpoint or the end has the mean time of the steps since the previous such event.
     #[serde(with = "json_float")]
     pub seconds: f64,
     /// Tokens of the global batch per second.
@@ -170,9 +168,9 @@ pub struct StepTiming {
 pub struct SaveTiming {
     /// The number of updates before the checkpoint.
     pub saved_step: u64,
-    /// Bytes of its tensors.
+    /// The size of its tensors, in bytes.
     pub bytes: u64,
-    /// Wall-clock time until its publication, in seconds.
+    /// Wall time until its publication, in seconds.
     #[serde(with = "json_float")]
     pub seconds: f64,
     /// The time for which it blocked training, in seconds.
@@ -180,30 +178,30 @@ pub struct SaveTiming {
     pub stall_seconds: f64,
 }
 
-/// One record of a metrics file, by the field `kind`.
+/// One record of a metrics file, tagged by the field `kind`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum MetricsRecord {
-    /// `"kind": "run"`.
+    /// Version of the file: `"kind": "run"`.
     Run(RunMetrics),
-    /// `"kind": "step"`.
+    /// Metrics of a training step: `"kind": "step"`.
     Step(StepMetrics),
-    /// `"kind": "held_out"`.
+    /// Loss on held-out text: `"kind": "held_out"`.
     HeldOut(HeldOutMetrics),
-    /// `"kind": "experts"`, after the step.
+    /// Balance of the experts, written after the step: `"kind": "experts"`.
     Experts(ExpertSummary),
-    /// `"kind": "expert_load"`, after the step before an evaluation.
+    /// Load of each expert, written after the step before an evaluation: `"kind": "expert_load"`.
     ExpertLoad(ExpertLoad),
 }
 
-/// A loss in nats per token as bits per byte of text: `loss / (ln 2 * bytes_per_token)`.
+/// Converts a loss in nats per token to bits per byte of text: `loss / (ln 2 * bytes_per_token)`.
 ///
 /// A byte-level model has one byte per token.
 pub fn bits_per_byte(loss: f64, bytes_per_token: f64) -> f64 {
     loss / (std::f64::consts::LN_2 * bytes_per_token)
 }
 
-/// Why a log cannot be read or written.
+/// An error of reading or writing a log.
 #[derive(Debug, thiserror::Error)]
 pub enum MetricsError {
     /// An I/O error.
@@ -216,7 +214,7 @@ pub enum MetricsError {
         /// The cause.
         source: io::Error,
     },
-    /// A line is not a record.
+    /// A line is not a valid record.
     #[error(
         "line {line} of '{path}' is not a record of a run: {source}; remove that line, or move the file away, and a \
          resumed run starts a new one"
@@ -229,7 +227,7 @@ pub enum MetricsError {
         /// The error of the JSON parser.
         source: serde_json::Error,
     },
-    /// A file of a newer version.
+    /// The file has a newer version than this program supports.
     #[error(
         "'{path}' has metrics of version {version}: expected version 1 to {VERSION}; update this program"
     )]

@@ -3,7 +3,7 @@ use crate::expert_metrics::{ExpertMetrics, LayerLoad};
 use burn_megatron::nn::moe::RouterLossKind;
 use burn_megatron_test_support::TestFolder;
 
-/// The step after so many updates.
+/// Returns the metrics of the step after `before` updates.
 fn step(before: usize) -> StepMetrics {
     StepMetrics {
         step: before + 1,
@@ -44,7 +44,7 @@ fn experts(before: usize) -> ExpertMetrics {
     }
 }
 
-/// Updates `from..to`, with a held-out loss after every second one.
+/// Writes the updates `from..to`, with a held-out loss after every second update.
 fn run(log: &mut MetricsLog, from: usize, to: usize) {
     for i in from..to {
         let evaluates = (i + 1) % 2 == 0;
@@ -63,7 +63,7 @@ fn a_line_is_a_flat_object_with_its_kind() {
     let mut log = MetricsLog::create(&path).expect("new");
     log.step(&step(0)).expect("writable");
     log.held_out(&held_out(1)).expect("writable");
-    // Read while the log is open: each line is flushed when it is written.
+    // The file is read while the log is open: each line is flushed when it is written.
     let text = std::fs::read_to_string(&path).expect("readable");
     let expected = concat!(
         r#"{"kind":"run","version":3}"#,
@@ -165,7 +165,7 @@ fn a_line_that_is_not_utf_8_is_named() {
     for says in ["line 2 of", "remove that line, or move the file away"] {
         assert!(error.contains(says), "{error}");
     }
-    // A letter that was cut with its line is no error.
+    // A truncated UTF-8 character at the end of a truncated line is not an error.
     std::fs::write(&path, [&whole[..], b"{\"kind\":\"\xc3"].concat()).expect("writable");
     MetricsLog::resume(&path, 2).expect("ours");
     read_metrics(&path).expect("ours");
@@ -371,7 +371,7 @@ fn experts_are_lines_of_their_own_and_are_read_back() {
     assert_eq!(*load, metrics.load());
 }
 
-/// In every order in which a run can write and end, there is one load before each held-out loss.
+/// There is one load before each held-out loss, in every order in which a run can write and end.
 #[test]
 fn a_load_is_written_once_and_before_its_checkpoint() {
     let folder = TestFolder::new();
@@ -401,7 +401,7 @@ fn a_load_is_written_once_and_before_its_checkpoint() {
     }
 }
 
-/// A file from before versions.
+/// Reads and resumes a file from before metrics had versions.
 #[test]
 fn a_file_of_the_first_version_is_read_and_resumed() {
     let folder = TestFolder::new();
@@ -434,7 +434,7 @@ fn a_file_of_the_first_version_is_read_and_resumed() {
     ];
     assert_eq!(text, format!("{old}{resumed}\n{version}\n{resumed}\n"));
     assert_eq!(oldest_version(&read_metrics(&path).expect("readable")), 1);
-    // Lines after it are numbered from 1.
+    // Later lines are numbered from 1.
     run(&mut MetricsLog::resume(&path, 1).expect("ours"), 1, 2);
     let steps = read_metrics(&path).expect("readable").into_iter();
     let steps = steps.filter(|record| matches!(record, MetricsRecord::Step(_)));

@@ -1,4 +1,4 @@
-//! The state of a wrapped module and its optimizer, saved and loaded with or without a trainer.
+//! Saves and loads the state of a wrapped module and its optimizer, with or without a trainer.
 
 use std::collections::BTreeMap;
 
@@ -18,12 +18,13 @@ use burn_megatron::data_parallel::DistributedDataParallel;
 use burn_megatron::nn::fp8::Fp8LayerState;
 use burn_megatron::optim::{OptimizerState, ParallelOptimizer, StateKind};
 
-/// The scales of FP8 layers, by path.
+/// The scales of FP8 layers, keyed by path.
 pub(super) type Scales = BTreeMap<String, Fp8LayerState>;
 
 impl Saver {
-    /// Saves a module and its optimizer in a loop without a [`Trainer`](super::Trainer), or starts to; `config` is kept
-    /// in the metadata. Rank 0 returns the checkpoints published so far. Collective: call on all ranks of the world.
+    /// Saves a module and its optimizer in a custom training loop, without a [`Trainer`](super::Trainer). The save may
+    /// run in the background. `config` is stored in the metadata. Rank 0 returns the checkpoints published so far.
+    /// Collective: call on all ranks of the world.
     ///
     /// # Errors
     ///
@@ -53,13 +54,13 @@ impl Saver {
     }
 }
 
-/// Loads what [`Saver::save_module`] has saved, in any layout, and returns its state. Collective: call on all ranks of
-/// the world. After an error neither must be used.
+/// Loads a checkpoint of [`Saver::save_module`] into `ddp` and `optimizer`, in any layout, and returns its state.
+/// Collective: call on all ranks of the world. After an error, `ddp` and `optimizer` must not be used.
 ///
 /// # Errors
 ///
-/// [`StateError`] for a missing or unexpected tensor, another shape, a type that would have to be rounded, or data
-/// that cannot be read.
+/// [`StateError`] for a missing or unexpected tensor, another shape, a type that would have to be rounded, or data that
+/// cannot be read.
 pub fn load_module<M: Module>(
     ddp: &mut DistributedDataParallel<M>,
     optimizer: &mut ParallelOptimizer,
@@ -78,7 +79,7 @@ pub fn load_module<M: Module>(
     Ok(state)
 }
 
-/// The keys of what the checkpoints of this module have.
+/// Returns the keys of the tensors that checkpoints of this module have.
 pub(super) fn names<M: Module>(ddp: &DistributedDataParallel<M>) -> Result<ModelKeys, StateError> {
     match ddp.saved_frozen() {
         Some(_) => ModelKeys::gather_all(ddp),
@@ -86,7 +87,8 @@ pub(super) fn names<M: Module>(ddp: &DistributedDataParallel<M>) -> Result<Model
     }
 }
 
-/// Loads what [`check_tensors`] has checked, as of `taken` steps. Collective: call on all ranks of the world.
+/// Loads the tensors that [`check_tensors`] has checked, after `taken` steps. Collective: call on all ranks of the
+/// world.
 pub(super) fn restore<M: Module>(
     ddp: &mut DistributedDataParallel<M>,
     optimizer: &mut ParallelOptimizer,
@@ -112,7 +114,7 @@ pub(super) fn restore<M: Module>(
     Ok(())
 }
 
-/// The scales of the FP8 layers of this stage, on the first of the ranks that hold them.
+/// Returns the scales of the FP8 layers of this stage, on the first rank of the stage.
 fn objects<M: Module>(
     ddp: &DistributedDataParallel<M>,
 ) -> Result<Vec<(String, Vec<u8>)>, StateError> {
@@ -124,7 +126,7 @@ fn objects<M: Module>(
     states.map(object).collect()
 }
 
-/// Checks that a checkpoint has the tensors and objects of this model, and returns the scales of its 8-bit layers.
+/// Checks that a checkpoint has the tensors and objects of this model, and returns the scales of its FP8 layers.
 pub(super) fn check_tensors<M: Module>(
     ddp: &DistributedDataParallel<M>,
     optimizer: &ParallelOptimizer,
@@ -149,7 +151,7 @@ pub(super) fn check_tensors<M: Module>(
     scales(ddp, checkpoint)
 }
 
-/// Returns the state that the optimizer saves of each parameter.
+/// Returns the kinds of state that the optimizer saves per parameter.
 fn kinds<M: Module>(
     ddp: &DistributedDataParallel<M>,
     optimizer: &ParallelOptimizer,
@@ -158,7 +160,7 @@ fn kinds<M: Module>(
     optimizer.kinds(&masters)
 }
 
-/// Reads the state into the optimizer, and returns the weights, which are not replaced yet.
+/// Reads the state into the optimizer, and returns the weights. The weights of the module are not replaced yet.
 fn read<M: Module>(
     ddp: &DistributedDataParallel<M>,
     optimizer: &mut ParallelOptimizer,
@@ -181,7 +183,7 @@ fn read<M: Module>(
     read_buckets(ddp, checkpoint)
 }
 
-/// The scales of the FP8 layers of this rank that the checkpoint has.
+/// Returns the scales in the checkpoint for the FP8 layers of this rank.
 fn scales<M: Module>(
     ddp: &DistributedDataParallel<M>,
     checkpoint: &Checkpoint,

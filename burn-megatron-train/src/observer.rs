@@ -1,4 +1,4 @@
-//! Receives the measurements of a run.
+//! Receivers of the measurements of a run.
 
 use burn::tensor::Tensor;
 
@@ -16,24 +16,24 @@ pub type ObserverError = Box<dyn std::error::Error + Send + Sync>;
 pub struct StepGradients<'a> {
     /// The step, from 1.
     pub step: usize,
-    /// The parameters, and how they are placed on the ranks.
+    /// The parameters and their placement on the ranks.
     pub table: &'a ParameterTable,
     pub(super) reading: &'a dyn Fn() -> &'a StepReading,
     pub(super) gather: &'a dyn Fn() -> Vec<Tensor<1>>,
 }
 
 impl StepGradients<'_> {
-    /// The norm of the gradients of all parameters on all ranks. Waits for the device.
+    /// Returns the norm of the gradients of all parameters on all ranks. Waits for the device.
     pub fn norm(&self) -> f64 {
         (self.reading)().norm
     }
 
-    /// The invalid gradients that this rank found before the reduction. Waits for the device.
+    /// Returns the invalid gradients that this rank found before the reduction. Waits for the device.
     pub fn invalid(&self) -> &[InvalidGradient] {
         &(self.reading)().invalid_gradients
     }
 
-    /// The gradient of each parameter, gathered over the data axis: `[elements]` of this model-parallel rank's
+    /// Returns the gradient of each parameter, gathered over the data axis: `[elements]` of this model-parallel rank's
     /// part, in the order of the table. Waits for the device. Collective: call on all ranks of the data axis.
     pub fn full(&self) -> Vec<Tensor<1>> {
         (self.gather)()
@@ -42,8 +42,8 @@ impl StepGradients<'_> {
 
 /// Observes a run, and may stop it.
 pub trait Observer {
-    /// Called in each step after the reduction of the gradients and before clipping, also if the step is going
-    /// to be skipped. Nothing is gathered unless the observer calls [`StepGradients::full`].
+    /// Called in each step after the reduction of the gradients and before clipping, even if the step will be skipped.
+    /// Nothing is gathered unless the observer calls [`StepGradients::full`].
     ///
     /// # Errors
     ///
@@ -53,8 +53,8 @@ pub trait Observer {
         Ok(())
     }
 
-    /// Called after each step, in order; one step later where the run
-    /// [defers](super::Trainer::defer_readings) its readings.
+    /// Called after each step, in order. If the run [defers](super::Trainer::defer_readings) its readings, the call
+    /// comes one step later.
     ///
     /// # Errors
     ///
@@ -88,8 +88,8 @@ pub trait Observer {
         Ok(())
     }
 
-    /// Whether to stop after this step. If any rank returns true, all ranks stop: after the same step, or up to
-    /// three steps later where the run [defers](super::Trainer::defer_readings) its readings.
+    /// Returns whether to stop after this step. If any rank returns true, all ranks stop after the same step. If the
+    /// run [defers](super::Trainer::defer_readings) its readings, they stop up to three steps later.
     fn stop(&self) -> bool {
         false
     }

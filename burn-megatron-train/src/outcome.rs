@@ -1,16 +1,16 @@
-//! The end of a run.
+//! The outcome of a run.
 
 use crate::hooks::cuda_graphs::CudaGraphStats;
 use crate::hooks::replay::{ReplayCost, Verdict};
 use crate::metrics::HeldOutMetrics;
 use burn_megatron_data::Padding;
 
-/// The end of a run.
+/// The outcome of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct TrainOutcome {
-    /// The number of steps, including skipped ones and those before a resumed checkpoint.
+    /// The number of steps, including skipped steps and steps before a resumed checkpoint.
     pub steps: usize,
-    /// The number of skipped steps: a loss or a gradient was not finite or a spike, or there were no targets.
+    /// The number of skipped steps: the loss or a gradient was not finite or a spike, or there were no targets.
     pub skipped: usize,
     /// The number of skipped steps without targets.
     pub without_targets: usize,
@@ -18,26 +18,26 @@ pub struct TrainOutcome {
     pub spikes: usize,
     /// The step, from 1, since which no loss has been finite; `None` if the last loss is finite.
     pub diverged: Option<usize>,
-    /// Set to [`Verdict::DataOrSoftware`] if a bad loss was computed again on another rank, with the same result; see
+    /// Set to [`Verdict::DataOrSoftware`] if a bad loss was computed again on another rank with the same result. See
     /// [`check_replay_every`](crate::TrainConfig::check_replay_every).
     pub bad_loss: Option<Verdict>,
-    /// The time that the checks have taken on this rank; `None` without
+    /// The time of the replay checks on this rank; `None` without
     /// [`check_replay_every`](crate::TrainConfig::check_replay_every).
     pub replay_cost: Option<ReplayCost>,
-    /// The statistics of the micro-batches since the start or the checkpoint on this rank; `None` without CUDA graphs.
+    /// Statistics of CUDA graphs on this rank since the start or the checkpoint; `None` without CUDA graphs.
     pub cuda_graphs: Option<CudaGraphStats>,
-    /// The padding of documents in the steps since the start or the checkpoint; none but with a split
-    /// [per document](burn_megatron::mesh::ContextSplit::ZigzagPerDocument) or hybrid context parallelism.
+    /// The padding of documents since the start or the checkpoint. Zero, except for the split [per
+    /// document](burn_megatron::mesh::ContextSplit::ZigzagPerDocument) and hybrid context parallelism.
     pub padding: Padding,
     /// Whether the run was stopped before its last step.
     pub stopped: bool,
-    /// The held-out loss at the end; `None` if nothing is held out, or [`held_out_samples`](crate::TrainConfig::held_out_samples) is
-    /// 0.
+    /// The held-out loss at the end; `None` if there is no held-out text, or if
+    /// [`held_out_samples`](crate::TrainConfig::held_out_samples) is 0.
     pub held_out: Option<HeldOutMetrics>,
 }
 
 impl TrainOutcome {
-    /// Whether the last training loss or the held-out loss is not finite.
+    /// Returns whether the last training loss or the held-out loss is not finite.
     pub fn has_diverged(&self) -> bool {
         let held_out = self.held_out.as_ref();
         let is_bad = |held_out: &HeldOutMetrics| held_out.tokens > 0 && !held_out.loss.is_finite();

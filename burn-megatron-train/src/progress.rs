@@ -1,4 +1,4 @@
-//! Progress of a run on standard error.
+//! Shows the progress of a run on standard error.
 
 use std::fmt;
 use std::io::{self, IsTerminal, Write};
@@ -10,19 +10,18 @@ use indicatif::{FormattedDuration, HumanCount, ProgressBar, ProgressFinish, Prog
 use super::expert_metrics::ExpertMetrics;
 use super::metrics::{HeldOutMetrics, SkipReason, StepMetrics, StepTiming};
 
-/// In a file or a pipe, the longest time without a line.
+/// The longest time without a line, if the output is a file or a pipe.
 const MAX_LINE_INTERVAL: Duration = Duration::from_secs(30);
 
-/// A narrow terminal truncates the message, so the most important part is first. The time left is our own, as in plain
-/// lines: that of the bar counts the steps before a resumed run.
+/// A narrow terminal truncates the message, so the most important part comes first. The remaining time is computed
+/// here: the estimate of the progress bar would count the steps before a resumed run.
 const TEMPLATE: &str = "{pos}/{len} {bar:10.cyan/blue} ETA {prefix}  {wide_msg}";
 
 /// Shows the progress of a run on standard error.
 ///
-/// On a terminal it is a progress bar. Elsewhere (CI, pipes, log files) it is a plain line at the first
-/// and the last step, at every tenth of the run, and after 30 seconds without one. Ranks other than 0
-/// show nothing. Steps are numbered from 1: the number of updates done. Errors of writing to standard
-/// error are ignored.
+/// A terminal shows a progress bar. Other outputs (CI, pipes, log files) get plain lines: at the first and the last
+/// step, at every tenth of the run, and after 30 seconds without a line. Ranks other than 0 show nothing. Steps are
+/// numbered from 1. Errors of writing to standard error are ignored.
 pub struct Progress {
     output: ProgressOutput,
     steps: Range<usize>,
@@ -45,7 +44,7 @@ enum ProgressOutput {
 }
 
 impl Progress {
-    /// Starts the progress of a run of the updates `steps`: `0..total`, or from the resumed step.
+    /// Starts the progress of the updates `steps`: `0..total`, or from the resumed step.
     ///
     /// `rank` is the global rank of the caller.
     pub fn start(rank: usize, steps: Range<usize>) -> Self {
@@ -104,8 +103,8 @@ impl Progress {
         }
     }
 
-    /// Shows the largest load of an expert in the step that was shown last, as a multiple of the even share, and the part
-    /// of the pairs that was dropped, if any.
+    /// Shows the largest load of an expert in the last shown step, as a multiple of the even share. Also shows the
+    /// fraction of dropped pairs, if any.
     pub fn experts(&mut self, metrics: &ExpertMetrics) {
         let Some((layer, max)) = metrics.most_loaded().filter(|_| self.is_shown) else {
             return;
@@ -123,7 +122,7 @@ impl Progress {
         }
     }
 
-    /// The loss scale, if it differs from the one shown last, or the step was skipped.
+    /// Returns the loss scale if it differs from the last shown scale, or if the step was skipped.
     fn scale(&mut self, metrics: &StepMetrics) -> String {
         let before = std::mem::replace(&mut self.scale, metrics.loss_scale);
         match metrics.loss_scale {
@@ -160,14 +159,14 @@ impl Progress {
         }
     }
 
-    /// Ends the bar at its current position; also done on drop.
+    /// Ends the bar at its current position. Dropping the progress does the same.
     pub fn finish(&mut self) {
         if let ProgressOutput::Bar(bar) = &self.output {
             bar.abandon();
         }
     }
 
-    /// The remaining time, at the mean time per step of this run so far.
+    /// Returns the remaining time, from the mean time per step of this process.
     fn eta(&self, done: usize) -> FormattedDuration {
         let run = done.saturating_sub(self.steps.start).max(1);
         let left = self.steps.end.saturating_sub(done);
@@ -193,13 +192,13 @@ fn bar(steps: &Range<usize>) -> ProgressBar {
         .with_prefix("-")
 }
 
-/// Whether a plain line is due after `done` of the updates `steps`.
+/// Returns whether a plain line is due after `done` updates.
 fn is_due(done: usize, steps: &Range<usize>) -> bool {
     let tenth = |done: usize| done as u128 * 10 / steps.end.max(1) as u128;
     done == steps.start + 1 || done == steps.end || tenth(done) > tenth(done.saturating_sub(1))
 }
 
-/// Loss in nats per token, objective if it differs, gradient norm, throughput.
+/// Returns the loss in nats per token, the objective if it differs, the gradient norm and the throughput.
 fn measurements(metrics: &StepMetrics, timing: &StepTiming) -> String {
     let loss = format!("{:.4}", metrics.loss);
     let (loss, skipped) = match (metrics.skipped, metrics.skip_reason) {
@@ -262,7 +261,7 @@ mod tests {
         )
     }
 
-    /// The measurements of the step after `before`.
+    /// Returns the measurements of the step after `before` updates.
     fn step(before: usize) -> (StepMetrics, StepTiming) {
         let step = before + 1;
         let metrics = StepMetrics {

@@ -9,14 +9,13 @@ use burn_megatron::checkpoint::{Checkpoint, LoadTolerance, TensorSource, load_we
 use burn_megatron::model::LanguageModel;
 
 impl<M: LanguageModel> Trainer<M> {
-    /// Sets the saver: [`fit`](Self::fit) saves when a checkpoint is due, when the run is stopped, and at
-    /// the end.
+    /// Sets the saver. [`fit`](Self::fit) then saves when a checkpoint is due, when the run is stopped, and at the end.
     pub fn save_with(&mut self, saver: Saver) {
         self.saver = Some(saver);
     }
 
-    /// Saves a checkpoint, or starts to save it in the background. Rank 0 returns the checkpoints published
-    /// so far, which may be earlier ones. Collective: call on all ranks of the world.
+    /// Saves a checkpoint, or starts to save it in the background. Rank 0 returns the checkpoints published so far,
+    /// which may be earlier checkpoints. Collective: call on all ranks of the world.
     ///
     /// # Errors
     ///
@@ -45,14 +44,14 @@ impl<M: LanguageModel> Trainer<M> {
         Ok(self.saver.as_mut().map_or(Ok(None), Saver::wait)?)
     }
 
-    /// Loads a checkpoint of any layout, to resume its run. Collective: call on all ranks of the world.
+    /// Loads a checkpoint of any layout to resume its run. Collective: call on all ranks of the world.
     ///
     /// After an error the trainer must not be used.
     ///
     /// # Errors
     ///
-    /// [`TrainError::State`] for a missing or unexpected tensor, another shape, a type that would have to be
-    /// rounded, another seed, or data that cannot be read.
+    /// [`TrainError::State`] for a missing or unexpected tensor, another shape, a type that would have to be rounded,
+    /// another seed, or data that cannot be read.
     pub fn load(
         &mut self,
         checkpoint: &Checkpoint,
@@ -80,8 +79,8 @@ impl<M: LanguageModel> Trainer<M> {
         hooks.load_state(&mut context, Some(&state))
     }
 
-    /// Loads only weights, to start a run with them: see [`load_weights`]. Collective: call on all ranks of
-    /// the world.
+    /// Loads only the weights, to start a new run from them: see [`load_weights`]. Collective: call on all ranks of the
+    /// world.
     ///
     /// # Errors
     ///
@@ -96,12 +95,12 @@ impl<M: LanguageModel> Trainer<M> {
         hooks.load_state(&mut context, None)
     }
 
-    /// Whether a checkpoint is due after `steps` steps.
+    /// Returns whether a checkpoint is due after `steps` steps.
     pub(super) fn is_save_due(&self, steps: u64) -> bool {
         self.saver.as_ref().is_some_and(|saver| saver.is_due(steps))
     }
 
-    /// Reports the checkpoints that have been published, and saves another one if `is_due`.
+    /// Reports published checkpoints, and saves a new checkpoint if `is_due`.
     pub(super) fn save_if(
         &mut self,
         is_due: bool,
@@ -116,7 +115,7 @@ impl<M: LanguageModel> Trainer<M> {
         }
     }
 
-    /// Saves the last step, if it is not saved yet, and waits until it is written.
+    /// Saves the last step if it is not saved yet, and waits until it is written.
     pub(super) fn save_final(&mut self, observer: &mut dyn Observer) -> Result<(), TrainError> {
         if self.saver.is_some() && self.position.saved_at != self.position.count.made() {
             report_saved(self.save()?, observer)?;
@@ -124,7 +123,7 @@ impl<M: LanguageModel> Trainer<M> {
         report_saved(self.finish_saving()?, observer)
     }
 
-    /// The state of the run other than tensors and FP8 scales.
+    /// Returns the state of the run other than tensors and FP8 scales.
     pub fn state(&self) -> RunState {
         let mut state = RunState {
             count: self.position.count,
@@ -138,7 +137,7 @@ impl<M: LanguageModel> Trainer<M> {
         state
     }
 
-    /// Checks everything that can be checked before reading tensors.
+    /// Performs all checks that do not read tensors.
     fn check(
         &self,
         checkpoint: &Checkpoint,

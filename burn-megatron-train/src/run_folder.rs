@@ -14,10 +14,10 @@ use burn_megatron::checkpoint::LOCK;
 use burn_megatron::regular_file;
 use burn_megatron::regular_file::is_there;
 
-/// Why a run folder cannot be used.
+/// An error of creating or using a run folder.
 #[derive(Debug, thiserror::Error)]
 pub enum RunFolderError {
-    /// The name is not that of one folder.
+    /// The name is not a valid folder name.
     #[error(
         "invalid run name '{name}': expected one folder name, without '/' or '\\', not starting with '.'"
     )]
@@ -51,20 +51,19 @@ const MAX_CONFIG_BYTES: u64 = 1 << 20;
 /// The name of the checkpoint folder in a run folder.
 pub const CHECKPOINTS: &str = "checkpoints";
 
-/// The folder of one run: `config.toml`, `metrics.jsonl`, `timings.jsonl`, `loss.svg`, `memory.svg`, `experts.svg`
-/// (of a model with experts), `sample.txt` and `checkpoints`.
+/// The folder of one run: `config.toml`, `metrics.jsonl`, `timings.jsonl`, `loss.svg`, `memory.svg`, `experts.svg` (for
+/// a model with experts), `sample.txt` and `checkpoints`.
 ///
-/// Created by one rank of a run; the others need none.
+/// One rank of a run creates the folder. The other ranks do not need it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RunFolder {
     path: PathBuf,
 }
 
 impl RunFolder {
-    /// Creates `root/name`, and `root` if necessary. The default name is the time in UTC, as
-    /// `2026-05-31-142501`.
+    /// Creates `root/name`, and `root` if necessary. The default name is the time in UTC, such as `2026-05-31-142501`.
     ///
-    /// If the folder exists, the name of the new one ends in `-2`, `-3` and so on.
+    /// If the folder exists, the name of the new folder ends in `-2`, `-3` and so on.
     ///
     /// # Errors
     ///
@@ -86,7 +85,7 @@ impl RunFolder {
 
         let mut path = root.join(&name);
         let mut copy = 1;
-        // Creating is the check: another run could take the name between a check and the creation.
+        // The creation is also the check: another run could take the name between a check and the creation.
         while let Err(source) = fs::create_dir(&path) {
             if source.kind() != ErrorKind::AlreadyExists {
                 return Err(failed(&path, source));
@@ -97,7 +96,7 @@ impl RunFolder {
         Ok(Self { path })
     }
 
-    /// Opens the folder of an earlier run, to resume it or to read its results.
+    /// Opens the folder of an earlier run to resume it or to read its results.
     ///
     /// # Errors
     ///
@@ -109,7 +108,7 @@ impl RunFolder {
         })
     }
 
-    /// Writes the resolved configuration, from which the run can be repeated.
+    /// Writes the resolved configuration. It contains all settings that are needed to repeat the run.
     ///
     /// # Errors
     ///
@@ -120,8 +119,8 @@ impl RunFolder {
         replace_file(&path, text.as_bytes()).map_err(|source| io_error("write", &path, source))
     }
 
-    /// Replaces the configuration by that of a resumed run; the previous one is kept as `config-1.toml`,
-    /// the next as `config-2.toml`, and so on. An equal configuration is not written.
+    /// Replaces the configuration with the configuration of a resumed run. Previous configurations are kept as
+    /// `config-1.toml`, `config-2.toml` and so on. An equal configuration is not written.
     ///
     /// # Errors
     ///
@@ -147,49 +146,49 @@ impl RunFolder {
         })
     }
 
-    /// The folder itself.
+    /// Returns the path of the folder.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The resolved configuration: `config.toml`.
+    /// Returns the path of the resolved configuration: `config.toml`.
     pub fn config(&self) -> PathBuf {
         self.path.join("config.toml")
     }
 
-    /// Losses, norms, rates and the load of experts: `metrics.jsonl`.
+    /// Returns the path of the losses, norms, rates and expert loads: `metrics.jsonl`.
     pub fn metrics(&self) -> PathBuf {
         self.path.join("metrics.jsonl")
     }
 
-    /// Times and throughput: `timings.jsonl`.
+    /// Returns the path of the times and the throughput: `timings.jsonl`.
     pub fn timings(&self) -> PathBuf {
         self.path.join("timings.jsonl")
     }
 
-    /// The loss curve: `loss.svg`.
+    /// Returns the path of the loss curve: `loss.svg`.
     pub fn loss_svg(&self) -> PathBuf {
         self.path.join("loss.svg")
     }
 
-    /// The planned memory of a step: `memory.svg`.
+    /// Returns the path of the planned memory of a step: `memory.svg`.
     pub fn memory_svg(&self) -> PathBuf {
         self.path.join("memory.svg")
     }
 
-    /// The load of the experts: `experts.svg`.
+    /// Returns the path of the load of the experts: `experts.svg`.
     pub fn experts_svg(&self) -> PathBuf {
         self.path.join("experts.svg")
     }
 
-    /// The checkpoints: `checkpoints`.
+    /// Returns the path of the checkpoints: `checkpoints`.
     pub fn checkpoints(&self) -> PathBuf {
         self.path.join(CHECKPOINTS)
     }
 
-    /// Removes what a run leaves that failed before its first step: the configuration, logs without a step, a folder of
-    /// checkpoints that has none; then the folder itself. If there is anything else, nothing is removed. Returns whether
-    /// it was.
+    /// Removes the folder of a run that failed before its first step: the configuration, logs without a step, and an
+    /// empty folder of checkpoints. If there is anything else, nothing is removed. Returns whether the folder was
+    /// removed.
     pub fn remove_unused(&self) -> bool {
         let checkpoints = self.checkpoints();
         let [config, metrics, timings] = [self.config(), self.metrics(), self.timings()];
@@ -208,18 +207,18 @@ impl RunFolder {
         for file in [&config, &metrics, &timings, &checkpoints.join(LOCK)] {
             let _ = fs::remove_file(file);
         }
-        // A folder is removed only if it is empty.
+        // `remove_dir` removes only an empty folder.
         let _ = fs::remove_dir(&checkpoints);
         fs::remove_dir(&self.path).is_ok()
     }
 
-    /// Text generated by the trained model: `sample.txt`.
+    /// Returns the path of the text that the trained model generates: `sample.txt`.
     pub fn sample(&self) -> PathBuf {
         self.path.join("sample.txt")
     }
 }
 
-/// Whether a folder has no other entries than these.
+/// Returns whether a folder has only these entries.
 fn has_only(folder: &Path, entries: &[&PathBuf]) -> bool {
     let found = fs::read_dir(folder).and_then(|found| found.collect::<io::Result<Vec<_>>>());
     found.is_ok_and(|found| found.iter().all(|entry| entries.contains(&&entry.path())))
@@ -233,7 +232,7 @@ fn io_error(action: &'static str, path: &Path, source: io::Error) -> RunFolderEr
     }
 }
 
-/// `time` in UTC as `year-month-day-hhmmss`; a time before 1970 becomes 1970.
+/// Formats `time` in UTC as `year-month-day-hhmmss`. A time before 1970 becomes 1970.
 fn utc_name(time: SystemTime) -> String {
     let since_1970 = time.duration_since(SystemTime::UNIX_EPOCH);
     let seconds = since_1970.unwrap_or(Duration::ZERO).as_secs();

@@ -1,4 +1,4 @@
-//! Saving checkpoints, synchronously or in the background.
+//! Saves checkpoints, synchronously or in the background.
 
 use std::fmt;
 use std::io;
@@ -16,18 +16,18 @@ use burn_megatron::checkpoint::{
 };
 use burn_megatron::comm::{Communicator, ParallelContext, broadcast_bytes};
 
-/// Where, when and how a run saves checkpoints.
+/// Settings for the checkpoints of a run.
 #[derive(Clone, Debug)]
 pub struct SaveConfig {
     /// The checkpoint folder, the same on every rank.
     pub folder: PathBuf,
-    /// Steps between two checkpoints; one is always saved at the end.
+    /// The number of steps between two checkpoints. A checkpoint is always saved at the end.
     pub every: Option<u64>,
-    /// Which checkpoints are kept when a new one is published.
+    /// The checkpoints to keep when a new checkpoint is published.
     pub keep: Retention,
     /// Whether checkpoints are written in the background.
     pub asynchronous: bool,
-    /// The time that rank 0 waits for the parts of the other ranks.
+    /// The time that rank 0 waits for the other ranks to write their parts.
     pub deadline: Duration,
     /// The layout of the run, as text.
     pub layout: String,
@@ -36,7 +36,7 @@ pub struct SaveConfig {
 }
 
 impl SaveConfig {
-    /// Saves only at the end, synchronously, and keeps every checkpoint.
+    /// Creates settings that save only at the end, synchronously, and keep every checkpoint.
     pub fn into_folder(folder: impl Into<PathBuf>) -> Self {
         Self {
             folder: folder.into(),
@@ -53,15 +53,15 @@ impl SaveConfig {
 /// A published checkpoint.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SavedCheckpoint {
-    /// Optimizer steps before it.
+    /// The number of optimizer steps before the checkpoint.
     pub step: u64,
-    /// Its folder.
+    /// The folder of the checkpoint.
     pub path: PathBuf,
-    /// Bytes of its tensors.
+    /// The size of its tensors, in bytes.
     pub bytes: u64,
-    /// Time until its publication.
+    /// Time from the start of the save to the publication, in seconds.
     pub seconds: f64,
-    /// Time for which it blocked training.
+    /// Time for which the save blocked training, in seconds.
     pub stall_seconds: f64,
 }
 
@@ -78,9 +78,9 @@ impl fmt::Display for SavedCheckpoint {
     }
 }
 
-/// Saves the checkpoints of a run; one per rank.
+/// Saves the checkpoints of a run. Each rank has one saver.
 ///
-/// At most one save is in progress: the next one, or the end, waits for it. An error on one rank is
+/// At most one save is in progress: the next save, or the end of the run, waits for it. An error on one rank is
 /// returned on all ranks.
 pub struct Saver {
     saving: SaveConfig,
@@ -103,7 +103,7 @@ pub(super) struct CheckpointContent {
 enum PendingSave {
     None,
     Running(RunningSave),
-    /// Its thread has ended, but its result is not agreed on by all ranks yet.
+    /// The thread has ended, but the ranks have not yet agreed on its result.
     Finished(Result<(), StateError>),
 }
 
@@ -141,19 +141,19 @@ impl Saver {
         })
     }
 
-    /// The settings.
+    /// Returns the settings.
     pub fn saving(&self) -> &SaveConfig {
         &self.saving
     }
 
     /// Prepares the folder for a run that resumes from `step`. Collective: call on all ranks of the world.
     ///
-    /// Checkpoints in `passed`, given on rank 0, are [set aside](CheckpointFolder::quarantine); those of later
+    /// Checkpoints in `passed`, given on rank 0, are [set aside](CheckpointFolder::quarantine). Checkpoints of later
     /// steps are [discarded](CheckpointFolder::discard_after) if `discard_later` is true.
     ///
     /// # Errors
     ///
-    /// [`StateError`] if there are later ones and `discard_later` is false, or if a folder cannot be renamed.
+    /// [`StateError`] if there are later checkpoints and `discard_later` is false, or if a folder cannot be renamed.
     pub fn prepare_resume(
         &self,
         step: u64,
@@ -177,14 +177,14 @@ impl Saver {
         agree(ready.map_err(StateError::from), &*self.world)
     }
 
-    /// Whether a checkpoint is due after `step` steps.
+    /// Returns whether a checkpoint is due after `step` steps.
     pub(super) fn is_due(&self, step: u64) -> bool {
         let every = self.saving.every.filter(|every| *every > 0);
         every.is_some_and(|every| step.is_multiple_of(every))
     }
 
-    /// Waits for the previous save, then saves or starts to save. Rank 0 returns the checkpoints published so
-    /// far. Collective: call on all ranks of the world.
+    /// Waits for the previous save, then saves or starts to save. Rank 0 returns the checkpoints published so far.
+    /// Collective: call on all ranks of the world.
     pub(super) fn save(
         &mut self,
         content: Result<CheckpointContent, StateError>,
@@ -240,7 +240,7 @@ impl Saver {
         Ok(before.into_iter().collect())
     }
 
-    /// The pending checkpoint, which rank 0 creates and the other ranks join.
+    /// Creates the pending checkpoint on rank 0. The other ranks join it.
     fn begin(
         &self,
         content: Result<CheckpointContent, StateError>,
@@ -266,7 +266,8 @@ impl Saver {
         }
     }
 
-    /// The checkpoint that a background save has published since the last call, on rank 0.
+    /// Returns the checkpoint that a background save has published since the last call. Only rank 0 returns a
+    /// checkpoint.
     pub(super) fn take_finished(&mut self) -> Option<SavedCheckpoint> {
         let PendingSave::Running(running) = &mut self.pending else {
             return None;
@@ -287,7 +288,7 @@ impl Saver {
         saved
     }
 
-    /// Waits for the save in progress. Rank 0 returns the checkpoint, unless [`take_finished`] already has.
+    /// Waits for the save in progress. Rank 0 returns the checkpoint, unless [`take_finished`] already returned it.
     /// Collective: call on all ranks of the world.
     ///
     /// [`take_finished`]: Self::take_finished
@@ -347,7 +348,7 @@ struct SaveJob {
 }
 
 impl SaveJob {
-    /// Writes the part of this rank; rank 0 then waits for the other parts, and publishes.
+    /// Writes the part of this rank. Rank 0 then waits for the other parts, and publishes the checkpoint.
     fn run(self) -> Result<Option<SavedCheckpoint>, StateError> {
         let Self {
             draft,
@@ -387,7 +388,7 @@ impl SaveJob {
     }
 }
 
-/// The size of all tensors, in bytes.
+/// Returns the size of all tensors, in bytes.
 fn bytes(checkpoint: &Checkpoint) -> u64 {
     let keys = checkpoint.keys().into_iter();
     let tensors = keys.filter_map(|key| checkpoint.tensor(&key));

@@ -1,4 +1,4 @@
-//! Two ranks that save to disks that fail, hang, or wait until the weights have changed.
+//! Tests of two ranks that save to disks which fail, hang, or wait until the weights have changed.
 
 use std::io;
 use std::path::Path;
@@ -22,7 +22,7 @@ use burn_megatron_test_support::TestFolder;
 
 type RankError = Box<dyn std::error::Error + Send + Sync>;
 
-/// One rank with something to save.
+/// A rank with a state to save.
 struct Ready {
     saver: Saver,
     ddp: DistributedDataParallel<Linear>,
@@ -93,7 +93,7 @@ fn two<T: Send>(run: impl Fn(&ParallelContext) -> Result<T, RankError> + Sync) -
         .unwrap()
 }
 
-/// A disk with a hook before each write to a part.
+/// Returns a disk with a hook that runs before each write to a part.
 fn on_write(hook: impl Fn() -> io::Result<()> + Send + Sync + 'static) -> Disk {
     let hook = move |operation, path: &Path| {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
@@ -106,7 +106,7 @@ fn on_write(hook: impl Fn() -> io::Result<()> + Send + Sync + 'static) -> Disk {
     Disk::hooked(hook, usize::MAX)
 }
 
-/// A disk whose `number`-th write to a part fails.
+/// Returns a disk whose `number`-th write to a part fails.
 fn full(number: usize) -> Disk {
     let writes = AtomicUsize::new(0);
     on_write(move || {
@@ -123,7 +123,7 @@ fn latest(saving: &SaveConfig) -> Option<u64> {
     folder.latest().unwrap().map(|found| found.metadata().step)
 }
 
-/// The disk of one rank is full once: no rank has saved, all return the error, and the next save works.
+/// If the disk of one rank is full once, no rank saves, all return the error, and the next save works.
 #[test]
 fn a_full_disk_of_one_rank_fails_all() {
     for full_rank in [0, 1] {
@@ -154,7 +154,7 @@ fn a_full_disk_of_one_rank_fails_all() {
     }
 }
 
-/// Also in the background: the next save returns the error, or the end of the run.
+/// An error of a background save is returned by the next save, or at the end of the run.
 #[test]
 fn an_error_in_the_background_reaches_every_rank() {
     for full_rank in [0, 1] {
@@ -224,7 +224,7 @@ fn a_part_that_is_late_has_a_deadline() {
     assert_eq!(latest(&saving), None);
 }
 
-/// The weights change before a byte is written: the checkpoint has the earlier weights.
+/// The weights change before a byte is written: the checkpoint must contain the earlier weights.
 #[test]
 fn the_background_saves_the_weights_of_its_start() {
     let folder = TestFolder::new();

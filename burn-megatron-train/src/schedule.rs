@@ -7,31 +7,31 @@ use serde::{Deserialize, Serialize};
 
 /// The decay of the learning rate after warm-up.
 ///
-/// `r` runs from 0 at the first step of the decay towards 1 at the step after the last.
+/// `r` is the fraction of the decay: 0 at its first step, and 1 at the step after its last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum LrStyle {
-    /// Half a cosine: `min + (peak - min) (1 + cos(pi r)) / 2` (Loshchilov and Hutter, SGDR, 2017).
+    /// Cosine: `min + (peak - min) (1 + cos(pi r)) / 2` (Loshchilov and Hutter, SGDR, 2017).
     #[default]
     Cosine,
-    /// A straight line: `min + (peak - min) (1 - r)`.
+    /// Linear: `min + (peak - min) (1 - r)`.
     Linear,
-    /// Warm-up, stable, decay: `peak` until `decay_steps` before the end, then down to `min`
-    /// (Hu et al., MiniCPM, 2024).
+    /// Warm-up, stable, decay: `peak` until `decay_steps` before the end, then a decay to `min` (Hu et al., MiniCPM,
+    /// 2024).
     Wsd {
         /// The length of the decay in steps, at least 1.
         decay_steps: usize,
-        /// The form of the decay.
+        /// The shape of the decay.
         tail: WsdTail,
     },
-    /// The inverse square root of the steps: `max(min, peak sqrt(W / (s + 1)))` at step `s`, for `W` warm-up steps, at
+    /// Inverse square root: `max(min, peak sqrt(W / (s + 1)))` at step `s`. `W` is the number of warm-up steps, at
     /// least 1 (Vaswani et al., Attention is all you need, 2017).
     InverseSqrt,
-    /// `peak` until the end; `min` must be 0.
+    /// Constant: `peak` until the end; `min` must be 0.
     Constant,
 }
 
-/// The form of the decay of [`LrStyle::Wsd`]: the factor of `peak - min` at the fraction `r` of it.
+/// The shape of the decay of [`LrStyle::Wsd`]: the factor of `peak - min` at the fraction `r` of the decay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum WsdTail {
@@ -46,7 +46,7 @@ pub enum WsdTail {
     Cosine,
 }
 
-/// Why a learning rate schedule is invalid.
+/// An invalid learning rate schedule.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum LrScheduleError {
     /// `total_steps` is 0.
@@ -93,7 +93,7 @@ pub enum LrScheduleError {
     /// `decay_steps` is 0.
     #[error("invalid decay_steps 0: expected at least 1, or use the style 'constant'")]
     NoDecay,
-    /// A minimum for a constant rate.
+    /// The style `constant` has a minimum.
     #[error("invalid minimum learning rate {min} for the style 'constant': expected 0")]
     ConstantWithMin {
         /// The minimum.
@@ -110,17 +110,17 @@ fn fitting_decay(warmup_steps: usize, total_steps: usize) -> String {
 
 /// The learning rate of every step: a linear warm-up, then the decay of an [`LrStyle`].
 ///
-/// With `W` warm-up steps in a run of `T`, step `s`, counted from 0, has the rate
+/// In a run of `T` steps with `W` warm-up steps, step `s` (counted from 0) has the following rate:
 ///
-/// - `peak (s + 1) / W` for `s < W`: from `peak / W` at the first update, not 0, to `peak` at the last of
-///   the warm-up;
-/// - for `s >= W` the decay of the style, with `r = (s - W) / (T - W)`, or for [`LrStyle::Wsd`] with a
-///   decay of `D` steps `r = (s - (T - D)) / D` and `peak` before that. So the first update after
-///   warm-up has the full `peak`, and the last update of the run is one step above `min`.
-///   [`LrStyle::InverseSqrt`] has no end that it decays to;
-/// - `min` for `s >= T`, or `peak` if the style is [`LrStyle::Constant`].
+/// - For `s < W`: `peak (s + 1) / W`. The first update has `peak / W`, not 0, and the last update of the warm-up has
+///   `peak`.
+/// - For `W <= s < T`: the decay of the style with `r = (s - W) / (T - W)`. The first update after the warm-up has
+///   `peak`, and the last update of the run is one step above `min`. [`LrStyle::Wsd`] with a decay of `D` steps uses
+///   `r = (s - (T - D)) / D`, and `peak` before the decay. [`LrStyle::InverseSqrt`] has its own
+///   formula, starts slightly below `peak`, and does not end at `min`.
+/// - For `s >= T`: `min`, or `peak` for [`LrStyle::Constant`].
 ///
-/// After warm-up the rate never rises and never falls below `min`; during warm-up it may be below.
+/// After the warm-up the rate never rises and never falls below `min`. During the warm-up it may be below `min`.
 ///
 /// In a recipe:
 ///
@@ -172,7 +172,7 @@ impl TryFrom<UncheckedLrSchedule> for LrSchedule {
 }
 
 impl LrSchedule {
-    /// A schedule of `total_steps` updates.
+    /// Creates a schedule of `total_steps` updates.
     ///
     /// # Errors
     ///
@@ -219,7 +219,7 @@ impl LrSchedule {
         }
     }
 
-    /// The learning rate of update `step`, counted from 0.
+    /// Returns the learning rate of update `step`, counted from 0.
     pub fn lr(&self, step: usize) -> f64 {
         if step < self.warmup_steps {
             return self.peak * ((step + 1) as f64 / self.warmup_steps as f64);
@@ -247,17 +247,17 @@ impl LrSchedule {
         (self.min * (1.0 - factor) + self.peak * factor).clamp(self.min, self.peak)
     }
 
-    /// The number of updates of the run.
+    /// Returns the number of updates of the run.
     pub fn total_steps(&self) -> usize {
         self.total_steps
     }
 
-    /// The highest learning rate.
+    /// Returns the highest learning rate.
     pub fn peak(&self) -> f64 {
         self.peak
     }
 
-    /// The progress of `step` from step `first` to the end of the run, in `0..1`.
+    /// Returns the progress of `step` from step `first` to the end of the run, in `0..1`.
     fn progress(&self, step: usize, first: usize) -> f64 {
         (step - first) as f64 / (self.total_steps - first) as f64
     }
@@ -274,7 +274,7 @@ impl WsdTail {
     }
 }
 
-/// Half a period of the cosine, from 1 at `r = 0` to 0 at `r = 1`.
+/// Returns half a period of the cosine, from 1 at `r = 0` to 0 at `r = 1`.
 fn half_cosine(r: f64) -> f64 {
     0.5 * (1.0 + (PI * r).cos())
 }

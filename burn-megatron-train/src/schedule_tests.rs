@@ -186,7 +186,7 @@ fn a_recipe_is_read_checked_and_written_back() {
     assert!(read("peak = 1.0\ntotal_steps = 9\nstyle = \"cosin\"").is_err());
 }
 
-/// Any schedule that is accepted.
+/// Generates any valid schedule.
 fn schedules() -> impl Strategy<Value = LrSchedule> {
     let sizes = (1_usize..300).prop_flat_map(|total| (Just(total), 0..=total));
     (

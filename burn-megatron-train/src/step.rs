@@ -1,4 +1,4 @@
-//! One step: launched on the device, then read.
+//! Runs one step: launches it on the device, then reads its results.
 
 use burn::tensor::Tensor;
 
@@ -15,23 +15,23 @@ use burn_megatron::optim::{
 };
 use burn_megatron_data::{Batch, Samples};
 
-/// A step that is launched, and not read yet.
+/// A step that is launched but not read yet.
 pub(super) struct LaunchedStep {
-    /// Its index, from 0.
+    /// The index of the step, from 0.
     step: usize,
     micro_batches: usize,
     statistics: StepStatistics,
-    /// Why a hook skips it.
+    /// The reason why a hook skips the step.
     skip: Option<SkipReason>,
 }
 
 impl<M: LanguageModel> Trainer<M> {
-    /// One update: all micro-batches, the reduction, clipping and the optimizer. `samples` are those of the
-    /// whole run; the step reads the next ones. Of the observer only
-    /// [`gradients`](Observer::gradients) is called. Collective: call on all ranks of the world.
+    /// Runs one update: all micro-batches, the gradient reduction, clipping and the optimizer. `samples` are the
+    /// samples of the run; the step reads the next ones. Only [`gradients`](Observer::gradients) of the observer is
+    /// called. Collective: call on all ranks of the world.
     ///
-    /// All ranks skip the update if a loss or a gradient is not finite on any rank, or if all targets of the
-    /// global batch are masked; the latter does not change the loss scale.
+    /// All ranks skip the update if a loss or a gradient is not finite on any rank, or if all targets of the global
+    /// batch are masked. A step without targets does not change the loss scale.
     ///
     /// # Errors
     ///
@@ -45,12 +45,12 @@ impl<M: LanguageModel> Trainer<M> {
         Ok(self.finish(launched)?.metrics)
     }
 
-    /// Runs all of a step on the device: micro-batches, reduction, clipping and the optimizer. `before` is the step
-    /// before if it is not [finished](Self::finish); its outcome is then taken from the device. `stop` is whether
-    /// this rank asks to stop the run.
+    /// Launches a complete step on the device: micro-batches, gradient reduction, clipping and the optimizer. `before`
+    /// is the previous step if it is not [finished](Self::finish). Its outcome is then taken from the device. `stop` is
+    /// whether this rank asks to stop the run.
     ///
     /// If readings are deferred, the host does not wait for the device, unless the observer reads the gradients.
-    /// Otherwise it reads the outcome before it launches the optimizer.
+    /// Otherwise the host reads the outcome before it launches the optimizer.
     pub(super) fn launch(
         &mut self,
         samples: &dyn Samples,
@@ -125,11 +125,11 @@ impl<M: LanguageModel> Trainer<M> {
         })
     }
 
-    /// Reads a launched step, and counts it. Steps are finished in order.
+    /// Reads a launched step and counts it. Steps must be finished in order.
     ///
     /// # Errors
     ///
-    /// [`TrainError`] after too many consecutive skipped steps, and if the ranks used the parameters in different
+    /// [`TrainError`] after too many consecutive skipped steps, or if the ranks used the parameters in different
     /// orders.
     pub(super) fn finish(&mut self, launched: LaunchedStep) -> Result<FinishedStep, TrainError> {
         let LaunchedStep {
@@ -165,7 +165,7 @@ impl<M: LanguageModel> Trainer<M> {
         };
         let (hooks, mut context) = self.split(step);
         hooks.metrics(&mut context, &mut report)?;
-        // Without targets nothing is known about the loss scale.
+        // A step without targets gives no information about the loss scale.
         if skip_reason != Some(SkipReason::NoTargets) {
             self.scaler
                 .update(skip_reason == Some(SkipReason::NotFinite));
@@ -180,7 +180,8 @@ impl<M: LanguageModel> Trainer<M> {
         })
     }
 
-    /// The loss scale on the device, if the host does not know it: it depends on the outcome of `before`.
+    /// Returns the loss scale on the device if the host has not read it yet, because it depends on the outcome of
+    /// `before`.
     fn device_loss_scale(&self, before: Option<&LaunchedStep>) -> Option<Tensor<1>> {
         let before = before.filter(|_| self.scaler.state().is_some())?;
         let outcome = &before.statistics.outcome;
@@ -192,7 +193,7 @@ impl<M: LanguageModel> Trainer<M> {
         Some(scales.select(0, kind))
     }
 
-    /// The loss scale of the next step, if the present one is taken, is not finite, or has no targets.
+    /// Returns the loss scale of the next step for three outcomes of this step: taken, not finite, and without targets.
     fn loss_scales(&self) -> [f64; 3] {
         let after = |overflow: bool| {
             let mut scaler = self.scaler.clone();
@@ -212,7 +213,7 @@ impl<M: LanguageModel> Trainer<M> {
                 self.position.learning_rate(more),
                 self.position.count.taken + more as u64,
             );
-            // Only AdamW reads the others.
+            // Other optimizers do not use these hyperparameters.
             let adamw = self.config.optimizer.adamw();
             ParallelAdamW::hyperparameters(adamw.unwrap_or(&AdamWConfig::default()), rate, taken)
         };
@@ -227,8 +228,8 @@ impl<M: LanguageModel> Trainer<M> {
         }
     }
 
-    /// The first rank with invalid gradients logs a warning; with a dynamic loss scale, which is found by
-    /// overflows, only a debug message.
+    /// Logs invalid gradients. The first rank with an invalid gradient logs a warning. With a dynamic loss scale
+    /// overflows are expected, so they are logged as debug messages.
     fn log_invalid(&self, reading: &StepReading, step: usize) {
         let step = step + 1;
         let is_first = reading.first_invalid == Some(self.ddp.groups().world().rank());
@@ -268,7 +269,7 @@ impl<M: LanguageModel> StepContext<'_, M> {
     }
 }
 
-/// Shows the reduced gradients to the observer.
+/// Passes the reduced gradients to the observer.
 fn observe<M: LanguageModel>(
     context: &StepContext<'_, M>,
     statistics: &StepStatistics,
@@ -288,7 +289,7 @@ fn observe<M: LanguageModel>(
 /// The results of a step once they are read.
 pub(super) struct FinishedStep {
     pub metrics: StepMetrics,
-    /// In a model with experts.
+    /// The load of the experts, if the model has experts.
     pub experts: Option<ExpertMetrics>,
     /// Whether any rank asked to stop the run.
     pub stop: bool,

@@ -1,4 +1,4 @@
-//! The trainer of one rank.
+//! The trainer of a rank.
 
 use burn::tensor::Device;
 
@@ -18,7 +18,7 @@ use burn_megatron_data::tokenizer::Tokenizer;
 use burn_megatron_data::{Batch, DataError, Samples};
 use burn_megatron_generate::{GenerateConfig, GenerateError, GenerationOutput, Generator};
 
-/// Trains the shard of a model on one rank; every rank of the mesh has a trainer.
+/// Trains the shard of a model on one rank. Every rank of the mesh has a trainer.
 pub struct Trainer<M: LanguageModel> {
     pub(super) ddp: DistributedDataParallel<M>,
     pub(super) optimizer: ParallelOptimizer,
@@ -36,7 +36,7 @@ pub struct Trainer<M: LanguageModel> {
 }
 
 impl<M: LanguageModel> Trainer<M> {
-    /// The model and its parameters.
+    /// Returns the model and its parameters.
     pub fn model(&self) -> &DistributedDataParallel<M> {
         &self.ddp
     }
@@ -46,38 +46,39 @@ impl<M: LanguageModel> Trainer<M> {
         &self.device
     }
 
-    /// The loss scale of the next step.
+    /// Returns the scaler, which holds the loss scale of the next step.
     pub fn scaler(&self) -> &LossScaler {
         &self.scaler
     }
 
-    /// The timed actions of this rank in the last step, in order.
+    /// Returns the timed actions of this rank in the last step, in order.
     pub fn events(&self) -> &[ActionEvent] {
         &self.runner.events
     }
 
-    /// Returns the reports of this rank's routers of experts about the last step.
+    /// Returns the reports of the routers on this rank about the last step.
     pub fn router_step(&self) -> &RouterStep {
         &self.runner.router_step
     }
 
-    /// Returns the statistics of the micro-batches; `None` without [`cuda_graph`](TrainConfig::cuda_graph).
+    /// Returns the statistics of CUDA graphs; `None` without [`cuda_graph`](TrainConfig::cuda_graph).
     pub fn cuda_graphs(&self) -> Option<CudaGraphStats> {
         self.hook::<CudaGraphs>().map(|graphs| graphs.stats)
     }
 
-    /// Sets whether [`fit`](Self::fit) reads the metrics of a step one step later, so that the host never waits for
-    /// the step that it launches. Weights, metrics and checkpoints are the same. The default is true on GPUs, where
-    /// the optimizer is fused; on the CPU there is nothing to wait for.
+    /// Sets whether [`fit`](Self::fit) reads the metrics of a step one step later. The host then never waits for the
+    /// step that it launches. Weights, metrics and checkpoints are the same. The default is true on GPUs with a fused
+    /// optimizer, unless a hook reads each step, and false on the CPU.
     ///
-    /// Whether a step is skipped is then decided on the device: a skipped step still gathers the parameters. Saving,
-    /// evaluation and the end of the run wait for the last step. [`step`](Self::step) waits for its own.
+    /// With deferred readings, the device decides whether a step is skipped. A skipped step still gathers the
+    /// parameters. Saving, evaluation and the end of the run wait for the last step. [`step`](Self::step) waits for its
+    /// own step.
     ///
     /// # Errors
     ///
-    /// [`TrainError::Unfused`] for true with an optimizer that is not the fused AdamW, and
-    /// [`TrainError::Deferred`] where spikes are skipped or steps are replayed, and the error of a hook of yours that reads
-    /// each step.
+    /// - [`TrainError::Unfused`] for true with an optimizer that is not the fused AdamW.
+    /// - [`TrainError::Deferred`] if spikes are skipped or steps are replayed.
+    /// - The error of a custom hook that reads each step.
     pub fn defer_readings(&mut self, defers: bool) -> Result<(), TrainError> {
         if defers && !self.optimizer.is_fused() {
             return Err(TrainError::Unfused);
@@ -89,7 +90,7 @@ impl<M: LanguageModel> Trainer<M> {
         Ok(())
     }
 
-    /// The number of finished steps, including those before a resumed checkpoint.
+    /// Returns the number of finished steps, including the steps before a resumed checkpoint.
     pub fn steps(&self) -> usize {
         self.position.steps()
     }
@@ -100,14 +101,14 @@ impl<M: LanguageModel> Trainer<M> {
             .unwrap_or(self.ddp.module().context())
     }
 
-    /// Returns how samples become micro-batches.
+    /// Returns the assignment of samples to micro-batches.
     pub(super) fn batch_plan(&self) -> BatchPlan {
         let mut plan = BatchPlan::new(&self.config, &self.ddp);
         self.hooks.batches(&mut plan);
         plan
     }
 
-    /// Returns the micro-batches of this rank in the next [`step`](Self::step) of the same samples.
+    /// Returns the micro-batches of this rank for the next [`step`](Self::step) with the same samples.
     ///
     /// # Errors
     ///
@@ -117,14 +118,13 @@ impl<M: LanguageModel> Trainer<M> {
         self.batch_plan().own_batches(next, samples)
     }
 
-    /// Generates text after a prompt, the same on all ranks. The default seed is that of the run.
-    /// Collective: call on all ranks of the tensor, pipeline and context axes, with full sharding or split experts also
-    /// of the data axis.
+    /// Generates text after a prompt, with the same result on all ranks. The default seed is the seed of the run.
+    /// Collective: call on all ranks of the tensor, pipeline and context axes. With full sharding or expert
+    /// parallelism, call it on all ranks of the data axis too.
     ///
     /// # Errors
     ///
-    /// [`TrainError`] for invalid settings, a tokenizer that does not fit the model, and communication
-    /// errors.
+    /// [`TrainError`] for invalid settings, a tokenizer that does not fit the model, and communication errors.
     pub fn generate(
         &self,
         config: &GenerateConfig,
@@ -140,7 +140,7 @@ impl<M: LanguageModel> Trainer<M> {
         Ok(generated?)
     }
 
-    /// Adds a hook, on every rank in the same order: see [`ORDER`](super::hooks::ORDER).
+    /// Adds a hook. All ranks must add hooks in the same order: see [`ORDER`](super::hooks::ORDER).
     ///
     /// # Errors
     ///
@@ -156,7 +156,7 @@ impl<M: LanguageModel> Trainer<M> {
         Ok(self)
     }
 
-    /// Removes a hook, on every rank. Its technique is then off, whatever the settings say.
+    /// Removes a hook. Call it on every rank. The technique of the hook is then off, even if the settings enable it.
     ///
     /// # Errors
     ///
@@ -168,17 +168,17 @@ impl<M: LanguageModel> Trainer<M> {
         Ok(self)
     }
 
-    /// Returns the hook of a type, if the trainer has one.
+    /// Returns the hook of type `H`, if the trainer has it.
     pub fn hook<H: StepHook<M>>(&self) -> Option<&H> {
         self.hooks.get()
     }
 
-    /// Returns the names of the hooks, in their order.
+    /// Returns the names of the hooks, in order.
     pub fn hook_names(&self) -> Vec<&str> {
         self.hooks.names().collect()
     }
 
-    /// The hooks, and the rest of the trainer for them, in a step or before the next one.
+    /// Splits the trainer into its hooks and a context for them, in a step or before the next step.
     pub(super) fn split(&mut self, step: usize) -> (&mut Hooks<M>, StepContext<'_, M>) {
         let plan = self.batch_plan();
         let context = StepContext {

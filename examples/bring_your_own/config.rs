@@ -82,7 +82,7 @@ mod tests {
         }
     }
 
-    /// Its attention sees the tokens of one rank alone, and its own `check_layout` does not look at the axis.
+    /// Attention only covers the tokens of one rank, and the `check_layout` of this model does not check the axis.
     #[test]
     fn ranks_that_share_sequences_are_refused() {
         let layout = ParallelConfig::new().with_context(2).with_data(1);

@@ -54,7 +54,7 @@ fn main() -> Result<(), AnyError> {
     }
 }
 
-/// The loss of the last step.
+/// Trains the plain model, and returns the loss of the last step.
 fn train_plain(config: &GptConfig, samples: &Counting) -> Result<f64, AnyError> {
     let device = Device::flex().autodiff();
     let mut model = Gpt::new(config, &device);
@@ -82,7 +82,7 @@ fn train_plain(config: &GptConfig, samples: &Counting) -> Result<f64, AnyError> 
     Ok(last)
 }
 
-/// The same on one rank of a layout.
+/// Trains the parallel model on one rank of a layout, and returns the loss of the last step.
 fn train_parallel(
     config: &GptConfig,
     samples: &Counting,

@@ -47,7 +47,7 @@ pub struct Block {
 }
 
 impl ParallelGpt {
-    /// The name of each module is that of its field: parameters are identified by path on all ranks. //*
+    /// Each module has the name of its field: parameters are identified by path on all ranks. //*
     pub fn new(config: &GptConfig, stages: &StageBuilder) -> Result<Self, BuildError> {
         let (hidden, heads, root) = (config.hidden, config.heads, stages.root());
         let (tensor, ranks) = (root.groups().tensor(), root.place().size);
@@ -101,7 +101,7 @@ impl ParallelGpt {
 impl LanguageModel for ParallelGpt {
     type Cache = RecomputePrefix;
 
-    /// The residual stream `[batch, seq, hidden]` after a stage.
+    /// Returns the residual stream `[batch, seq, hidden]` after a stage.
     fn hidden(&self, stage: usize, input: Option<Tensor<3>>, tokens: Tokens) -> Tensor<3> {
         let mut format = tokens.format();
         let x = input.unwrap_or_else(|| self.embed(tokens, &format));
@@ -109,7 +109,7 @@ impl LanguageModel for ParallelGpt {
         blocks.fold(x, |x, (i, block)| block.forward(x, format.layer(i)))
     }
 
-    /// The loss of each token: the trainer divides by the tokens of all ranks.
+    /// Returns the loss of each token: the trainer divides by the tokens of all ranks.
     fn losses_of(&self, hidden: Tensor<3>, targets: Tensor<2, Int>) -> Losses {
         self.loss.losses(self.head(hidden), targets)
     }
@@ -134,7 +134,7 @@ impl LanguageModel for ParallelGpt {
     fn flops_per_token(&self, seq: usize) -> f64 {
         let (config, hidden) = (&self.config, self.config.hidden);
         let weights = 12 * config.layers * hidden * hidden + config.vocabulary * hidden;
-        // Half of the attention: no query attends to a later key.
+        // Half of the attention, because no query attends to a later key.
         (6 * weights + 6 * config.layers * seq * hidden) as f64
     }
 }

@@ -60,7 +60,7 @@ impl Gpt {
         }
     }
 
-    /// The mean loss over all tokens.
+    /// Returns the mean loss over all tokens.
     pub fn loss(&self, tokens: Tensor<2, Int>, targets: Tensor<2, Int>) -> Tensor<1> {
         let [batch, seq] = tokens.dims();
         let positions = Tensor::<1, Int>::arange(0..seq as i64, &tokens.device());

@@ -1,4 +1,4 @@
-//! The settings of the model, as a recipe has them in `[model]` next to `family = "conv"`.
+//! The settings of the model, in the table `[model]` of a recipe with `family = "conv"`.
 
 use std::num::NonZeroUsize;
 
@@ -22,11 +22,12 @@ pub struct ConvLmConfig {
     pub hidden: usize,
     /// The number of layers.
     pub layers: usize,
-    /// The heads of a layer with attention.
+    /// The number of heads of a layer with attention.
     pub heads: usize,
-    /// Every layer whose number is a multiple of this has attention. Layers count from 1, and the others have a convolution.
+    /// Every layer whose number is a multiple of this has attention, the other layers have a convolution. Layers are
+    /// counted from 1.
     pub attention_every: NonZeroUsize,
-    /// The tokens that a convolution sees: its own and those before it.
+    /// The kernel size: the number of tokens that a convolution sees, including the current token.
     pub kernel: NonZeroUsize,
 }
 
@@ -45,7 +46,7 @@ impl Default for ConvLmConfig {
 }
 
 impl ConvLmConfig {
-    /// The same model with attention in every layer: a Llama.
+    /// Returns the same model with attention in every layer: a Llama.
     fn transformer(&self) -> TransformerConfig {
         TransformerConfig {
             vocabulary: self.vocabulary,
@@ -99,7 +100,7 @@ impl ModelConfig for ConvLmConfig {
         Transformer::with_layers(&model, layer, stages)
     }
 
-    /// Refuses context parallelism: a convolution would need the last tokens of the previous rank.
+    /// Rejects context parallelism: a convolution would need the last tokens of the previous rank.
     fn check_layout(&self, layout: &ParallelConfig) -> Result<(), BuildError> {
         check_context(self, layout)?;
         self.transformer().check_layout(layout)

@@ -94,7 +94,7 @@ impl Mixer for HybridMixer {
 pub struct GatedConvConfig {
     /// Features of the residual stream, and channels.
     pub hidden: usize,
-    /// The tokens that a convolution sees: its own and those before it.
+    /// The kernel size: the number of tokens that a convolution sees, including the current token.
     pub kernel: usize,
 }
 
@@ -127,7 +127,8 @@ impl GatedConvConfig {
 }
 
 impl GatedConv {
-    /// The layers before and after the convolution gather and scatter what sequence parallelism splits.
+    /// Computes the mixer. The layers before and after the convolution gather and scatter the tokens of sequence
+    /// parallelism.
     fn forward(&self, x: Tensor<3>, context: &AttentionContext<'_>) -> Tensor<3> {
         let positions = match context {
             AttentionContext::Rows => None,
@@ -137,14 +138,14 @@ impl GatedConv {
         };
         let projected = self.input.forward(x).chunk(2, 2);
         let [value, gate] = projected.try_into().expect("two halves");
-        // Burn's products save the taps for the backward. Recomputed, they are freed after the forward, so that ZeRO-3 has
-        // the weights of a few layers at once.
+        // Burn's multiplications save the taps for the backward. With recomputation they are freed after the forward,
+        // so that ZeRO-3 holds the weights of only a few layers at once.
         let conv = self.clone();
         let mixed = recompute(value, move |value| conv.convolve(value, positions.as_ref()));
         self.output.forward(mixed * sigmoid(gate))
     }
 
-    /// The causal convolution of each channel. With `positions` no token sees another document.
+    /// Computes the causal convolution of each channel. With `positions`, tokens do not see other documents.
     fn convolve(&self, x: Tensor<3>, positions: Option<&Tensor<2, Int>>) -> Tensor<3> {
         let taps = anchored_value(&self.taps, &x);
         let ([batch, seq, channels], [kernel, _]) = (x.dims(), taps.dims());

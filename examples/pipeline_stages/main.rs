@@ -30,7 +30,7 @@ type AnyError = Box<dyn Error + Send + Sync>;
 const STEPS: usize = 8;
 const LEARNING_RATE: f64 = 3e-3;
 const TOLERANCE: f64 = 1e-10;
-/// Burn's AdamW rounds its settings to f32, ours does not; these are numbers that f32 holds.
+/// Burn's AdamW rounds its settings to f32, and this library's AdamW does not. f32 represents these numbers exactly.
 const BETA: f64 = 0.5;
 const EPSILON: f64 = 1.0 / 67_108_864.0;
 
@@ -44,7 +44,7 @@ fn weights(ddp: &DistributedDataParallel<Model>) -> BTreeMap<String, Vec<f64>> {
     paths.zip(values).collect()
 }
 
-/// The rank of the last stage has the losses; others have zeros.
+/// Trains on a rank. The rank of the last stage returns the losses; other ranks return zeros.
 fn train_rank(ctx: &ParallelContext) -> Result<Trained, AnyError> {
     let device = Device::flex();
     let mut ddp = DistributedDataParallel::new(Model::new(ctx, &device)?, ctx)?;
@@ -67,7 +67,7 @@ fn train_rank(ctx: &ParallelContext) -> Result<Trained, AnyError> {
             batch: Batch::new(step),
         })?;
         losses.push(run.loss() / TOKENS as f64);
-        // Every stage sees all tokens of the samples of its replica.
+        // Every stage processes all tokens of the samples of its replica.
         let gradients = ddp.reduce(TOKENS as u64)?;
         optimizer.step(LEARNING_RATE, &mut ddp, gradients);
     }
@@ -83,7 +83,7 @@ fn train_pipeline(layout: &ParallelConfig) -> Result<Trained, AnyError> {
     Ok((losses, weights.collect()))
 }
 
-/// The same in plain Burn.
+/// Trains the same model in plain Burn.
 fn train_alone() -> Result<Trained, AnyError> {
     let ctx = ParallelContext::single();
     let mut model = Model::new(&ctx, &Device::flex())?.module.train();
@@ -124,7 +124,7 @@ fn main() -> Result<(), AnyError> {
         let one = losses.iter().chain(weights.values().flatten());
         let own = own_losses.iter().chain(own_weights.values().flatten());
         for (own, one) in own.zip(one) {
-            // In this order NaN is larger than all numbers.
+            // `total_cmp` orders NaN above all numbers.
             largest = max_by(largest, (own - one).abs(), f64::total_cmp);
         }
     }

@@ -49,8 +49,8 @@ pub struct Model {
 }
 
 impl Model {
-    /// In f64. The initial values of a parameter depend on its path, such as `blocks.5.up.weight`, and not on the
-    /// layout.
+    /// Creates the model in f64. The initial values of a parameter depend on its path, such as `blocks.5.up.weight`,
+    /// but not on the layout.
     pub fn new(ctx: &ParallelContext, device: &Device) -> Result<ParallelModule<Self>, AnyError> {
         let own = stages_on_rank(ctx.config(), ctx.pipeline().rank(), BLOCKS)?;
         let stages = StageBuilder::new(ModelBuilder::with(ctx, device, 0, DType::F64), &own);
@@ -72,7 +72,7 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// The targets are the inputs with the features in reverse.
+    /// Creates the batch of a step. The targets are the inputs with the features in reverse.
     pub fn new(step: usize) -> Self {
         let shape = [SAMPLES, SEQ, HIDDEN];
         let size = shape.iter().product::<usize>() as i64;
@@ -87,7 +87,7 @@ impl Batch {
     }
 }
 
-/// The squared error, summed: the data-parallel wrapper divides by the number of tokens.
+/// Returns the summed squared error: the data-parallel wrapper divides by the number of tokens.
 pub fn loss(y: Tensor<3>, targets: Tensor<3>) -> Tensor<1> {
     (y - targets).powi_scalar(2).sum()
 }
@@ -101,7 +101,7 @@ pub struct Step<'a> {
 
 impl Stage for Step<'_> {
     fn forward(&self, stage: usize, micro_batch: usize, input: Option<Tensor<3>>) -> StageOutput {
-        // Every rank has the batch, so that only activations are sent.
+        // Every rank has the batch, so only activations are sent.
         let rows = |x: &Tensor<3>| x.clone().chunk(MICRO_BATCHES, 0).swap_remove(micro_batch);
         let x = input.unwrap_or_else(|| rows(&self.batch.inputs));
         let y = self.model.forward(stage, x);

@@ -1,4 +1,4 @@
-//! A transformer block: a mixer and a feed-forward part, each on a normalized input and added to the residual stream.
+//! A transformer block: a mixer and a feed-forward part. Each part reads the normalized residual stream and adds to it.
 
 use burn::module::Module;
 use burn_megatron::kernels::rope::RopeTable;
@@ -14,18 +14,18 @@ use crate::{FeedForward, LayerSpec, Mixer, MixerInput, PartOutput, StandardMixer
 #[derive(Module, Debug)]
 pub struct Block<X: Mixer = StandardMixer> {
     attention_norm: Norm,
-    /// Its path is the [name](Mixer::name) of the mixer, `attention` or `mla`.
+    /// The mixer. Its parameter path is the [name](Mixer::name) of the mixer, `attention` or `mla`.
     mixer: Part<X>,
-    /// The norm of the output of the mixer.
+    /// The norm of the output of the mixer, if any.
     attention_post_norm: Option<Norm>,
     attention_dropout: Dropout,
     mlp_norm: Norm,
-    /// Its path is `mlp` or `moe`.
+    /// The feed-forward part. Its parameter path is `mlp` or `moe`.
     feed_forward: Part<FeedForward>,
-    /// The norm of the output of the feed-forward part.
+    /// The norm of the output of the feed-forward part, if any.
     mlp_post_norm: Option<Norm>,
     mlp_dropout: Dropout,
-    /// The number of tokens before its own that a token sees; `None` is all.
+    /// The number of previous tokens that a token attends to; `None` for all.
     #[module(skip)]
     window: Option<usize>,
 }
@@ -68,8 +68,9 @@ impl<X: Mixer> Block<X> {
         })
     }
 
-    /// Adds the outputs of both parts to the residual stream, the last addition left to the norm that follows. `layout` is
-    /// the layout of the stream over the ranks, `context` what each token attends to, `experts` what a layer of experts is given.
+    /// Adds the outputs of both parts to the residual stream. The last addition is left to the following norm. `layout`
+    /// is the layout of the stream over the ranks, `context` is the tokens that each token attends to, and `experts` is
+    /// the input of expert layers.
     ///
     /// # Panics
     ///
@@ -91,13 +92,13 @@ impl<X: Mixer> Block<X> {
         self.mlp_dropout.forward_add(fed, bias, x, layout)
     }
 
-    /// Returns the number of tokens before its own that a token sees, if its mixer has a window.
+    /// Returns the number of previous tokens that a token attends to, if the mixer has a window.
     pub(crate) fn window(&self) -> Option<usize> {
         self.window
     }
 }
 
-/// The output of a part with its bias, normalised where there is a norm of it.
+/// Returns the output of a part with its bias, normalized if there is a norm.
 fn normalised(norm: &Option<Norm>, output: PartOutput) -> PartOutput {
     let Some(norm) = norm else {
         return output;

@@ -1,11 +1,12 @@
-//! The settings that count when two transformers are compared.
+//! The settings that matter when two transformers are compared.
 
 use burn_megatron::nn::moe::DispatcherKind;
 
 use crate::{MoeConfig, Positions, TransformerConfig};
 
-/// The same model with defaults resolved, and without the settings that only concern training and the layout: dropout,
-/// initialization, loss terms, the dispatcher of experts and its type, padding of the vocabulary. `context` counts only with learned positions.
+/// Returns the model with defaults resolved, and without settings that only concern training and the layout. These are
+/// dropout, initialization, loss terms, the dispatcher of experts and its dtype, and the padding of the vocabulary.
+/// `context` only counts with learned positions.
 pub(crate) fn plain(model: &TransformerConfig) -> TransformerConfig {
     let windows = model.windows();
     let uniform = windows

@@ -95,9 +95,9 @@ impl ModelConfig for TransformerConfig {
         resolved.map(Some)
     }
 
-    /// If the builder [enables FP8](burn_megatron::nn::ModelBuilder::with_fp8), the attention projections, the MLP
-    /// layers and the experts compute in 8 bits, except for the first and last
-    /// [`first_last_bf16`](burn_megatron::nn::fp8::Fp8Config::first_last_bf16) blocks of the whole model.
+    /// Builds the stages. If the builder [enables FP8](burn_megatron::nn::ModelBuilder::with_fp8), the attention
+    /// projections, the MLP layers and the experts compute in FP8. The first and last
+    /// [`first_last_bf16`](burn_megatron::nn::fp8::Fp8Config::first_last_bf16) blocks of the model do not.
     fn build(&self, stages: &StageBuilder) -> Result<Transformer, BuildError> {
         Transformer::with_layers(self, |number| self.layer(number), stages)
     }
@@ -145,7 +145,7 @@ impl ModelConfig for TransformerConfig {
         vocabulary.padded / tensor
     }
 
-    /// Two f32 per row and pair of features of each table; 0 for learned positions.
+    /// Returns the size of the rotary tables: two f32 per row and pair of features; 0 for learned positions.
     fn table_bytes(&self) -> u128 {
         let width = self.width_of_heads();
         let tables = [self.rope(width), self.local_rope(width)];
@@ -166,8 +166,8 @@ impl ModelConfig for TransformerConfig {
         }
     }
 
-    /// Settings of training and layout only are ignored: dropout, initialization, loss terms, padding of the
-    /// vocabulary. `context` counts only with learned positions. Defaults are resolved before comparing.
+    /// Ignores settings that only concern training and the layout: dropout, initialization, loss terms and the padding
+    /// of the vocabulary. `context` only counts with learned positions. Defaults are resolved before the comparison.
     fn differences(&self, other: &Self) -> Vec<ConfigDifference> {
         compare_settings(&plain(self), &plain(other))
     }

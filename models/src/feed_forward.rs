@@ -1,4 +1,4 @@
-//! The feed-forward part of a block, which computes each token on its own.
+//! The feed-forward part of a block, which computes each token independently.
 
 use burn::tensor::Tensor;
 use burn_megatron::nn::moe::{MoeForward, MoeMlp};
@@ -33,7 +33,7 @@ impl FeedForward {
         })
     }
 
-    /// Returns the output for the normalized residual stream, and the sum of the stream.
+    /// Returns the output of the part for the normalized residual stream, and the sum of the stream.
     pub(crate) fn forward(
         &self,
         norm: &Norm,

@@ -1,4 +1,4 @@
-//! The specification of a layer: plain data, from which a block is built.
+//! The specification of a layer: plain data from which a block is built.
 
 use burn_megatron::nn::moe::MoeMlpConfig;
 use burn_megatron::nn::{
@@ -8,25 +8,25 @@ use serde::{Deserialize, Serialize};
 
 use crate::TransformerConfig;
 
-/// Specification of a layer of a [`Transformer`](crate::Transformer), whose mixer has a specification `S`.
+/// Specification of a layer of a [`Transformer`](crate::Transformer). `S` is the specification of its mixer.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct LayerSpec<S = MixerSpec> {
-    /// The part that mixes the tokens of a sequence.
+    /// The mixer, which mixes the tokens of a sequence.
     pub mixer: S,
-    /// The part that computes each token on its own.
+    /// The feed-forward part, which computes each token independently.
     pub feed_forward: FeedForwardSpec,
     /// The norm of the input of each part.
     pub norm: NormConfig,
     /// Whether the outputs of both parts are normalized before they are added to the residual stream.
     pub post_norms: bool,
-    /// Dropout of the outputs of both parts.
+    /// Dropout probability of the outputs of both parts.
     pub dropout: f64,
 }
 
 /// Specification of a [`StandardMixer`](crate::StandardMixer).
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum MixerSpec {
-    /// Attention with heads that have keys and values, or share them in groups.
+    /// Attention with keys and values per head or per group of heads.
     Attention(ParallelAttentionConfig),
     /// Multi-head latent attention.
     Latent(MultiLatentAttentionConfig),
@@ -42,7 +42,7 @@ pub enum FeedForwardSpec {
 }
 
 impl<S> LayerSpec<S> {
-    /// Returns the same layer with another mixer, which `change` makes from the mixer of this layer.
+    /// Returns the layer with a different mixer, which `change` creates from the mixer of this layer.
     pub fn map_mixer<T>(self, change: impl FnOnce(S) -> T) -> LayerSpec<T> {
         LayerSpec {
             mixer: change(self.mixer),
@@ -53,14 +53,14 @@ impl<S> LayerSpec<S> {
         }
     }
 
-    /// Whether the layer has experts.
+    /// Returns whether the layer has experts.
     pub fn has_experts(&self) -> bool {
         matches!(self.feed_forward, FeedForwardSpec::Experts(_))
     }
 }
 
 impl TransformerConfig {
-    /// Returns the specification of layer `number` of the whole model.
+    /// Returns the specification of layer `number` of the complete model.
     pub fn layer(&self, number: usize) -> LayerSpec {
         LayerSpec {
             mixer: self.mixer(number),
@@ -110,7 +110,7 @@ impl TransformerConfig {
         }
     }
 
-    /// The initial values of input and of output projections.
+    /// Returns the initializations of input projections and of output projections.
     fn inits(&self) -> (Init, Init) {
         let scale = match self.scaled_output_init {
             true => (2.0 * self.layers as f64).sqrt(),

@@ -38,7 +38,7 @@ fn a_layer_is_plain_data() {
     assert!(matches!(latent.mixer, MixerSpec::Latent(_)));
 }
 
-/// The modules in whose paths parameters are found.
+/// Collects the module paths of parameters.
 #[derive(Default)]
 struct Paths {
     path: Vec<String>,
@@ -91,7 +91,7 @@ impl ModuleMapper for Paths {
     }
 }
 
-/// They are keys of checkpoints.
+/// The paths are keys of checkpoints.
 #[test]
 fn the_paths_of_a_block_name_the_kinds_of_its_parts() {
     for (config, mixer, feed_forwards) in [

@@ -1,11 +1,11 @@
 #![doc = "Transformer models built from the parallel layers of `burn-megatron`."]
 //!
-//! One decoder, [`Transformer`], which can be configured as a GPT-2
-//! ([`TransformerConfig::gpt2`]), a Llama ([`TransformerConfig::llama`]), a Mixtral
-//! ([`TransformerConfig::mixtral`]) or a DeepSeek-V3 ([`TransformerConfig::deepseek`]), conversion from and to Hugging
-//! Face models ([`hf`]), and from a dense model to one with experts ([`upcycle`]).
+//! [`Transformer`] is a decoder-only transformer. Its configuration makes it a GPT-2 ([`TransformerConfig::gpt2`]), a
+//! Llama ([`TransformerConfig::llama`]), a Mixtral ([`TransformerConfig::mixtral`]) or a DeepSeek-V3
+//! ([`TransformerConfig::deepseek`]). The module [`hf`] converts from and to Hugging Face models, and [`upcycle`]
+//! converts a dense model to a mixture of experts.
 //!
-//! A layer is data: a [`LayerSpec`] has the specification of its mixer and of its feed-forward part. A program can add
+//! A layer is data: a [`LayerSpec`] holds the specifications of its mixer and its feed-forward part. A program can add
 //! custom mixers: see [`Mixer`].
 
 mod block;

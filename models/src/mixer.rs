@@ -13,7 +13,7 @@ use burn_megatron::nn::{
 
 use crate::{MixerSpec, PartOutput, Transformer, module_enum};
 
-/// The values that a block gives to its mixer.
+/// The input of a mixer, in addition to the residual stream.
 #[derive(Debug)]
 pub struct MixerInput<'a> {
     /// The table of rotary positions, if the model has them.
@@ -22,50 +22,50 @@ pub struct MixerInput<'a> {
     pub context: AttentionContext<'a>,
 }
 
-/// The operations of a token in a part of a layer, over all ranks. [`burn_megatron_plan::flops`] says what counts.
+/// The FLOPs per token in a part of a layer, over all ranks. [`burn_megatron_plan::flops`] defines what is counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct LayerFlops {
-    /// The weights of the matrix products.
+    /// The number of weights of the matrix products.
     pub weights: u64,
-    /// The operations of forward and backward that are no products with weights, such as attention's.
+    /// The FLOPs of forward and backward other than products with weights, such as attention.
     pub others: f64,
 }
 
-/// The part of a [`Block`](crate::Block) that mixes the tokens of a sequence. A model with mixers of several kinds has an
-/// enum of them, which implements `Module` by [`module_enum!`](crate::module_enum).
+/// The part of a [`Block`](crate::Block) that mixes the tokens of a sequence. A model with several kinds of mixers has
+/// an enum of mixers, for which [`module_enum!`](crate::module_enum) implements `Module`.
 ///
-/// Under sequence parallelism the residual stream has a part of the sequence on each tensor rank. The column- and
+/// Under sequence parallelism, each tensor rank holds a part of the sequence of the residual stream. The column- and
 /// row-parallel layers gather and scatter it.
 pub trait Mixer: Module + ModuleDisplay + Sync + 'static {
     /// The specification of a mixer: plain data.
     type Spec: Clone + Debug + Send + Sync + 'static;
 
-    /// The cache with which a [`Transformer`] of these mixers generates:
-    /// [`RecomputePrefix`](burn_megatron::model::RecomputePrefix), or [`KvCache`] if every mixer reads the layer's cache
-    /// in [`AttentionContext::Cached`].
+    /// The cache with which a [`Transformer`] with these mixers generates. Use [`KvCache`] if every mixer reads the
+    /// layer's cache in [`AttentionContext::Cached`], and [`RecomputePrefix`](burn_megatron::model::RecomputePrefix)
+    /// otherwise.
     type Cache: GenerationCache<Transformer<Self>>;
 
     /// Returns the name of the mixer in the paths of its parameters, such as `attention`.
     fn name(spec: &Self::Spec) -> &'static str;
 
-    /// Returns the number of tokens that a token sees, its own included; by default all earlier ones. Layers with a
-    /// window have another rotary table if the model has a `local_base`.
+    /// Returns the number of tokens that a token attends to, including the token. By default, it attends to all earlier
+    /// tokens. Layers with a window have a different rotary table if the model has a `local_base`.
     fn window(_spec: &Self::Spec) -> Option<usize> {
         None
     }
 
-    /// Returns the operations of a token in sequences of `seq` tokens.
+    /// Returns the FLOPs per token in sequences of `seq` tokens.
     fn flops(spec: &Self::Spec, seq: usize) -> LayerFlops;
 
-    /// Builds this rank's part.
+    /// Builds this rank's part of the mixer.
     ///
     /// # Errors
     ///
     /// [`BuildError`] if the sizes do not fit each other or the ranks.
     fn init(spec: &Self::Spec, builder: &ModelBuilder) -> Result<Self, BuildError>;
 
-    /// Builds the norm of the input. Override it with [`NormConfig::init_for_linear`] if a linear layer computes the norm
-    /// again in the backward.
+    /// Builds the norm of the input. Override it with [`NormConfig::init_for_linear`] if a linear layer recomputes the
+    /// norm in the backward.
     ///
     /// # Errors
     ///
@@ -78,8 +78,7 @@ pub trait Mixer: Module + ModuleDisplay + Sync + 'static {
         Ok(norm.init(builder))
     }
 
-    /// Returns the output for the normalized residual stream, and the sum of the stream, as
-    /// [`Norm::forward_add`] returns both.
+    /// Returns the output for the normalized residual stream, and the sum of the stream, like [`Norm::forward_add`].
     fn forward(&self, norm: &Norm, x: Residual, input: MixerInput<'_>) -> (PartOutput, Tensor<3>);
 }
 
@@ -90,7 +89,7 @@ pub trait Mixer: Module + ModuleDisplay + Sync + 'static {
     reason = "a model has one mixer for each layer"
 )]
 pub enum StandardMixer {
-    /// Attention with heads that have keys and values, or share them in groups.
+    /// Attention with keys and values per head or per group of heads.
     Attention(ParallelAttention),
     /// Multi-head latent attention.
     Latent(MultiLatentAttention),

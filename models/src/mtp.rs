@@ -10,7 +10,7 @@ use burn_megatron::nn::{
 
 use crate::{Block, LayerSpec, Mixer, TransformerConfig};
 
-/// A depth of multi-token prediction, with a block of the last layer's kind.
+/// A depth of multi-token prediction, with a block like the last layer.
 #[derive(Module, Debug)]
 pub(crate) struct MtpLayer<X: Mixer> {
     embedding_norm: Norm,
@@ -24,8 +24,8 @@ pub(crate) struct MtpLayer<X: Mixer> {
 }
 
 impl<X: Mixer> MtpLayer<X> {
-    /// Builds the layers of the last stage, none on other ranks. `spec` is the last layer of the model. A block computes in 8 bits if the last of the model
-    /// does.
+    /// Builds the layers on the rank of the last stage; other ranks have none. `spec` is the last layer of the model.
+    /// The blocks compute in FP8 if the last block of the model does.
     pub fn all(
         config: &TransformerConfig,
         spec: &LayerSpec<X::Spec>,
@@ -66,8 +66,8 @@ impl<X: Mixer> MtpLayer<X> {
         })
     }
 
-    /// The output of this depth from that of the one before and the embedding of later tokens, all in the layout of the
-    /// residual stream. `run` runs the block.
+    /// Returns the output of this depth, from the output of the previous depth and the embedding of later tokens. All
+    /// tensors have the layout of the residual stream. `run` runs the block.
     pub fn forward(
         &self,
         hidden: Tensor<3>,
@@ -86,7 +86,7 @@ impl<X: Mixer> MtpLayer<X> {
     }
 }
 
-/// The rows of the model's own prediction, and those of all depths.
+/// The rows of the model's prediction, and the rows of all depths.
 pub(crate) struct MtpRows {
     pub own: (Tensor<3>, Tensor<2, Int>),
     pub further: (Tensor<3>, Tensor<2, Int>),
@@ -108,7 +108,7 @@ impl MtpRows {
     }
 }
 
-/// Adds the sum of the losses of all depths, times `weight`, to those of the model.
+/// Adds the sum of the losses of all depths, multiplied by `weight`, to the losses of the model.
 pub(crate) fn add_sums(own: SummedLosses, further: Tensor<1>, weight: f64) -> SummedLosses {
     let further = further.mul_scalar(weight);
     let parts = match own.parts {

@@ -55,7 +55,7 @@ fn ids(device: &Device) -> Tensor<2, Int> {
     Tensor::from_data(TensorData::new(ids, [ROWS, SEQ]), device)
 }
 
-/// The ids from `depth` on, with `fill` after the last.
+/// Returns the ids from `depth` on, with `fill` after the last.
 fn shifted(ids: &Tensor<2, Int>, depth: usize, fill: i64) -> Tensor<2, Int> {
     let end = Tensor::full([ROWS, depth], fill, &ids.device());
     Tensor::cat(vec![ids.clone().narrow(1, depth, SEQ - depth), end], 1)
@@ -65,7 +65,7 @@ fn to_f64<const D: usize>(x: Tensor<D>) -> Vec<f64> {
     x.into_data().try_into_vec().unwrap()
 }
 
-/// As a training step computes it: rows of targets of each depth, whose last ones are ignored.
+/// Returns the objective like a training step: rows of targets for each depth, with the last targets ignored.
 fn objective(model: &Transformer, depths: usize) -> Tensor<1> {
     let ids = ids(&Device::flex().autodiff());
     let targets = shifted(&ids, 1, 4);
@@ -84,7 +84,7 @@ fn objective(model: &Transformer, depths: usize) -> Tensor<1> {
     sums.objective
 }
 
-/// The same from ever shorter sequences: nothing is filled in, and nothing ignored.
+/// Returns the same objective computed from ever shorter sequences, without filled or ignored values.
 fn by_slices(model: &Transformer, depths: usize) -> Tensor<1> {
     let ids = ids(&Device::flex().autodiff());
     let targets = shifted(&ids, 1, 4);
@@ -115,7 +115,7 @@ fn by_slices(model: &Transformer, depths: usize) -> Tensor<1> {
     sum
 }
 
-/// The loss, then the gradients of all parameters.
+/// Returns the loss, then the gradients of all parameters.
 fn gradients(depths: usize, loss: impl Fn(&Transformer) -> Tensor<1>) -> Vec<Vec<f64>> {
     let (groups, device) = (ParallelContext::single(), Device::flex());
     let builder = ModelBuilder::with(&groups, &device, 3, DType::F64);
@@ -143,12 +143,12 @@ fn each_depth_predicts_a_later_token() {
             }
         }
         let moved = found.iter().filter(|of| of.iter().any(|x| *x != 0.0));
-        // All but the biases by which experts are chosen.
+        // All parameters except the biases for the choice of experts.
         assert!(moved.count() + 1 + depths >= found.len());
     }
 }
 
-/// Log-probabilities of generated text ask for these.
+/// Log-probabilities of generated text use these losses.
 #[test]
 fn losses_of_tokens_are_those_of_the_next_ones() {
     let groups = ParallelContext::single();

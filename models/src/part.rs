@@ -1,7 +1,7 @@
 //! The parts of a block: modules whose parameter paths differ from the paths of Burn's derive.
 //!
-//! The paths of parameters are keys of weights and checkpoints: `blocks.3.attention.qkv.weight`. The derive would give
-//! `blocks.3.mixer.Attention.qkv.weight`, from the field of the block and the variant of the enum.
+//! The paths of parameters are keys of weights and checkpoints, such as `blocks.3.attention.qkv.weight`. The derive
+//! would use the field of the block and the variant of the enum: `blocks.3.mixer.Attention.qkv.weight`.
 
 use burn::module::{
     Content, Devices, Module, ModuleDisplay, ModuleDisplayDefault, ModuleMapper, ModuleVisitor,
@@ -12,10 +12,10 @@ use burn_megatron::nn::Bias;
 /// The output of a part of a block, and a bias that is still to be added to it.
 pub type PartOutput = (Tensor<3>, Option<Bias>);
 
-/// The type that module visitors are told, as in the derive of [`Block`](crate::Block).
+/// The container type that is passed to module visitors, as in the derive of [`Block`](crate::Block).
 const CONTAINER: &str = "Struct:Block";
 
-/// A module in the field `field` of a block, with `name` in the place of the field in the paths of its parameters.
+/// A module in the field `field` of a block. The paths of its parameters contain `name` in place of the field.
 #[derive(Clone, Debug)]
 pub(crate) struct Part<M> {
     pub field: &'static str,
@@ -88,8 +88,9 @@ impl<M: ModuleDisplay> ModuleDisplayDefault for Part<M> {
 
 impl<M: ModuleDisplay> ModuleDisplay for Part<M> {}
 
-/// Implements Burn's `Module` for an enum whose variants have one module each. Unlike Burn's derive it adds no component
-/// to the paths of parameters, so that the parameters of a module have the same paths inside and outside of the enum.
+/// Implements Burn's `Module` for an enum whose variants have one module each. Unlike Burn's derive, it adds no
+/// component to the paths of parameters. So the parameters of a module have the same paths inside and outside of the
+/// enum.
 ///
 /// ```
 /// use burn::nn::{LayerNorm, RmsNorm};

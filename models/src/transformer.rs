@@ -24,15 +24,15 @@ use crate::cost::flops_per_token;
 use crate::mtp::{self, MtpLayer, MtpRows};
 use crate::{Block, LayerSpec, Mixer, Positions, StandardMixer, TransformerConfig};
 
-/// A GPT-2, a Llama or a Mixtral, depending on its config: the whole model, or the stages of one pipeline rank.
+/// A decoder-only transformer, such as GPT-2, Llama or Mixtral: the complete model, or the stages of one pipeline rank.
 ///
-/// Its forward is independent of ranks, except for the entry into the sequence-parallel region, where the
-/// residual stream `[batch, seq, hidden]` becomes `[batch, seq / tensor, hidden]`.
+/// Its forward does not depend on ranks, except for the start of the sequence-parallel region. There, the residual
+/// stream `[batch, seq, hidden]` becomes `[batch, seq / tensor, hidden]`.
 ///
-/// `X` is the type of the mixers. A program with custom mixers builds it by [`with_layers`](Self::with_layers).
+/// `X` is the type of the mixers. A program with custom mixers builds it with [`with_layers`](Self::with_layers).
 #[derive(Module, Debug)]
 pub struct Transformer<X: Mixer = StandardMixer> {
-    /// On the first stage; also on the last one if the output is tied to it, or further tokens are predicted there.
+    /// Present on the first stage. Also present on the last stage if the output is tied, or for multi-token prediction.
     embedding: Option<VocabParallelEmbedding>,
     positions: Option<LearnedPositions>,
     dropout: Dropout,
@@ -40,7 +40,7 @@ pub struct Transformer<X: Mixer = StandardMixer> {
     blocks: StageLayers<Block<X>>,
     norm: Option<Norm>,
     output: Option<OutputLayer>,
-    /// On the last stage.
+    /// Present on the last stage.
     mtp: Vec<MtpLayer<X>>,
     #[module(skip)]
     rotary: RotaryTables,
@@ -56,7 +56,7 @@ pub struct Transformer<X: Mixer = StandardMixer> {
     sequence_multiple: usize,
     #[module(skip)]
     config: TransformerConfig,
-    /// The layers of the whole model.
+    /// The layers of the complete model.
     #[module(skip)]
     layers: Arc<[LayerSpec<X::Spec>]>,
 }
@@ -64,9 +64,9 @@ pub struct Transformer<X: Mixer = StandardMixer> {
 /// The tables of rotary positions.
 #[derive(Clone, Debug)]
 struct RotaryTables {
-    /// None with learned positions.
+    /// `None` with learned positions.
     all: Option<RopeTable>,
-    /// Of blocks with a window, if it is another one.
+    /// The table of blocks with a window, if it differs.
     windowed: Option<RopeTable>,
 }
 
@@ -89,7 +89,7 @@ impl RotaryTables {
     }
 }
 
-/// Returns the inputs of layers of experts, as parts of one node.
+/// Returns the inputs of expert layers, as parts of one node.
 fn in_one_node(tokens: RoutedTokens, step: Option<&RouterStep>) -> MoeForward<'_> {
     MoeForward {
         tokens: Some(tokens),
@@ -98,7 +98,7 @@ fn in_one_node(tokens: RoutedTokens, step: Option<&RouterStep>) -> MoeForward<'_
     }
 }
 
-/// The table of rotary positions of this configuration.
+/// Returns the table of rotary positions of this configuration.
 fn rotary(
     rope: Option<RopeConfig>,
     builder: &ModelBuilder,
@@ -121,7 +121,7 @@ fn rotary(
     ))
 }
 
-/// The number of blocks at each end of the whole model that do not compute in 8 bits.
+/// Returns the number of blocks at each end of the complete model that do not compute in FP8.
 fn blocks_at_ends(layers: usize, scope: &ModelBuilder) -> Result<usize, BuildError> {
     let ends = scope.fp8().config().first_last_bf16;
     if ends <= layers / 2 {
@@ -141,8 +141,9 @@ impl Transformer {
 }
 
 impl<X: Mixer> Transformer<X> {
-    /// Builds the stages of this rank. `layer` returns the specification of a layer by its number in the whole model, as
-    /// [`TransformerConfig::layer`] does, perhaps with another mixer. It is called after the sizes are checked.
+    /// Builds the stages of this rank. `layer` returns the specification of a layer from its index in the complete
+    /// model. It can modify the result of [`TransformerConfig::layer`], for example to use another mixer. It is called
+    /// after the sizes are checked.
     ///
     /// # Errors
     ///
@@ -245,7 +246,7 @@ impl<X: Mixer> Transformer<X> {
         self.dropout.forward(x, self.layout)
     }
 
-    /// Runs the layers of a stage; after the last one, the last norm.
+    /// Runs the layers of a stage. After the last stage, runs the last norm.
     fn run_stage(
         &self,
         stage: usize,
@@ -273,8 +274,8 @@ impl<X: Mixer> Transformer<X> {
         }
     }
 
-    /// The output of the last norm with that of each depth of multi-token prediction below it; as it is without further
-    /// tokens.
+    /// Returns the output of the last norm, concatenated with the output of each depth of multi-token prediction.
+    /// Without further tokens, returns it unchanged.
     fn with_further(
         &self,
         hidden: Tensor<3>,
@@ -293,7 +294,7 @@ impl<X: Mixer> Transformer<X> {
         let (mut rows, mut before) = (vec![hidden.clone()], hidden);
         for (layer, tokens) in self.mtp.iter().zip(further) {
             let routed = format.routed(&tokens);
-            // So that its gradient is summed before that of the first stage's lookups.
+            // The anchor sums its gradient before the gradient of the first stage's lookups.
             let embedded = with_anchor(&before, || {
                 on_stage(&self.embedding, "the embedding").forward(tokens)
             });
@@ -302,7 +303,7 @@ impl<X: Mixer> Transformer<X> {
                 let rotary = self.rotary.of(block);
                 let owned = region.is_active().then(|| context.to_owned_context());
                 let Some(owned) = owned.flatten() else {
-                    // Its own output is used after later depths too, so that they are parts of one node.
+                    // Later depths also use the output of this block, so they are parts of one node.
                     return block.forward(
                         x,
                         rotary,
@@ -323,13 +324,13 @@ impl<X: Mixer> Transformer<X> {
         Tensor::cat(rows, 0)
     }
 
-    /// The depths of multi-token prediction, and the weight of the loss of each.
+    /// Returns the number of depths of multi-token prediction, and the weight of the loss of each.
     fn further_loss(&self) -> Option<(usize, f64)> {
         let mtp = self.config.mtp.as_ref()?;
         Some((mtp.layers, mtp.weight()))
     }
 
-    /// Runs blocks that are recomputed together, or not at all.
+    /// Runs blocks that are recomputed together, or are not recomputed.
     fn run_blocks(
         &self,
         run: &StageRun<'_, Block<X>>,

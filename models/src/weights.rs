@@ -1,4 +1,4 @@
-//! The weights of a model, without the state of a run.
+//! Saves the weights of a model without the state of a run.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -10,30 +10,30 @@ use burn_megatron::checkpoint::{
 };
 use serde_json::{Map, Value};
 
-/// The most bytes that are read at once when tensors are copied.
+/// The maximum number of bytes that are read at once when tensors are copied.
 pub(crate) const CHUNK: usize = 64 << 20;
 
-/// The key of a model's family among its settings.
+/// The key of the model family in the settings of a model.
 pub(crate) const FAMILY: &str = "family";
 
-/// The deadline for publishing.
+/// The timeout of publishing.
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// The tensors of a checkpoint of weights alone.
+/// The tensors of a checkpoint that contains only weights.
 pub(crate) struct Weights<'a> {
     pub source: &'a dyn TensorSource,
     /// The slices of its tensors, in the order in which they are written.
     pub shards: Vec<TensorShard>,
     pub objects: Vec<(String, Vec<u8>)>,
-    /// In the place of a layout.
+    /// The description that replaces a layout.
     pub layout: &'a str,
     /// The recipe.
     pub config: Value,
 }
 
 impl Weights<'_> {
-    /// Saves step 0 in a new folder of checkpoints. `progress` gets the number of tensor bytes read since its last
-    /// call; one shard is in memory at a time.
+    /// Saves step 0 in a new folder of checkpoints. `progress` receives the number of tensor bytes read since its last
+    /// call. One shard is in memory at a time.
     pub fn save(
         self,
         to: &Path,
@@ -76,7 +76,7 @@ fn check_free(to: &Path) -> Result<(), CheckpointError> {
     Ok(())
 }
 
-/// Checks that a source has a tensor whose shape `fits`; `wanted` is for the error.
+/// Checks that a source has a tensor whose shape `fits`. `wanted` is text for the error.
 pub(crate) fn check_tensor(
     source: &dyn TensorSource,
     key: &str,

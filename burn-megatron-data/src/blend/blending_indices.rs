@@ -1,12 +1,12 @@
-//! Assigns samples of a blend to data sets, as Megatron's `build_blending_indices`.
+//! Assigns samples of a blend to data sets, like Megatron's `build_blending_indices`.
 
 use crate::gpt::SamplingError;
 
-/// The samples requested of a data set exceed its share by this factor, as the greedy assignment may take a
-/// few more than the share.
+/// The factor by which the samples requested from a data set exceed its share. The greedy assignment may take a few
+/// more samples than the share.
 const SURPLUS: f64 = 1.005;
 
-/// Weights divided by their sum.
+/// Returns the weights divided by their sum.
 ///
 /// # Errors
 ///
@@ -24,8 +24,8 @@ pub fn normalize(weights: &[f64]) -> Result<Vec<f64>, SamplingError> {
     }
 }
 
-/// The sum in NumPy's order of additions, for equal bits: 8 partial sums, and recursion on halves above 128
-/// values.
+/// Returns the sum in NumPy's order of additions, so that the bits are equal: 8 partial sums, and recursion on halves
+/// above 128 values.
 fn pairwise_sum(values: &[f64]) -> f64 {
     match values.len() {
         0..8 => values.iter().fold(0.0, |sum, value| sum + value),
@@ -46,7 +46,8 @@ fn pairwise_sum(values: &[f64]) -> f64 {
     }
 }
 
-/// Per data set of a blend of `size` samples: how many samples it gives, and how many it should provide.
+/// Returns, for each data set of a blend of `size` samples, its share of the samples and the number that it should
+/// provide.
 pub fn sizes(weights: &[f64], size: u64) -> Vec<(u64, u64)> {
     let target = |weight: &f64| (size as f64 * weight).ceil();
     let targets = weights.iter().map(target);
@@ -54,10 +55,10 @@ pub fn sizes(weights: &[f64], size: u64) -> Vec<(u64, u64)> {
     targets.map(with_surplus).collect()
 }
 
-/// The data set of each of `size` samples, and the index of the sample in it.
+/// Returns the data set of each of `size` samples, and the index of the sample in this data set.
 ///
-/// Sample `i` comes from the data set with the largest deficit `weight * max(i, 1) - taken`, the first of
-/// equal ones. Weights must sum to 1.
+/// Sample `i` comes from the data set with the largest deficit `weight * max(i, 1) - taken`. In a tie, the first data
+/// set is chosen. Weights must sum to 1.
 pub fn build_blending_indices(weights: &[f64], size: u64) -> (Vec<i16>, Vec<i64>) {
     let mut taken = vec![0; weights.len()];
     (0..size)
@@ -65,7 +66,7 @@ pub fn build_blending_indices(weights: &[f64], size: u64) -> (Vec<i16>, Vec<i64>
         .unzip()
 }
 
-/// As [`build_blending_indices`] with weights proportional to `counts`, until every sample of each data set is
+/// Works like [`build_blending_indices`] with weights proportional to `counts`, until every sample of each data set is
 /// used once. Exhausted data sets are skipped.
 pub fn build_exhaustive_blending_indices(counts: &[u64]) -> (Vec<i16>, Vec<i64>) {
     let all: u64 = counts.iter().sum();
@@ -80,7 +81,7 @@ pub fn build_exhaustive_blending_indices(counts: &[u64]) -> (Vec<i16>, Vec<i64>)
         .unzip()
 }
 
-/// Takes a sample from the data set with the largest deficit, among those for which `left` is true.
+/// Takes a sample from the data set with the largest deficit, among the data sets for which `left` is true.
 fn take(
     sample: u64,
     weights: &[f64],

@@ -1,4 +1,4 @@
-//! Several data sets blended into one, by weight or until each is exhausted.
+//! Blends of several data sets, by weight or until each data set is exhausted.
 
 mod blending_indices;
 mod samples;

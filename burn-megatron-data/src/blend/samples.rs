@@ -8,22 +8,23 @@ use super::{build_blending_indices, build_exhaustive_blending_indices};
 use crate::gpt::{FiniteSamples, IndexCache, NpyArray, SamplingError};
 use crate::{DataError, Sample, Samples};
 
-/// Several data sets blended into one.
+/// A blend of several data sets.
 pub struct BlendedDataset {
     parts: Vec<Arc<dyn FiniteSamples>>,
     /// The data set of each sample: `[count]`.
     datasets: NpyArray,
-    /// The index of the sample in it: `[count]`.
+    /// The index of the sample in its data set: `[count]`.
     samples: NpyArray,
 }
 
 impl BlendedDataset {
-    /// A blend of `size` samples, of which data set `d` gives about `weights[d]`; the weights must sum to 1.
+    /// Creates a blend of `size` samples. Data set `d` provides about the share `weights[d]`; the weights must sum to
+    /// 1.
     ///
     /// # Errors
     ///
-    /// [`SamplingError`] if there are no data sets, their samples have different lengths, or one of them has
-    /// too few; [`CacheError`](crate::gpt::CacheError).
+    /// [`SamplingError`] if there are no data sets, their samples have different lengths, or one of them has too few;
+    /// [`CacheError`](crate::gpt::CacheError).
     pub fn weighted(
         parts: Vec<Arc<dyn FiniteSamples>>,
         weights: &[f64],
@@ -33,7 +34,7 @@ impl BlendedDataset {
         if weights.len() != parts.len() {
             return Err(SamplingError::Weights(weights.to_vec()).into());
         }
-        // As text, which keeps all bits.
+        // Weights are written as text, which keeps all bits.
         let texts: Vec<String> = weights.iter().map(f64::to_string).collect();
         let description = json!({
             "what": "weighted blend, version 1",
@@ -44,7 +45,7 @@ impl BlendedDataset {
         Self::new(parts, description, arrays, cache)
     }
 
-    /// A blend of every sample of each data set, once.
+    /// Creates a blend that contains every sample of each data set once.
     ///
     /// # Errors
     ///
@@ -98,7 +99,7 @@ impl BlendedDataset {
         Ok(blended)
     }
 
-    /// The number of samples from each data set.
+    /// Returns the number of samples from each data set.
     pub fn taken(&self) -> Vec<u64> {
         let mut taken = vec![0; self.parts.len()];
         for number in self.datasets.iter() {

@@ -68,7 +68,7 @@ fn weights_that_say_nothing_are_refused() {
     assert!(normalize(&vec![1.0; 40_000]).is_err());
 }
 
-/// Data sets of 5, 10 and 20 samples.
+/// Returns data sets of 5, 10 and 20 samples.
 fn parts() -> (TestFolder, Vec<Arc<dyn FiniteSamples>>) {
     let folder = TestFolder::new();
     let part = |samples: usize| {

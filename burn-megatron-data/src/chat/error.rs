@@ -16,52 +16,52 @@ pub enum ChatDataError {
         path: PathBuf,
         /// The line, from 1.
         line: u64,
-        /// The fault of the line.
+        /// The error of the line.
         source: ChatLineError,
     },
-    /// A folder has no file of JSON lines.
+    /// The folder contains no `.jsonl` file.
     #[error("no file in '{0}' ends in .jsonl")]
     NoFiles(PathBuf),
-    /// There is nothing to train on.
+    /// There is no conversation to train on.
     #[error("no conversation to train on{counts}")]
     NoExamples {
-        /// The examples that were left out.
+        /// A description of the examples that were left out.
         counts: String,
     },
-    /// The share cannot be held out.
+    /// Invalid share of held-out conversations.
     #[error("invalid share {0} of held-out conversations: expected 0 to below 1, as in 0.1")]
     Share(f64),
-    /// The number of conversations is too small to be split.
+    /// There are too few conversations to hold out this share.
     #[error(
         "a share of {share} cannot be held out of {count} conversation(s), so that one is left to train on: give more, \
          held-out files, or a share of 0"
     )]
     TooFew {
-        /// All conversations.
+        /// The number of conversations.
         count: usize,
         /// The share.
         share: f64,
     },
-    /// The rows have another length.
+    /// The requested row length differs from the packed rows.
     #[error("the conversations were packed into rows of {opened} tokens, not {seq}")]
     Length {
-        /// The length of the rows.
+        /// The length of the packed rows.
         opened: usize,
-        /// The length that was asked for.
+        /// The requested length.
         seq: usize,
     },
 }
 
-/// The fault of a line.
+/// An error of a line.
 #[derive(Debug, thiserror::Error)]
 pub enum ChatLineError {
-    /// It is not UTF-8.
+    /// The line is not UTF-8.
     #[error("it is not UTF-8 from byte {0} on")]
     NotUtf8(usize),
-    /// It is not JSON.
+    /// The line is not JSON.
     #[error("it is not JSON: {0}")]
     Json(#[from] serde_json::Error),
-    /// It has none of the forms of a conversation.
+    /// The line has none of the supported conversation formats.
     #[error(
         "expected an object with `prompt` and `completion` (or `answer`), with `messages`, or with `conversations`; found \
          {0}"
@@ -75,7 +75,7 @@ pub enum ChatLineError {
         /// The expected value.
         expected: &'static str,
     },
-    /// A text that is not JSON where JSON is expected.
+    /// The text is not JSON, but JSON is expected.
     #[error("invalid {what}: it is a text that is not JSON: {source}")]
     JsonText {
         /// The key.
@@ -83,7 +83,7 @@ pub enum ChatLineError {
         /// The error of the parser.
         source: serde_json::Error,
     },
-    /// The template writes nothing for a list of parts.
+    /// The template leaves out the text of a message whose content is a list of parts.
     #[error(
         "the content of message {message} is a list of parts, and the chat template leaves out their text: give the content \
          as a text, or set data.chat.template to a template that reads parts"
@@ -92,7 +92,7 @@ pub enum ChatLineError {
         /// The message, from 1.
         message: usize,
     },
-    /// A role that is not known.
+    /// Unknown role.
     #[error("message {message} has the role {role:?}: expected {}", ROLES.join(", "))]
     Role {
         /// The message, from 1.
@@ -100,7 +100,7 @@ pub enum ChatLineError {
         /// Its role.
         role: String,
     },
-    /// An answer without text.
+    /// The answer has no text.
     #[error(
         "the answer in message {message} is empty: remove the line, or write what is to be learnt"
     )]
@@ -108,13 +108,13 @@ pub enum ChatLineError {
         /// The message, from 1.
         message: usize,
     },
-    /// No message is an answer.
+    /// No message has the role `assistant`.
     #[error("no message has the role assistant, so that there is nothing to learn")]
     NoAnswer,
-    /// The text has the characters that mark answers while a template is rendered.
+    /// The text contains the characters that mark answers while a template is rendered.
     #[error("it has U+FDD0 or U+FDD1, which are no characters of text: remove them")]
     Noncharacter,
-    /// Messages, and no template to render them.
+    /// The line has messages, but there is no template to render them.
     #[error(
         "it has messages, and the tokenizer {0} has no chat template: set data.chat.template to a file of one, or give \
          `prompt` and `completion` as text"
@@ -128,7 +128,7 @@ pub enum ChatLineError {
     /// The template fails.
     #[error(transparent)]
     Template(#[from] ChatTemplateError),
-    /// The text before an answer is another one once the answer follows.
+    /// The template changes the text before an answer once the answer is added.
     #[error(
         "the chat template writes what is before message {message} differently once {follows}, so that the tokens of the \
          answer cannot be told from the others: set data.chat.loss to \"last\" to train the last answer of each \
@@ -140,37 +140,37 @@ pub enum ChatLineError {
         /// The text that changes it.
         follows: &'static str,
     },
-    /// The marks of the template are not those of the answers.
+    /// The number of marked answers differs from the number of messages of the assistant.
     #[error(
         "the chat template marks {marked} answers with {{% generation %}}, and the conversation has {answers}"
     )]
     Marks {
-        /// The marked ones.
+        /// The number of marked answers.
         marked: usize,
-        /// Messages of the assistant.
+        /// The number of messages of the assistant.
         answers: usize,
     },
-    /// No token of the answers is left.
+    /// The rendered text contains no token of the answers.
     #[error("no token has a loss: the chat template leaves the answers out")]
     NoTokens,
     /// The tokenizer fails.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
-    /// It does not fit a row.
+    /// The example does not fit a row.
     #[error(
         "it has {tokens} tokens, and a row of {seq} has space for {}: use a train.sequence_length of at least {}, or set \
          data.chat.long to \"truncate\" or \"drop\"", seq + 1, tokens - 1
     )]
     Long {
-        /// Its tokens.
+        /// The number of tokens of the example.
         tokens: usize,
-        /// Tokens of a row.
+        /// The number of tokens per row.
         seq: usize,
     },
 }
 
 impl ChatLineError {
-    /// With the place of the line.
+    /// Adds the file and the line to the error.
     pub(super) fn at(self, path: &Path, line: u64) -> ChatDataError {
         ChatDataError::Line {
             path: path.into(),

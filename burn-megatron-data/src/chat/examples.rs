@@ -1,4 +1,4 @@
-//! Tokenized examples, one after the other.
+//! Storage of tokenized examples.
 
 use std::ops::Range;
 
@@ -10,7 +10,7 @@ use super::error::ChatLineError;
 use super::tokens::ChatTokens;
 use crate::{IGNORE, Sample};
 
-/// Examples of at least two tokens, with a target each.
+/// Tokenized examples. Each has at least two tokens and at least one target.
 #[derive(Debug, Default)]
 pub(super) struct Examples {
     tokens: Vec<i32>,
@@ -19,12 +19,12 @@ pub(super) struct Examples {
     ends: Vec<usize>,
 }
 
-/// The examples that did not fit a row.
+/// The numbers of examples that did not fit a row.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct ExampleCounts {
     truncated: u64,
     dropped: u64,
-    /// Truncated to nothing but the prompt, and left out.
+    /// The number of examples without an answer after truncation; these are left out.
     without_answer: u64,
 }
 
@@ -43,7 +43,7 @@ impl ExampleCounts {
 }
 
 impl Examples {
-    /// Adds an example, which has a target, for rows of `seq` tokens.
+    /// Adds an example that has a target, for rows of `seq` tokens.
     pub fn add(
         &mut self,
         mut example: ChatTokens,
@@ -85,7 +85,7 @@ impl Examples {
         self.tokens.len()
     }
 
-    /// The tokens that have a loss.
+    /// Returns the number of tokens that have a loss.
     pub fn answers(&self) -> usize {
         self.is_answer
             .iter()
@@ -110,7 +110,7 @@ impl Examples {
         start..self.ends[example]
     }
 
-    /// The inputs of an example: all tokens but the last, which is a target only.
+    /// Returns the number of inputs of an example: all tokens except the last, which is only a target.
     pub fn inputs(&self, example: usize) -> usize {
         self.range(example).len() - 1
     }

@@ -1,7 +1,7 @@
-//! Conversations to fine-tune on: JSON lines of prompts and answers, with the loss of the answers alone.
+//! Conversations for fine-tuning: JSON lines of prompts and answers, where only the answers have a loss.
 //!
-//! A line is rendered by the [chat template](crate::tokenizer::chat) of the tokenizer, tokenized, and packed with
-//! others into a row without attention between them, as TRL's `packing = "bfd"` does.
+//! Each line is rendered with the [chat template](crate::tokenizer::chat) of the tokenizer and tokenized. Examples are
+//! packed into rows without attention between them, like `packing = "bfd"` in TRL.
 
 mod error;
 mod examples;
@@ -35,14 +35,14 @@ pub(crate) use record::messages as chat_messages;
 #[cfg(test)]
 pub(crate) use tokens::mask as chat_mask;
 
-/// The seed of the choice and of the order of held-out examples: the same in all runs.
+/// The seed that selects and orders held-out examples, equal in all runs.
 const HELD_OUT_SEED: u32 = 1234;
 
-/// Which tokens of a conversation have a loss.
+/// The tokens of a conversation that have a loss.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum TrainedTokens {
-    /// All answers of the assistant, including the end of each turn.
+    /// The text of the assistant, including the end of each turn.
     #[default]
     Answers,
     /// The last answer of each conversation.
@@ -55,38 +55,39 @@ pub enum TrainedTokens {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum LongExamples {
-    /// Its end is cut off.
+    /// The end of the example is cut off.
     #[default]
     Truncate,
-    /// It is left out.
+    /// The example is left out.
     Drop,
-    /// It is an error.
+    /// The example is an error.
     Refuse,
 }
 
-/// The examples that are not trained on.
+/// The examples that are held out from training.
 #[derive(Clone, Debug, PartialEq)]
 pub enum HeldOutExamples {
-    /// A share of all examples, 0 to below 1, always the same ones; above 0 at least one.
+    /// A share of all examples, from 0 to below 1. The selection is always the same, and has at least one example if
+    /// above 0.
     Share(f64),
     /// The conversations of other files.
     Files(Vec<PathBuf>),
 }
 
-/// Conversations and how they are packed.
+/// Settings for conversations and their packing.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ChatDataConfig {
-    /// Files of JSON lines, or folders, whose `.jsonl` files are read.
+    /// JSON lines files, or folders whose `.jsonl` files are read.
     pub files: Vec<PathBuf>,
     /// The held-out examples.
     pub held_out: HeldOutExamples,
-    /// The tokens that contribute to the loss.
+    /// The tokens that have a loss.
     pub loss: TrainedTokens,
     /// The treatment of long examples.
     pub long: LongExamples,
-    /// Whether rows have several examples; otherwise each has one, and padding.
+    /// Whether several examples are packed into a row. Otherwise each row has one example and padding.
     pub packing: bool,
-    /// Tokens in a row. An example may have one more, as its last token is a target only.
+    /// The number of tokens per row. An example may have one more token, because its last token is only a target.
     pub seq: usize,
 }
 
@@ -102,14 +103,14 @@ pub struct ChatData {
 }
 
 impl ChatData {
-    /// Reads and tokenizes all examples, on all cores; `progress` gets the bytes that were read since its last call.
-    /// Nothing depends on the number of threads.
+    /// Reads and tokenizes all examples on all cores. `progress` receives the number of bytes that were read since its
+    /// last call. The result does not depend on the number of threads.
     ///
-    /// Without a template a line is its prompt, its answer and the tokenizer's end token.
+    /// Without a template, a line is its prompt, its answer and the tokenizer's end token.
     ///
     /// # Errors
     ///
-    /// [`ChatDataError`]: the first bad line with its file and number, and too few examples.
+    /// [`ChatDataError`]: the first invalid line with its file and number, and too few examples.
     pub fn open(
         config: ChatDataConfig,
         tokenizer: &Tokenizer,
@@ -163,7 +164,7 @@ impl ChatData {
         Ok(opened)
     }
 
-    /// Rows of training examples per epoch.
+    /// Returns the number of rows of training examples per epoch.
     pub fn rows(&self) -> usize {
         self.training.len()
     }
@@ -178,7 +179,7 @@ impl ChatData {
     }
 }
 
-/// Splits examples into those to train on and those that are held out.
+/// Splits examples into training examples and held-out examples.
 fn split(examples: Examples, share: f64) -> Result<(Examples, Examples), ChatDataError> {
     if !(0.0..1.0).contains(&share) {
         return Err(ChatDataError::Share(share));
@@ -225,7 +226,7 @@ impl Dataset for ChatData {
         )
     }
 
-    /// 64-bit XXH3 of the tokens, of which have a loss, and of how they are packed.
+    /// Returns a 64-bit XXH3 hash of the tokens, the loss mask and the packing.
     fn fingerprint(&self) -> u64 {
         self.fingerprint
     }
@@ -234,7 +235,7 @@ impl Dataset for ChatData {
         self.vocabulary
     }
 
-    /// The rows are the same in each epoch, in another order.
+    /// Returns the training samples. Each epoch has the same rows in a different order.
     fn training(&self, sampling: &Sampling) -> Result<Arc<dyn Samples>, DataError> {
         self.check_length(sampling.seq)?;
         let rows = Arc::clone(&self.training);

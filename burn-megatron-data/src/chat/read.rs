@@ -1,4 +1,4 @@
-//! Reads files of JSON lines.
+//! Reads JSON lines files.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -11,13 +11,13 @@ use super::tokens::{ChatTokenizer, ChatTokens};
 use crate::{DataError, list_folder};
 use burn_megatron::regular_file;
 
-/// Lines that are tokenized at once.
+/// The maximum number of lines that are tokenized at once.
 const LINES: usize = 4096;
 
-/// Bytes that are tokenized at once, but for one line.
+/// The maximum number of bytes that are tokenized at once, except for a single longer line.
 const BYTES: usize = 16 << 20;
 
-/// The files themselves, and the `.jsonl` files of folders.
+/// Returns the given files and the `.jsonl` files of the given folders.
 pub(super) fn files(given: &[PathBuf]) -> Result<Vec<PathBuf>, DataError> {
     let mut found = vec![];
     for path in given {
@@ -47,7 +47,8 @@ fn unreadable(path: &Path, source: std::io::Error) -> DataError {
     }
 }
 
-/// Tokenizes the lines of a file; `take` gets them in order, with their numbers from 1. Empty lines are skipped.
+/// Tokenizes the lines of a file. `take` receives them in order, with their line numbers from 1. Empty lines are
+/// skipped.
 pub(super) fn examples(
     path: &Path,
     worker: &ChatTokenizer<'_>,
@@ -81,7 +82,7 @@ pub(super) fn examples(
         if bytes == 0 {
             return Ok(());
         }
-        // Each thread has a cache of words of its own.
+        // Each thread has a separate cache of words.
         let clone = || worker.tokenizer.clone();
         let done: Vec<Result<ChatTokens, ChatLineError>> = lines
             .par_iter()

@@ -1,4 +1,4 @@
-//! A line as a conversation.
+//! Parses a line as a conversation.
 
 use minijinja::value::ValueKind;
 use serde::Deserialize;
@@ -20,7 +20,7 @@ pub(super) const ROLES: [&str; 6] = [
 /// The role of the messages with answers.
 pub(super) const ASSISTANT: &str = "assistant";
 
-/// The names of ShareGPT's `conversations`, and their roles.
+/// The role names of ShareGPT's `conversations`, and the corresponding roles.
 const SHARE_GPT: [(&str, &str); 4] = [
     ("human", "user"),
     ("gpt", ASSISTANT),
@@ -28,18 +28,18 @@ const SHARE_GPT: [(&str, &str); 4] = [
     ("function_call", ASSISTANT),
 ];
 
-/// The keys that a message's reasoning may have; the first is what templates read.
+/// The keys for the reasoning of a message. Templates read the first key.
 const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 
 /// A conversation.
 #[derive(Debug)]
 pub(super) struct Conversation {
     pub messages: Vec<ChatValue>,
-    /// The first message whose answers are trained: those before are the prompt.
+    /// The index of the first message whose answers are trained. Earlier messages are the prompt.
     pub first_trained: usize,
-    /// The prompt and the answer, if they are texts, which need no template.
+    /// The prompt and the answer, if they are texts that need no template.
     pub texts: Option<[String; 2]>,
-    /// The messages with the arguments of calls as JSON text, and these texts, if there are some.
+    /// The messages with call arguments as JSON text, and these texts, if there are any.
     pub with_argument_texts: Option<(Vec<ChatValue>, Vec<String>)>,
     pub tools: Option<ChatValue>,
     pub variables: Option<ChatValue>,
@@ -139,14 +139,14 @@ impl Conversation {
         })
     }
 
-    /// The messages of the assistant.
+    /// Returns the messages of the assistant.
     pub fn assistant(&self) -> impl DoubleEndedIterator<Item = usize> {
         (0..self.messages.len()).filter(|at| is_answer(&self.messages[*at]))
     }
 
-    /// Returns the first message whose content is a list with a text that is missing from the rendered conversation. Some
-    /// templates write nothing for a list. Only the last line of each text is looked for, as templates may cut the
-    /// beginning of a text off.
+    /// Returns the index of the first message whose content is a list with a text that the rendered conversation lacks.
+    /// Some templates write nothing for a list. Only the last line of each text is searched, because templates may cut
+    /// off the beginning of a text.
     pub fn left_out(&self, rendered: &str) -> Option<usize> {
         let is_written = |part: ChatValue| {
             let text = part.get_attr("text").unwrap_or_default();
@@ -161,13 +161,13 @@ impl Conversation {
         })
     }
 
-    /// Returns the numbers of the assistant's messages that are trained.
+    /// Returns the indices of the assistant's messages that are trained.
     pub fn answers(&self) -> impl DoubleEndedIterator<Item = usize> {
         self.assistant().filter(|at| *at >= self.first_trained)
     }
 }
 
-/// Removes the keys of null from the value of a key, and reads the result with a function.
+/// Removes keys with null values from an optional value, and parses the result with a function.
 fn optional(
     value: Option<JsonValue>,
     read: impl Fn(&ChatValue) -> Result<Option<ChatValue>, ChatLineError>,
@@ -175,7 +175,7 @@ fn optional(
     value.map_or(Ok(None), |value| read(&tools::without_nulls(&value.0)))
 }
 
-/// The keys of a line, for an error.
+/// Returns an error that lists the keys of a line.
 fn form(line: &str) -> ChatLineError {
     let object: Result<serde_json::Map<String, serde_json::Value>, _> = serde_json::from_str(line);
     let keys: Vec<_> = object
@@ -206,7 +206,7 @@ fn list(value: &ChatValue, what: &str) -> Result<Vec<ChatValue>, ChatLineError> 
     }
 }
 
-/// A text as a message of this role, or a list of messages.
+/// Returns the messages of a value: a text becomes one message of this role, and a list is returned as it is.
 fn turns(
     value: &ChatValue,
     what: &str,
@@ -225,7 +225,7 @@ fn turns(
     }
 }
 
-/// `{"from": "human", "value": ".."}` with the keys of the other forms.
+/// Converts `{"from": "human", "value": ".."}` to the keys of the other formats.
 fn of_share_gpt(turn: ChatValue) -> ChatValue {
     let of = |key: &str| {
         turn.get_attr(key)
@@ -242,8 +242,8 @@ fn of_share_gpt(turn: ChatValue) -> ChatValue {
     ordered_map([("role", role), ("content", of("value").unwrap_or_default())])
 }
 
-/// Returns a message as `transformers` passes it to a template: without keys of null, and with its reasoning under the names
-/// that templates read. TRL removes keys of null at any depth.
+/// Returns a message as `transformers` passes it to a template. Keys with null values are removed, and the reasoning
+/// has the key that templates read. TRL removes keys with null values at any depth.
 fn normalized(turn: &ChatValue) -> ChatValue {
     let turn = &tools::without_nulls(turn);
     let keys = turn.try_iter().into_iter().flatten();
@@ -272,7 +272,7 @@ fn is_answer(message: &ChatValue) -> bool {
     role(message).as_deref() == Some(ASSISTANT)
 }
 
-/// Checks roles and answers.
+/// Checks the roles and the answers.
 fn check(messages: &[ChatValue], first_trained: usize) -> Result<(), ChatLineError> {
     for (at, message) in messages.iter().enumerate() {
         let number = at + 1;
@@ -320,7 +320,7 @@ fn check(messages: &[ChatValue], first_trained: usize) -> Result<(), ChatLineErr
     }
 }
 
-/// Messages as a template gets them.
+/// Returns messages as a template receives them.
 #[cfg(test)]
 pub(crate) fn messages(list: &ChatValue) -> Vec<ChatValue> {
     list.try_iter()

@@ -1,4 +1,4 @@
-//! Examples packed into rows.
+//! Packs examples into rows.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::gpt::RandomState;
 use crate::pack::pack;
 use crate::{DataError, IGNORE, Sample, Samples};
 
-/// Rows of `seq` tokens. Attention does not cross examples, and positions restart at each; the rest of a row is
+/// Rows of `seq` tokens. Attention does not cross examples, and positions restart in each example. The rest of a row is
 /// padded with token 0, as an example without targets.
 pub(super) struct ChatRows {
     pub examples: Examples,
@@ -20,7 +20,7 @@ pub(super) struct ChatRows {
 }
 
 impl ChatRows {
-    /// Packs examples by best fit decreasing, or one into each row.
+    /// Packs examples by best fit decreasing, or puts one example into each row.
     pub fn new(examples: Examples, seq: usize, packing: bool) -> Self {
         let all = 0..examples.len();
         let rows = if packing {
@@ -42,13 +42,13 @@ impl ChatRows {
         self.rows.len()
     }
 
-    /// The share of positions that hold a token.
+    /// Returns the fraction of positions that hold a token.
     pub fn fill_ratio(&self) -> f64 {
         let inputs = self.examples.tokens() - self.examples.len();
         inputs as f64 / (self.len() * self.seq) as f64
     }
 
-    /// A row.
+    /// Returns a row.
     pub fn sample(&self, row: usize) -> Sample {
         let mut sample = Sample::default();
         for example in &self.rows[row] {
@@ -65,7 +65,7 @@ impl ChatRows {
     }
 }
 
-/// The rows of a run: all of them in each epoch, in an order of its own. There is no last epoch.
+/// The rows of a run. Each epoch has all rows, in a different order. The number of epochs is unlimited.
 pub(super) struct ChatSamples {
     rows: Arc<ChatRows>,
     seed: u64,
@@ -74,7 +74,7 @@ pub(super) struct ChatSamples {
 }
 
 impl ChatSamples {
-    /// The rows in the orders of a seed.
+    /// Creates the samples of a run with a seed.
     pub fn new(rows: Arc<ChatRows>, seed: u64) -> Self {
         let first = order(&rows, seed, 0);
         Self {
@@ -85,7 +85,7 @@ impl ChatSamples {
     }
 }
 
-/// The order of the rows in an epoch.
+/// Returns the order of the rows in an epoch.
 fn order(rows: &ChatRows, seed: u64, epoch: u64) -> Arc<[u32]> {
     let mut order: Vec<u32> = (0..rows.len() as u32).collect();
     let key = [seed.to_le_bytes(), epoch.to_le_bytes()].concat();

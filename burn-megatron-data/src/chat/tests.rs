@@ -10,7 +10,7 @@ fn template(name: &str) -> ChatTemplate {
     ChatTemplate::read(path.as_ref(), &Tokenizer::bytes(), None).unwrap()
 }
 
-/// The whole text, and what of it has a loss, with `|` between its parts.
+/// Returns the text and the parts of it that have a loss, joined with `|`.
 fn trained(
     line: &str,
     template: Option<&ChatTemplate>,
@@ -73,7 +73,7 @@ fn answers_have_a_loss_and_prompts_have_none() {
         of_marked(TWO_TURNS, TrainedTokens::Last)[1],
         "A2<|im_end|>|"
     );
-    // Answers of the prompt are not trained.
+    // Answers in the prompt are not trained.
     let shots = r#"{"prompt": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"},
         {"role": "user", "content": "q2"}], "completion": [{"role": "assistant", "content": "a2"}]}"#;
     assert_eq!(of(shots, TrainedTokens::Answers)[1], "a2<|im_end|>\n");

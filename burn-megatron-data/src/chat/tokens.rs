@@ -1,4 +1,4 @@
-//! The tokens of a conversation, and which of them have a loss.
+//! Tokenizes a conversation, and selects the tokens that have a loss.
 
 use std::ops::Range;
 
@@ -13,7 +13,7 @@ use crate::tokenizer::chat::{Chat, ChatTemplate, RenderedChat};
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct ChatTokens {
     pub tokens: Vec<u32>,
-    /// Whether each is to be predicted.
+    /// Whether each token has a loss.
     pub is_answer: Vec<bool>,
 }
 
@@ -26,7 +26,7 @@ pub(super) struct ChatTokenizer<'a> {
 }
 
 impl ChatTokenizer<'_> {
-    /// The tokens of a line of JSON. `tokenizer` is a clone of [`Self::tokenizer`].
+    /// Returns the tokens of a line of JSON. `tokenizer` is a clone of [`Self::tokenizer`].
     ///
     /// # Errors
     ///
@@ -36,14 +36,14 @@ impl ChatTokenizer<'_> {
         let tokens = match (self.template, &conversation.texts) {
             (Some(template), _) => {
                 let rendered = self.rendered(template, &mut conversation)?;
-                // The template writes the special tokens.
+                // The template already writes the special tokens.
                 let tokens = tokenizer.encode_with_offsets(&rendered.text, false)?;
                 marked(tokens, &rendered.answers)
             }
             (None, Some([prompt, answer])) => self.texts(prompt, answer, tokenizer)?,
             (None, None) => return Err(ChatLineError::NoTemplate(self.tokenizer.name().into())),
         };
-        // The first token is no target.
+        // The first token is never a target.
         if tokens.is_answer.iter().skip(1).any(|is_answer| *is_answer) {
             Ok(tokens)
         } else {
@@ -51,7 +51,7 @@ impl ChatTokenizer<'_> {
         }
     }
 
-    /// Prompt, answer and end token.
+    /// Returns the tokens of a prompt, an answer and the end token.
     fn texts(
         &self,
         prompt: &str,
@@ -75,7 +75,7 @@ impl ChatTokenizer<'_> {
         Ok(marked)
     }
 
-    /// The text, with what is trained as its answers.
+    /// Returns the rendered text. Its answers are the trained ranges.
     fn rendered(
         &self,
         template: &ChatTemplate,
@@ -129,7 +129,7 @@ impl ChatTokenizer<'_> {
     }
 }
 
-/// The part of the text that an answer adds to what is before it.
+/// Returns the range of text that an answer adds after the text before it.
 fn span(
     before: &str,
     through: &str,
@@ -146,7 +146,7 @@ fn span(
     Ok(before.len()..through.len())
 }
 
-/// The marked ranges of these answers.
+/// Returns the marked ranges of these answers.
 fn chosen(
     marked: &[Range<usize>],
     conversation: &Conversation,
@@ -166,7 +166,7 @@ fn chosen(
     Ok(trained.map(|(_, range)| range.clone()).collect())
 }
 
-/// Tokens that overlap one of the ranges, which ascend, as in `transformers`.
+/// Marks tokens that overlap one of the ascending ranges, like `transformers`.
 fn marked(tokens: Vec<(u32, Range<usize>)>, ranges: &[Range<usize>]) -> ChatTokens {
     let mut ranges = ranges.iter().peekable();
     let mut marked = ChatTokens::default();
@@ -179,7 +179,7 @@ fn marked(tokens: Vec<(u32, Range<usize>)>, ranges: &[Range<usize>]) -> ChatToke
     marked
 }
 
-/// Which tokens overlap one of the ranges.
+/// Returns whether each token overlaps one of the ranges.
 #[cfg(test)]
 pub(crate) fn mask(tokens: Vec<(u32, Range<usize>)>, ranges: &[Range<usize>]) -> Vec<bool> {
     marked(tokens, ranges).is_answer

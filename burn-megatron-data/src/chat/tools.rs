@@ -1,4 +1,4 @@
-//! Tools and their calls. Files may store them as JSON text, because a column of Arrow has one type.
+//! Tools and tool calls. Files may store them as JSON text, because a column of Arrow has a single type.
 
 use minijinja::value::ValueKind;
 
@@ -104,7 +104,7 @@ fn with_arguments(
     }
 }
 
-/// Returns a value without the keys of null at any depth. A table of Arrow has each key in all of its rows.
+/// Returns a value without keys that have null values, at any depth. A table of Arrow has each key in all rows.
 pub(super) fn without_nulls(value: &ChatValue) -> ChatValue {
     let items = || value.try_iter().into_iter().flatten();
     match value.kind() {

@@ -25,8 +25,8 @@ const MAX_MANIFEST_BYTES: u64 = 16 << 20;
 /// The maximum size of a lock file that is read, in bytes.
 const MAX_HOLDER_BYTES: u64 = 1 << 10;
 
-/// A folder of indices. Each set is identified by a description of everything that determines it; the hash of
-/// the description is `KEY`:
+/// A folder of cached indices. Each set of indices is identified by a description of everything that determines it.
+/// `KEY` is the hash of the description:
 ///
 /// - `KEY-NAME.npy`: an index, as a NumPy array.
 /// - `KEY.json`: the description, and type, shape and checksum of each index. Written last.
@@ -53,7 +53,7 @@ struct ArrayEntry {
 }
 
 impl IndexCache {
-    /// A cache in this folder, which is created on demand.
+    /// Creates a cache in this folder. The folder is created on demand.
     pub fn new(folder: &Path) -> Self {
         Self {
             folder: folder.to_path_buf(),
@@ -66,8 +66,8 @@ impl IndexCache {
         Self { wait, ..self }
     }
 
-    /// The indices of a description: from the cache if they are valid, otherwise newly built. One process builds
-    /// them; others wait.
+    /// Returns the indices of a description: from the cache if they are valid, otherwise newly built. One process
+    /// builds them, and other processes wait.
     pub(crate) fn arrays(
         &self,
         description: &Value,
@@ -87,7 +87,7 @@ impl IndexCache {
             LockOutcome::Held(lock) => lock,
         };
         let arrays = match set.open() {
-            // Built by the previous holder of the lock.
+            // Another process has built them while this process waited for the lock.
             CacheLookup::Valid(arrays) => arrays,
             found => {
                 if let CacheLookup::Corrupt(reason) = found {
@@ -146,7 +146,7 @@ impl CacheEntry<'_> {
         }
     }
 
-    /// An error with a reason is about the content of the cache.
+    /// Opens the cached indices. An error with a reason is an error of the content of the cache.
     fn try_open(&self) -> Result<Vec<NpyArray>, (ErrorKind, Option<String>)> {
         let text = regular_file::read(&self.path(".json"), MAX_MANIFEST_BYTES)
             .map_err(|error| (error.kind(), None))?;
@@ -204,7 +204,7 @@ impl CacheEntry<'_> {
         }
     }
 
-    /// Replaces each file atomically; without the manifest, which is written last, the entry is missing.
+    /// Replaces each file atomically. The manifest is written last: without it, the entry does not exist.
     fn write(&self, arrays: &[(&'static str, NpyArray)]) -> Result<(), CacheError> {
         let manifest = self.path(".json");
         match fs::remove_file(&manifest) {

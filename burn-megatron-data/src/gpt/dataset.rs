@@ -1,4 +1,4 @@
-//! Megatron's GPT data set: samples of a part of token files.
+//! Megatron's GPT data set: the samples of a part of token files.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -9,18 +9,18 @@ use super::{Epochs, GptIndices, IndexCache, SamplingError, Split, SplitPart};
 use crate::indexed::IndexedDataset;
 use crate::{DataError, IGNORE, Sample, Samples};
 
-/// Samples of a known number.
+/// Samples whose number is known.
 pub trait FiniteSamples: Samples {
-    /// The number of samples.
+    /// Returns the number of samples.
     fn count(&self) -> u64;
 }
 
 /// Options of GPT sampling.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GptOptions {
-    /// Tokens per sample.
+    /// The number of tokens per sample.
     pub seq: usize,
-    /// The seed of the orders of documents and samples; NumPy's generator takes 32 bits.
+    /// The seed for the order of documents and samples, at most 32 bits (as in NumPy's generator).
     pub seed: u64,
     /// The end-of-document token.
     pub eod: Option<i32>,
@@ -28,16 +28,16 @@ pub struct GptOptions {
     pub eod_mask_loss: bool,
     /// Whether attention and positions restart after each end of a document.
     pub reset_attention: bool,
-    /// Whether the incomplete last sample of the validation part is dropped. In other parts it always is.
+    /// Whether the incomplete last sample of the validation part is dropped. Other parts always drop it.
     pub drop_last: bool,
-    /// Whether samples read one token more, as the last target. Otherwise the last target of each is ignored.
+    /// Whether samples read one more token, as the last target. Otherwise the last target of each sample is ignored.
     pub extra_token: bool,
-    /// The number of different tokens, if tokens are to be checked against it.
+    /// The vocabulary size to check tokens against, if any.
     pub vocabulary: Option<usize>,
 }
 
 impl GptOptions {
-    /// Megatron's defaults, for samples of `seq` tokens.
+    /// Creates options with Megatron's defaults, for samples of `seq` tokens.
     pub fn new(seq: usize, seed: u64) -> Self {
         Self {
             seq,
@@ -51,7 +51,7 @@ impl GptOptions {
         }
     }
 
-    /// Checks the options; returns the seed.
+    /// Checks the options, and returns the seed.
     pub(crate) fn check(&self) -> Result<u32, DataError> {
         if self.seq == 0 {
             return Err(DataError::ZeroLength);
@@ -70,7 +70,7 @@ impl GptOptions {
 
 /// The samples of a part of token files, in Megatron's order.
 ///
-/// The sequences of the file are the documents of the document index: most files have one per document.
+/// The sequences of the file are the documents of the document index. Most files have one sequence per document.
 pub struct GptDataset {
     file: Arc<IndexedDataset>,
     indices: GptIndices,
@@ -78,7 +78,7 @@ pub struct GptDataset {
 }
 
 impl GptDataset {
-    /// At least `samples` samples, over as many epochs as that takes; one epoch if `None`.
+    /// Creates a data set of at least `samples` samples, over the required number of epochs. `None` is one epoch.
     ///
     /// # Errors
     ///
@@ -97,7 +97,7 @@ impl GptDataset {
         let lengths: Vec<i32> = file.lengths().collect();
         let tokens = lengths[range.clone()].iter().map(|x| *x as u64).sum();
         let drop_last = part != SplitPart::Valid || options.drop_last;
-        // Without tokens an epoch never ends; with fewer than `needed` there is no sample.
+        // Without tokens an epoch never ends. With fewer than `needed` tokens there is no sample.
         let needed = if drop_last { seq + extra } else { 1 + extra };
         let epochs = match tokens {
             0 => None,
@@ -154,12 +154,12 @@ impl GptDataset {
         })
     }
 
-    /// The indices.
+    /// Returns the indices.
     pub fn indices(&self) -> &GptIndices {
         &self.indices
     }
 
-    /// The tokens of a sample, including the extra one; fewer if the last sample is incomplete.
+    /// Returns the tokens of a sample, including the extra token. An incomplete last sample has fewer tokens.
     fn text(&self, number: u64) -> Result<Vec<i32>, DataError> {
         let samples = self.count();
         if number >= samples {
@@ -195,7 +195,7 @@ impl GptDataset {
         Ok(text)
     }
 
-    /// Checks a value of an index against the length of what it points into.
+    /// Checks that a value of an index is below `len`, and returns it.
     fn checked(&self, found: i64, len: usize, what: &'static str) -> Result<usize, SamplingError> {
         let fits = usize::try_from(found).ok().filter(|found| *found < len);
         fits.ok_or_else(|| SamplingError::ForeignIndex {
@@ -244,8 +244,8 @@ impl FiniteSamples for GptDataset {
     }
 }
 
-/// Among the first `real` tokens, ignores the targets after the ends of documents, and makes what follows
-/// documents of their own.
+/// Processes the ends of documents among the first `real` tokens: ignores the targets after them with `mask`, and
+/// starts a new document after them with `reset`.
 fn mask_eod(sample: &mut Sample, real: usize, eod: i32, mask: bool, reset: bool) {
     let ends: Vec<usize> = (0..real)
         .filter(|place| sample.tokens[*place] == eod)
@@ -262,7 +262,7 @@ fn mask_eod(sample: &mut Sample, real: usize, eod: i32, mask: bool, reset: bool)
     }
 }
 
-/// The sequences of a part.
+/// Returns the range of sequences of a part.
 pub(crate) fn part_range(
     file: &IndexedDataset,
     split: &Split,

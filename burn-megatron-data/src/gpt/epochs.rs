@@ -1,27 +1,28 @@
-//! The number of epochs over a part.
+//! Computes the number of epochs over a part.
 
 use super::SamplingError;
 
-/// The last epoch is shuffled by itself unless at least this share of it is used.
+/// The last epoch is shuffled separately unless at least this share of it is used.
 const LAST_EPOCH_SHARE: f64 = 0.8;
 
-/// The epochs over a part; each uses every token once.
+/// The epochs over a part. Each epoch uses every token once.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Epochs {
     /// The number of epochs.
     pub count: u64,
-    /// Tokens per epoch.
+    /// The number of tokens per epoch.
     pub tokens: u64,
-    /// Samples of all epochs: at least as many as requested.
+    /// The number of samples of all epochs: at least the requested number.
     pub samples: u64,
-    /// The samples before the last epoch, if that is shuffled by itself: less than 80 % of it is used, so shuffling
-    /// it with the others would favour its early tokens.
+    /// The number of samples before the last epoch, if the last epoch is shuffled separately. This is the case if less
+    /// than 80 % of it is used, because shuffling it with the other epochs would favour its early tokens.
     pub before_last: Option<u64>,
 }
 
 impl Epochs {
-    /// The least number of epochs of `tokens` tokens that gives `wanted` samples of `seq` tokens, with `extra`
-    /// tokens at the end; one epoch if `None`. The rest is dropped, or becomes one more sample, which is padded.
+    /// Returns the smallest number of epochs of `tokens` tokens that gives `wanted` samples of `seq` tokens, with
+    /// `extra` tokens at the end. `None` is one epoch. The remaining tokens are dropped, or become another padded
+    /// sample.
     ///
     /// # Errors
     ///

@@ -15,7 +15,7 @@ pub enum SamplingError {
         "invalid split '{0}': expected up to three shares of training, validation and test, such as 969,30,1"
     )]
     Split(String),
-    /// A seed beyond the range of NumPy's generator.
+    /// The seed exceeds the range of NumPy's generator.
     #[error("a seed of {0} is too large for token files: at most {max}", max = u32::MAX)]
     Seed(u64),
     /// The part has too few tokens.
@@ -55,13 +55,13 @@ pub enum SamplingError {
         /// Tokens per sample.
         seq: u64,
     },
-    /// More sequences than a document index can address.
+    /// There are more sequences than a document index can address.
     #[error("{sequences} sequences are too many for a document index: at most {max} in a file", max = i32::MAX)]
     TooManySequences {
         /// The number of sequences.
         sequences: usize,
     },
-    /// A sample index out of range.
+    /// The sample index is out of range.
     #[error("there is no sample {number}: there are {samples}")]
     NoSuchSample {
         /// The sample, from 0.
@@ -69,10 +69,10 @@ pub enum SamplingError {
         /// The number of samples.
         samples: u64,
     },
-    /// An option that needs an end-of-document token, which is unknown.
+    /// The option needs an end-of-document token, which is unknown.
     #[error("{0} needs the token that ends a document: give eod")]
     NoEod(&'static str),
-    /// A token beyond the vocabulary.
+    /// A token exceeds the vocabulary.
     #[error(
         "sequence {sequence} of '{}' has the token {token}, but the vocabulary has {vocabulary}: it was made with another tokenizer",
         prefix.display()
@@ -87,7 +87,7 @@ pub enum SamplingError {
         /// The size of the vocabulary.
         vocabulary: usize,
     },
-    /// A value of a cached index that is out of range.
+    /// A value of a cached index is out of range.
     #[error("the indices of '{}' do not match it: {what} {found} is out of range, expected below {len}", prefix.display())]
     ForeignIndex {
         /// The prefix of the files.
@@ -112,7 +112,7 @@ pub enum SamplingError {
         /// The number of files.
         files: usize,
     },
-    /// A number of files that cannot be blended.
+    /// The number of files cannot be blended.
     #[error("cannot blend {0} files: expected 1 to {max}", max = i16::MAX)]
     Files(usize),
     /// The blend needs more samples of a data set than it has.
@@ -125,7 +125,7 @@ pub enum SamplingError {
         /// The samples that it has.
         samples: u64,
     },
-    /// Without weights each sample is used once, which is too few.
+    /// The files have too few samples: without weights, each sample is used once.
     #[error(
         "the files have {samples} samples of {seq} tokens, and the run needs {wanted}: without weights each is used once; give weights, or make fewer steps"
     )]
@@ -137,12 +137,12 @@ pub enum SamplingError {
         /// The samples that the run needs.
         wanted: u64,
     },
-    /// Data sets of different sample lengths.
+    /// The data sets have different sample lengths.
     #[error("data set {number} has samples of {found} tokens, and the first has {seq}")]
     UnequalLengths {
         /// The data set, from 0.
         number: usize,
-        /// Its tokens per sample.
+        /// The number of tokens per sample of this data set.
         found: usize,
         /// The tokens per sample of the first data set.
         seq: usize,
@@ -155,27 +155,27 @@ pub enum SamplingError {
         /// The sidecar file that was looked for.
         sidecar: PathBuf,
     },
-    /// Sidecars that contradict each other.
+    /// Two sidecars contradict each other.
     #[error("'{}' and '{}' disagree on {what}: {first} and {second}", prefix.display(), other.display())]
     Disagree {
         /// The prefix of the first files.
         prefix: PathBuf,
-        /// The prefix of the others.
+        /// The prefix of the second files.
         other: PathBuf,
         /// The property.
         what: &'static str,
-        /// Its value for the first.
+        /// The value in the first sidecar.
         first: String,
-        /// Its value for the others.
+        /// The value in the second sidecar.
         second: String,
     },
     /// A sidecar cannot be read.
     #[error(transparent)]
     Info(#[from] TokenFileInfoError),
-    /// A sidecar with an invalid end-of-document token.
+    /// A sidecar has an invalid end-of-document token.
     #[error("the eod in the sidecar of '{}' is not a token: tokens are below 2^31", .0.display())]
     Eod(PathBuf),
-    /// Options that exclude each other.
+    /// The options exclude each other.
     #[error("{0} has no effect with {1}: leave one out")]
     Ignored(&'static str, &'static str),
 }
@@ -207,7 +207,7 @@ pub enum CacheError {
     },
 }
 
-/// Returns a remedy for a part with too few tokens; a sequence is a document in most files.
+/// Returns a remedy for a part with too few tokens. In most files, a sequence is a document.
 fn remedy(sequences: usize, all_sequences: usize) -> String {
     match (sequences, all_sequences) {
         (0, 1) => {

@@ -9,15 +9,15 @@ use super::{Epochs, NpyArray, NpyInt, RandomState, SamplingError};
 pub struct GptIndices {
     /// The sequences of all epochs, in order: `[epochs * sequences]`, `i32`.
     pub documents: NpyArray,
-    /// The start of each sample, as a position in `documents` and a token offset there, and the end of the last
-    /// one: `[samples + 1, 2]`, `i32`, or `i64` if there are too many documents.
+    /// The start of each sample and the end of the last sample: a position in `documents`, and a token offset in this
+    /// document. `[samples + 1, 2]`, `i32`, or `i64` if there are too many documents.
     pub samples: NpyArray,
-    /// The order of the samples: `[samples]`, `u32`, or `i64` if there are too many.
+    /// The order of the samples: `[samples]`, `u32`, or `i64` if there are too many samples.
     pub shuffle: NpyArray,
 }
 
 impl GptIndices {
-    /// Builds the indices over the sequences in `range`; `lengths` are those of all sequences.
+    /// Builds the indices over the sequences in `range`. `lengths` are the lengths of all sequences.
     ///
     /// # Errors
     ///
@@ -59,7 +59,7 @@ impl GptIndices {
     }
 }
 
-/// Each epoch has every document; the last one may be shuffled by itself.
+/// Returns the document index. Each epoch has every document, and the last epoch may be shuffled separately.
 fn document_index(range: Range<i32>, epochs: &Epochs, random: &mut RandomState) -> Vec<i32> {
     let together = epochs.count - u64::from(epochs.before_last.is_some());
     let mut documents: Vec<i32> = (0..together).flat_map(|_| range.clone()).collect();
@@ -81,7 +81,7 @@ struct SampleWalk<'a> {
 }
 
 impl SampleWalk<'_> {
-    /// The sample index: a sample starts every `seq` tokens.
+    /// Returns the sample index: a sample starts every `seq` tokens.
     fn samples<T: NpyInt>(&self, count: u64, int: impl Fn(u64) -> T) -> NpyArray {
         let mut begins = Vec::with_capacity(2 * (count as usize + 1));
         begins.extend([int(0), int(0)]);
@@ -112,7 +112,7 @@ impl SampleWalk<'_> {
     }
 }
 
-/// The samples of the last epoch may be shuffled by themselves.
+/// Returns the shuffle index. The samples of the last epoch may be shuffled separately.
 fn shuffle_index<T: NpyInt>(
     epochs: &Epochs,
     random: &mut RandomState,
@@ -130,7 +130,7 @@ fn shuffle_index<T: NpyInt>(
 mod tests {
     use super::*;
 
-    /// The wide types need more than 2^31 documents or 2^32 samples, so only their values are compared.
+    /// Compares only the values of wide indices, because the wide types need more than 2^31 documents or 2^32 samples.
     #[test]
     fn wide_indices_have_the_same_numbers() {
         let (lengths, documents) = ([5, 0, 9, 2], [2, 0, 3, 1, 2, 0, 1, 3]);

@@ -1,14 +1,14 @@
-//! Megatron's GPT sampling, reproduced exactly: which tokens are in which sample.
+//! An exact reproduction of Megatron's GPT sampling: it assigns tokens to samples.
 //!
-//! 1. [`Split`] gives each of the three parts (training, validation, test) a range of the sequences of a file.
-//! 2. [`Epochs`] gives how often a part is repeated to get enough samples.
+//! 1. [`Split`] assigns a range of the sequences of a file to each part: training, validation and test.
+//! 2. [`Epochs`] is the number of times a part is repeated to get enough samples.
 //! 3. The *document index* has the sequences of all epochs in a random order.
-//! 4. The *sample index* has the start of each sample in the concatenated sequences. Samples have `seq + 1`
-//!    tokens, of which the last is also the first of the next sample.
+//! 4. The *sample index* has the start of each sample in the concatenated sequences. Samples have `seq + 1` tokens, and
+//!    the last token is also the first token of the next sample.
 //! 5. The *shuffle index* has the samples in a random order.
 //!
-//! Both orders are those of NumPy's `RandomState`, see [`RandomState`]. The three indices can be kept in a
-//! [`IndexCache`], as `.npy` files.
+//! Both random orders are equal to the orders of NumPy's `RandomState`: see [`RandomState`]. An [`IndexCache`] can
+//! store the three indices as `.npy` files.
 
 mod cache;
 mod dataset;

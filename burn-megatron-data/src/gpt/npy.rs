@@ -9,25 +9,25 @@ use serde::{Deserialize, Serialize};
 
 use burn_megatron::regular_file;
 
-/// The data begins at a multiple of this many bytes.
+/// The alignment of the data, in bytes.
 const ALIGNMENT: usize = 64;
 
 /// The integer type of an array.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum NpyType {
-    /// Signed, 16 bits.
+    /// Signed 16-bit integer.
     I16,
-    /// Signed, 32 bits.
+    /// Signed 32-bit integer.
     I32,
-    /// Unsigned, 32 bits.
+    /// Unsigned 32-bit integer.
     U32,
-    /// Signed, 64 bits.
+    /// Signed 64-bit integer.
     I64,
 }
 
 impl NpyType {
-    /// NumPy's name.
+    /// Returns the NumPy name of the type.
     fn name(self) -> &'static str {
         match self {
             Self::I16 => "<i2",
@@ -37,7 +37,7 @@ impl NpyType {
         }
     }
 
-    /// Bytes per element.
+    /// Returns the number of bytes per element.
     pub fn size(self) -> usize {
         match self {
             Self::I16 => 2,
@@ -49,10 +49,10 @@ impl NpyType {
 
 /// An element type of an [`NpyArray`].
 pub trait NpyInt: Copy {
-    /// Its type.
+    /// The corresponding integer type.
     const TYPE: NpyType;
 
-    /// Appends its bytes.
+    /// Appends the bytes of the value.
     fn append(self, bytes: &mut Vec<u8>);
 }
 
@@ -86,7 +86,7 @@ pub struct NpyArray {
 }
 
 impl NpyArray {
-    /// An array of `values`, row-major, in memory.
+    /// Creates an array of `values` (row-major) in memory.
     ///
     /// # Panics
     ///
@@ -106,14 +106,14 @@ impl NpyArray {
         }
     }
 
-    /// Maps a file; `None` unless it has exactly this type and shape.
+    /// Maps a file. Returns `None` if its type or shape differs.
     ///
     /// # Errors
     ///
     /// Errors of the operating system.
     pub fn open(path: &Path, int_type: NpyType, shape: &[usize]) -> io::Result<Option<Self>> {
         let file = regular_file::open(path)?;
-        // Safety: cache files are renamed when they are complete, and not modified after that.
+        // Safety: complete cache files are renamed into place, and not modified afterwards.
         let mapped = unsafe { Mmap::map(&file)? };
         let header = header(int_type, shape);
         let numbers = shape.iter().try_fold(1_usize, |x, y| x.checked_mul(*y));
@@ -127,27 +127,27 @@ impl NpyArray {
         }))
     }
 
-    /// The element type.
+    /// Returns the element type.
     pub fn int_type(&self) -> NpyType {
         self.int_type
     }
 
-    /// The shape.
+    /// Returns the shape.
     pub fn shape(&self) -> &[usize] {
         &self.shape
     }
 
-    /// The number of elements.
+    /// Returns the number of elements.
     pub fn len(&self) -> usize {
         self.shape.iter().product()
     }
 
-    /// Whether there are no elements.
+    /// Returns whether there are no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The element of this flat index.
+    /// Returns the element at this flat index.
     ///
     /// # Panics
     ///
@@ -163,12 +163,12 @@ impl NpyArray {
         }
     }
 
-    /// All elements, row-major.
+    /// Returns all elements, row-major.
     pub fn iter(&self) -> impl Iterator<Item = i64> {
         (0..self.len()).map(|place| self.get(place))
     }
 
-    /// The content of a `.npy` file.
+    /// Returns the content of a `.npy` file.
     pub fn file(&self) -> &[u8] {
         match &self.bytes {
             ArrayBytes::Memory(bytes) => bytes,
@@ -183,7 +183,7 @@ fn first<const N: usize>(bytes: &[u8]) -> [u8; N] {
     first
 }
 
-/// The header, in version 1.0 of the format.
+/// Returns the header, in version 1.0 of the format.
 fn header(int_type: NpyType, shape: &[usize]) -> Vec<u8> {
     let sizes: String = shape.iter().map(|size| format!("{size}, ")).collect();
     let shape = match shape.len() {

@@ -1,13 +1,12 @@
 //! NumPy's `RandomState` generator.
 
-/// Words of the state.
+/// The number of words of the state.
 const N: usize = 624;
 /// The offset of the word that a new word is combined with.
 const M: usize = 397;
 
-/// A Mersenne Twister, MT19937 (Matsumoto and Nishimura, "Mersenne Twister: a 623-dimensionally
-/// equidistributed uniform pseudorandom number generator", ACM TOMACS 8(1), 1998), which shuffles as
-/// `numpy.random.RandomState(seed).shuffle` does.
+/// Mersenne Twister, MT19937 (Matsumoto and Nishimura, "Mersenne Twister: a 623-dimensionally equidistributed uniform
+/// pseudorandom number generator", ACM TOMACS 8(1), 1998). Shuffles like `numpy.random.RandomState(seed).shuffle`.
 #[derive(Clone)]
 pub struct RandomState {
     words: [u32; N],
@@ -16,7 +15,7 @@ pub struct RandomState {
 }
 
 impl RandomState {
-    /// The generator of a seed.
+    /// Creates a generator with a seed.
     pub fn new(seed: u32) -> Self {
         let mut words = [seed; N];
         for i in 1..N {
@@ -26,7 +25,7 @@ impl RandomState {
         Self { words, next: N }
     }
 
-    /// The next 32 bits.
+    /// Returns the next 32 bits.
     pub fn next_u32(&mut self) -> u32 {
         if self.next == N {
             self.renew();
@@ -39,14 +38,14 @@ impl RandomState {
         word ^ (word >> 18)
     }
 
-    /// The next 64 bits: the upper half is generated first.
+    /// Returns the next 64 bits: the upper half is generated first.
     pub fn next_u64(&mut self) -> u64 {
         let upper = u64::from(self.next_u32()) << 32;
         upper | u64::from(self.next_u32())
     }
 
-    /// A uniform number from 0 to `max`, by rejection: draws as many bits as `max` has until the value is not
-    /// above it.
+    /// Returns a uniform number from 0 to `max`, by rejection: draws the number of bits of `max` until the value is at
+    /// most `max`.
     pub fn up_to(&mut self, max: u64) -> u64 {
         let mask = match max.checked_ilog2() {
             Some(bits) => u64::MAX >> (63 - bits),

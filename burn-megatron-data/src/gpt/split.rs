@@ -9,11 +9,11 @@ use super::SamplingError;
 /// A part of a data set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SplitPart {
-    /// For training.
+    /// The training part.
     Train,
-    /// For evaluation during training.
+    /// The validation part, for evaluation during training.
     Valid,
-    /// For evaluation at the end.
+    /// The test part, for evaluation at the end.
     Test,
 }
 
@@ -45,11 +45,11 @@ pub struct Split {
 }
 
 impl Split {
-    /// A split by the shares of training, validation and test, which are normalized.
+    /// Creates a split from the shares of training, validation and test. The shares are normalized.
     ///
     /// # Errors
     ///
-    /// [`SamplingError::Split`] for a share below 0, one that is not finite, or shares that are all 0.
+    /// [`SamplingError::Split`] for a negative or non-finite share, or if all shares are 0.
     pub fn new(shares: [f64; 3]) -> Result<Self, SamplingError> {
         let sum = shares[0] + shares[1] + shares[2];
         let fits = |share: &f64| share.is_finite() && *share >= 0.0;
@@ -62,8 +62,8 @@ impl Split {
         Ok(Self { shares, bounds })
     }
 
-    /// The sequences of a part, of `sequences` in all; `None` if its share is 0. Bounds are rounded, halves to
-    /// even.
+    /// Returns the sequences of a part, given the total number of `sequences`; `None` if its share is 0. Bounds are
+    /// rounded half to even.
     pub fn range(&self, part: SplitPart, sequences: usize) -> Option<Range<usize>> {
         let (start, end) = (self.bounds[part as usize], self.bounds[part as usize + 1]);
         let rounded = |bound: f64| (bound * sequences as f64).round_ties_even() as usize;
@@ -72,14 +72,14 @@ impl Split {
 }
 
 impl Split {
-    /// Whether the shares of validation and test are 0.
+    /// Returns whether the shares of validation and test are 0.
     pub fn is_training_only(&self) -> bool {
         let rest = [SplitPart::Valid, SplitPart::Test];
         rest.iter().all(|part| self.range(*part, 0).is_none())
     }
 }
 
-/// Comma-separated shares; missing ones are 0.
+/// Parses comma-separated shares. Missing shares are 0.
 impl FromStr for Split {
     type Err = SamplingError;
 

@@ -1,10 +1,10 @@
-//! Samples to groups, from all ranks down to single ones, then to micro-batches.
+//! Assigns samples to groups of ranks, from all ranks down to single ranks, and then to micro-batches.
 
 use std::ops::Range;
 
 use super::{HybridContextConfig, HybridContextSlot, padded};
 
-/// The most by which the FLOPs of two ranks of a step differ, as a share of the mean; as Megatron's.
+/// The maximum difference between the FLOPs of two ranks in a step, relative to the mean, as in Megatron.
 const TOLERANCE: f64 = 0.05;
 
 #[derive(Clone, Copy, Debug)]
@@ -14,16 +14,16 @@ struct Sample {
     flops: f64,
 }
 
-/// A group of ranks.
+/// A group of ranks and its two halves.
 struct Group {
     ranks: Range<usize>,
-    /// The samples that the whole group shares, by micro-batch.
+    /// The samples that all ranks of the group share, by micro-batch.
     bins: Vec<Vec<Sample>>,
-    /// None of one rank.
+    /// The two halves of the group; `None` for a single rank.
     halves: Option<Box<[Group; 2]>>,
 }
 
-/// By micro-batch, the slots in the order of their ranks.
+/// Returns the slots of each micro-batch, in the order of their ranks.
 pub(super) fn assign(
     config: &HybridContextConfig,
     lengths: &[usize],
@@ -34,11 +34,11 @@ pub(super) fn assign(
         flops: config.flops.of(length),
     };
     let mut samples: Vec<_> = lengths.iter().enumerate().map(sample).collect();
-    // Equal ones keep their order.
+    // The sort is stable: samples of equal length keep their order.
     samples.sort_by_key(|sample| std::cmp::Reverse(sample.length));
     let mean = sum(&samples) / config.ranks as f64;
-    // The FLOPs per rank of the halves of n ranks then differ by TOLERANCE / n of the mean at the most, and those of two
-    // ranks by the sum over n = 2, 4, 8, ...
+    // With this limit, the FLOPs per rank of the halves of n ranks differ by at most TOLERANCE / n of the mean. The
+    // FLOPs of two ranks differ by at most the sum over n = 2, 4, 8, ...
     let limit = mean * TOLERANCE / 2.0;
     let mut all = Group::new(config, limit, 0..config.ranks, samples);
     let count = all.needed();
@@ -49,7 +49,7 @@ pub(super) fn assign(
 }
 
 impl Group {
-    /// Of samples by decreasing length.
+    /// Assigns samples to a group and its halves. The samples are sorted by decreasing length.
     fn new(
         config: &HybridContextConfig,
         limit: f64,
@@ -80,7 +80,7 @@ impl Group {
         }
     }
 
-    /// The fewest micro-batches of its ranks.
+    /// Returns the minimum number of micro-batches that the ranks of the group need.
     fn needed(&self) -> usize {
         self.bins.len() + self.needed_below()
     }
@@ -90,7 +90,7 @@ impl Group {
         halves.map(Group::needed).max().unwrap_or(0)
     }
 
-    /// Spreads the samples over `count` micro-batches, where there are as many.
+    /// Spreads the samples over `count` micro-batches, if there are enough samples.
     fn spread(&mut self, count: usize) {
         let most = count - self.needed_below();
         while self.bins.len() < most {
@@ -108,7 +108,7 @@ impl Group {
         halves.for_each(|half| half.spread(below));
     }
 
-    /// Puts the slots of its ranks into micro-batches: those of the whole group first, then those of its halves.
+    /// Adds the slots of the group to micro-batches: first the slots of all its ranks, then the slots of its halves.
     fn fill(self, micro_batches: &mut [Vec<HybridContextSlot>]) {
         let (own, below) = micro_batches.split_at_mut(self.bins.len());
         let slot = |bin: Vec<Sample>| HybridContextSlot {
@@ -133,11 +133,11 @@ fn sum(samples: &[Sample]) -> f64 {
     samples.iter().map(|sample| sample.flops).sum()
 }
 
-/// Selects the samples that a group of `size` ranks shares, so that the FLOPs of its halves differ by at most `limit`;
-/// also returns the samples of each half. A sample with fewer than two tokens per rank is not shared.
+/// Selects the samples that a group of `size` ranks shares, so that the FLOPs of its halves differ by at most `limit`.
+/// Also returns the samples of each half. A sample with fewer than two tokens per rank is not shared.
 fn balanced(samples: Vec<Sample>, size: usize, limit: f64) -> (Vec<Sample>, [Vec<Sample>; 2]) {
     let divisible = |sample: &Sample| sample.length >= 2 * size;
-    // Too little for micro-batches of their own.
+    // These samples are too few for separate micro-batches.
     if sum(&samples) <= limit && samples.iter().all(divisible) {
         return (samples, [vec![], vec![]]);
     }
@@ -163,8 +163,8 @@ fn balanced(samples: Vec<Sample>, size: usize, limit: f64) -> (Vec<Sample>, [Vec
     (shared, halves)
 }
 
-/// Two parts of about equal FLOPs: each sample, the largest first, goes to the part with fewer (Graham, "Bounds on
-/// multiprocessing timing anomalies", 1969).
+/// Splits samples into two parts of about equal FLOPs. Each sample, starting with the largest, goes to the part with
+/// fewer FLOPs (Graham, "Bounds on multiprocessing timing anomalies", 1969).
 fn in_two(samples: Vec<Sample>) -> [Vec<Sample>; 2] {
     let mut parts = [vec![], vec![]];
     let mut flops = [0.0; 2];
@@ -176,7 +176,8 @@ fn in_two(samples: Vec<Sample>) -> [Vec<Sample>; 2] {
     parts
 }
 
-/// The samples in bins of at most `room` tokens, each in the fullest that has room for it, the largest first.
+/// Packs samples into bins of at most `room` tokens. Each sample, starting with the largest, goes into the fullest bin
+/// with enough room.
 fn packed(mut samples: Vec<Sample>, size: usize, room: usize) -> Vec<Vec<Sample>> {
     samples.sort_by_key(|sample| std::cmp::Reverse(sample.length));
     let mut bins: Vec<(usize, Vec<Sample>)> = vec![];

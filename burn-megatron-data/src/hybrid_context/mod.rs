@@ -1,12 +1,14 @@
-//! Hybrid context parallelism: the ranks that share a sample are chosen by its length.
+//! Hybrid context parallelism: chooses the ranks that share a sample by the length of the sample.
 //!
-//! With samples of very different lengths, one size of context groups is too small for the longest or too large for most:
-//! short samples then exchange keys and values for nothing. [`HybridContextConfig::plan`] is a pure function from the lengths
-//! of a step to [slots](HybridContextSlot): which ranks hold which samples, in which micro-batch. It numbers the ranks of
-//! context x data, context first. As Megatron's (`pipeline_parallel/hybrid_cp_schedule.py`), it uses groups of powers of two;
-//! unlike it, every rank has the same number of micro-batches, and the groups of each micro-batch are aligned: a group of
-//! `2^k` ranks starts at a multiple of `2^k`. Two groups are then disjoint or one contains the other, so that ranks that enter
-//! groups in the order of their micro-batches never wait for each other in a circle, in pipelines neither.
+//! If sample lengths differ a lot, a single context group size is too small for the longest samples, or too large for
+//! most. Short samples then exchange keys and values unnecessarily. [`HybridContextConfig::plan`] is a pure function
+//! from the sample lengths of a step to [slots](HybridContextSlot), which assign samples to ranks and micro-batches.
+//! Ranks are the context x data ranks, context first.
+//!
+//! Like Megatron (`pipeline_parallel/hybrid_cp_schedule.py`), the plan uses groups of powers of two. Unlike Megatron,
+//! every rank has the same number of micro-batches, and groups are aligned: a group of `2^k` ranks starts at a multiple
+//! of `2^k`. Two groups are then disjoint, or one contains the other. So ranks that enter groups in the order of their
+//! micro-batches cannot deadlock, even in pipelines.
 
 mod assign;
 #[cfg(test)]
@@ -16,86 +18,86 @@ use std::ops::Range;
 
 use burn_megatron::mesh::ContextSplit;
 
-/// The limits and costs for which a plan is made.
+/// Limits and costs for a plan.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct HybridContextConfig {
-    /// The ranks of context x data, a power of two.
+    /// The number of context x data ranks, a power of two.
     pub ranks: usize,
-    /// The most tokens of one rank in a micro-batch, padding included.
+    /// The maximum number of tokens per rank in a micro-batch, including padding.
     pub max_seqlen_per_dp_cp_rank: usize,
-    /// The number of tokens of a rank in a micro-batch must be a multiple of this, as tensor ranks share them under
-    /// sequence parallelism; 1 without.
+    /// The number of tokens per rank in a micro-batch must be a multiple of this number. Tensor ranks share these
+    /// tokens under sequence parallelism. 1 without sequence parallelism.
     pub multiple: usize,
     /// The cost of a sample.
     pub flops: SampleFlops,
 }
 
-/// The cost of a sample: a causal sample of `s` tokens costs `s` times [`per_token`](Self::per_token) and `s (s + 1) /
+/// The cost of a sample. A causal sample of `s` tokens costs `s` times [`per_token`](Self::per_token) plus `s (s + 1) /
 /// 2` times [`per_pair`](Self::per_pair).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SampleFlops {
-    /// FLOPs of a token outside of attention.
+    /// The FLOPs per token outside of attention.
     pub per_token: f64,
-    /// FLOPs of attention of one query to one key.
+    /// The FLOPs of attention per pair of a query and a key.
     pub per_pair: f64,
 }
 
-/// The samples that one group of ranks computes in one micro-batch.
+/// The samples that a group of ranks computes in a micro-batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HybridContextSlot {
-    /// The group: a power of two of ranks, which starts at a multiple of its size.
+    /// The ranks of the group. Their number is a power of two, and the first rank is a multiple of it.
     pub ranks: Range<usize>,
-    /// The indices of its samples, packed into one row: each is padded to a multiple of `2 ranks` on more than one rank.
-    /// Empty where there are too few samples; then it is one rank, which computes padding to keep the count.
+    /// The indices of the samples, which are packed into one row. With more than one rank, each sample is padded to a
+    /// multiple of `2 ranks`. Empty if there are too few samples: then a single rank computes padding.
     pub samples: Vec<usize>,
 }
 
-/// Which ranks hold which samples of a step, in which micro-batch.
+/// A plan of a step: assigns samples to ranks and micro-batches.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HybridContextPlan {
-    /// By micro-batch, the slots in the order of their ranks.
+    /// The slots of each micro-batch, in the order of their ranks.
     micro_batches: Vec<Vec<HybridContextSlot>>,
-    /// By rank.
+    /// The FLOPs per rank.
     flops: Vec<f64>,
 }
 
-/// A plan that cannot be made.
+/// An error of planning.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum HybridContextError {
-    /// The groups are powers of two.
+    /// The number of ranks is not a power of two.
     #[error(
         "hybrid context parallelism over context x data = {ranks} ranks: expected a power of two, such as {}",
         powers_near(*ranks)
     )]
     Ranks {
-        /// The ranks of context x data.
+        /// The number of context x data ranks.
         ranks: usize,
     },
-    /// A number of tokens that groups cannot split.
+    /// Groups cannot split this number of tokens.
     #[error(
         "invalid max_seqlen_per_dp_cp_rank = {tokens}: expected a multiple of {multiple}, such as {}",
         (tokens / multiple).max(1) * multiple
     )]
     MaxSeqlen {
-        /// The most tokens of one rank in a micro-batch.
+        /// The maximum number of tokens per rank in a micro-batch.
         tokens: usize,
-        /// Of which they must be a multiple.
+        /// The number of which `tokens` must be a multiple.
         multiple: usize,
     },
-    /// Costs that are not.
+    /// Invalid costs.
     #[error(
         "invalid FLOPs of a sample, {} per token and {} per pair of query and key: expected finite numbers of at least 0, \
          and the first above it",
         .0.per_token, .0.per_pair
     )]
     Flops(SampleFlops),
-    /// A sample without tokens.
+    /// A sample has no tokens.
     #[error("sample {sample} has no tokens: expected at least 1")]
     EmptySample {
-        /// Its index.
+        /// The index of the sample.
         sample: usize,
     },
-    /// A sample that all ranks together cannot hold.
+    /// A sample is too long for all ranks together.
     #[error(
         "{what} has {length} tokens, and {ranks} ranks of context x data hold {}, as max_seqlen_per_dp_cp_rank = \
          {tokens}: expected samples of at most that, max_seqlen_per_dp_cp_rank = {} or more, or {} ranks",
@@ -106,13 +108,13 @@ pub enum HybridContextError {
     TooLong {
         /// The sample.
         what: String,
-        /// Its tokens.
+        /// The number of tokens of the sample.
         length: usize,
-        /// The ranks of context x data.
+        /// The number of context x data ranks.
         ranks: usize,
-        /// The most tokens of one rank in a micro-batch.
+        /// The maximum number of tokens per rank in a micro-batch.
         tokens: usize,
-        /// Of which they are a multiple.
+        /// The number of which `tokens` must be a multiple.
         multiple: usize,
     },
 }
@@ -125,7 +127,7 @@ fn powers_near(ranks: usize) -> String {
 }
 
 impl SampleFlops {
-    /// Of a sample of so many tokens.
+    /// Returns the FLOPs of a sample of `tokens` tokens.
     pub fn of(self, tokens: usize) -> f64 {
         let tokens = tokens as f64;
         self.per_token * tokens + self.per_pair * tokens * (tokens + 1.0) / 2.0
@@ -133,17 +135,17 @@ impl SampleFlops {
 }
 
 impl HybridContextConfig {
-    /// Returns the most tokens of a micro-batch on a group of `ranks` ranks.
+    /// Returns the maximum number of tokens of a micro-batch on a group of `ranks` ranks.
     pub(crate) fn capacity(&self, ranks: usize) -> usize {
         ranks * self.max_seqlen_per_dp_cp_rank
     }
 
-    /// Checks what does not depend on the samples.
+    /// Checks the settings that do not depend on samples.
     ///
     /// # Errors
     ///
-    /// [`HybridContextError`] for ranks that are no power of two, a
-    /// [`max_seqlen_per_dp_cp_rank`](field@Self::max_seqlen_per_dp_cp_rank) that they cannot split, or invalid costs.
+    /// [`HybridContextError`] if the number of ranks is not a power of two, if they cannot split
+    /// [`max_seqlen_per_dp_cp_rank`](field@Self::max_seqlen_per_dp_cp_rank), or for invalid costs.
     pub fn check(&self) -> Result<(), HybridContextError> {
         if !self.ranks.is_power_of_two() {
             return Err(HybridContextError::Ranks { ranks: self.ranks });
@@ -160,11 +162,12 @@ impl HybridContextConfig {
         Ok(())
     }
 
-    /// The slots of samples of these lengths. The same on all ranks, for the same lengths.
+    /// Plans the slots of samples with these lengths. The result depends only on the lengths, so it is the same on all
+    /// ranks.
     ///
-    /// A sample is held by the smallest group that has room for it, and by a larger one where that is needed for balance:
-    /// the FLOPs of two ranks differ by at most 5 % of the mean, but for padding and samples too short to be split further
-    /// (of fewer than two tokens per rank).
+    /// A sample is assigned to the smallest group that has room for it, or to a larger group for balance. The FLOPs of
+    /// two ranks differ by at most 5 % of the mean, not counting padding. Samples with fewer than two tokens per rank
+    /// cannot be split further, and may exceed this bound.
     ///
     /// # Errors
     ///
@@ -192,7 +195,7 @@ impl HybridContextConfig {
         })
     }
 
-    /// Checks that all ranks together hold `what`, a sample of `length` tokens.
+    /// Checks that all ranks together can hold `what`, a sample of `length` tokens.
     ///
     /// # Errors
     ///
@@ -211,17 +214,17 @@ impl HybridContextConfig {
         })
     }
 
-    /// Returns the number to a multiple of which the tokens of a row of all ranks, and so of any group, can be padded.
+    /// Returns the number to a multiple of which any group can pad the tokens of a row.
     pub fn row_divisor(&self) -> usize {
         self.ranks * self.row_multiple()
     }
 
-    /// Returns the number of which the tokens of a rank of any group must be a multiple.
+    /// Returns the number of which the tokens per rank of any group must be a multiple.
     fn row_multiple(&self) -> usize {
         ContextSplit::ZigzagPerDocument.divisor(2, self.multiple.max(1)) / 2
     }
 
-    /// The ranks of the smallest group that holds a sample of `length` tokens.
+    /// Returns the number of ranks of the smallest group that holds a sample of `length` tokens.
     fn smallest_group(&self, length: usize) -> usize {
         length
             .div_ceil(self.max_seqlen_per_dp_cp_rank)
@@ -229,18 +232,18 @@ impl HybridContextConfig {
     }
 }
 
-/// The tokens that a group of `ranks` computes for a sample of `length`.
+/// Returns the number of tokens that a group of `ranks` ranks computes for a sample of `length` tokens.
 fn padded(length: usize, ranks: usize) -> usize {
     length.next_multiple_of(ContextSplit::ZigzagPerDocument.divisor(ranks, 1))
 }
 
 impl HybridContextPlan {
-    /// The micro-batches of every rank; none without samples.
+    /// Returns the number of micro-batches of every rank; 0 without samples.
     pub fn micro_batches(&self) -> usize {
         self.micro_batches.len()
     }
 
-    /// The slots of a micro-batch, in the order of their ranks: each rank is in one of them.
+    /// Returns the slots of a micro-batch, in the order of their ranks. Each rank is in exactly one slot.
     ///
     /// # Panics
     ///
@@ -249,18 +252,18 @@ impl HybridContextPlan {
         &self.micro_batches[micro_batch]
     }
 
-    /// The slots of a rank, by micro-batch.
+    /// Returns the slots of a rank, by micro-batch.
     pub fn of_rank(&self, rank: usize) -> impl Iterator<Item = &HybridContextSlot> {
         let all = self.micro_batches.iter().flatten();
         all.filter(move |slot| slot.ranks.contains(&rank))
     }
 
-    /// The FLOPs of each rank in the step, those of padded samples included.
+    /// Returns the FLOPs of each rank in the step, including padding.
     pub fn flops(&self) -> &[f64] {
         &self.flops
     }
 
-    /// By how much the rank with the fewest FLOPs is below the one with the most, from 0 to 1.
+    /// Returns the relative difference between the ranks with the most and the fewest FLOPs, from 0 to 1.
     pub fn imbalance(&self) -> f64 {
         let most = self.flops.iter().copied().fold(0.0, f64::max);
         let fewest = self.flops.iter().copied().fold(f64::INFINITY, f64::min);

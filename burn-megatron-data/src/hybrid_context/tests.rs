@@ -1,4 +1,4 @@
-//! What holds for the plans of all lengths.
+//! Properties of the plans for all lengths.
 
 use proptest::prelude::*;
 
@@ -19,8 +19,8 @@ fn config(ranks: usize) -> HybridContextConfig {
     }
 }
 
-/// Each sample is in one slot, groups are aligned powers of two with room for their samples, and every rank is in one group
-/// of each micro-batch.
+/// Checks that each sample is in one slot, that groups are aligned powers of two with room for their samples, and that
+/// every rank is in one group of each micro-batch.
 fn check(config: &HybridContextConfig, lengths: &[usize], plan: &HybridContextPlan) {
     let mut times = vec![0; lengths.len()];
     for micro_batch in 0..plan.micro_batches() {
@@ -57,7 +57,7 @@ fn ranks() -> impl Strategy<Value = usize> {
     (2..=6u32).prop_map(|power| 1 << power)
 }
 
-/// Lognormal lengths, of at least 64 tokens per rank.
+/// Generates lognormal lengths, of at least 64 tokens per rank.
 fn lognormal() -> impl Strategy<Value = (usize, Vec<usize>)> {
     // The sum of twelve uniform numbers is about normal.
     let normal = prop::array::uniform12(0.0..1.0f64).prop_map(|x| x.iter().sum::<f64>() - 6.0);

@@ -27,7 +27,7 @@ pub enum IndexedDatasetError {
         /// The reason.
         source: MalformedIndex,
     },
-    /// The final name is taken.
+    /// The file already exists.
     #[error("'{}' already exists", .0.display())]
     Exists(PathBuf),
     /// There is no such sequence.
@@ -37,10 +37,10 @@ pub enum IndexedDatasetError {
         path: PathBuf,
         /// The number of sequences.
         sequences: usize,
-        /// The requested one, from 0.
+        /// The requested sequence, from 0.
         sequence: usize,
     },
-    /// A range past the end of a sequence.
+    /// The range exceeds the end of a sequence.
     #[error(
         "sequence {sequence} of '{}' has {length} tokens: cannot read {wanted} from {offset} on",
         path.display()
@@ -57,7 +57,7 @@ pub enum IndexedDatasetError {
         /// The number of requested tokens.
         wanted: usize,
     },
-    /// A token that is not a valid index into a vocabulary.
+    /// The token is not a valid index into a vocabulary.
     #[error(
         "sequence {sequence} of '{}' has the token {token}; tokens are 0 to {}", path.display(), i32::MAX
     )]
@@ -69,7 +69,7 @@ pub enum IndexedDatasetError {
         /// The token.
         token: i64,
     },
-    /// A token beyond the range of the file's token type.
+    /// The token exceeds the range of the file's token type.
     #[error("the token {token} does not fit '{}', whose tokens are at most {max}", path.display())]
     TokenTooLarge {
         /// The file being written.
@@ -79,7 +79,7 @@ pub enum IndexedDatasetError {
         /// The largest valid token.
         max: u64,
     },
-    /// A sequence whose length does not fit the index.
+    /// The length of the sequence does not fit the index.
     #[error("a sequence of {tokens} tokens does not fit '{}': at most {}", path.display(), i32::MAX)]
     SequenceTooLong {
         /// The file being written.
@@ -87,7 +87,7 @@ pub enum IndexedDatasetError {
         /// The number of its tokens.
         tokens: usize,
     },
-    /// Appending files of another token type.
+    /// The appended file has another token type.
     #[error(
         "'{}' has tokens of type {found:?}, and cannot be appended to a file of {wanted:?}", path.display()
     )]
@@ -99,7 +99,7 @@ pub enum IndexedDatasetError {
         /// The token type of the file being written.
         wanted: super::TokenType,
     },
-    /// Sequences after the last end of a document.
+    /// There are sequences after the end of the last document.
     #[error("the last {sequences} sequence(s) of '{}' are in no document: call end_document", path.display())]
     OpenDocument {
         /// The file being written.
@@ -109,13 +109,13 @@ pub enum IndexedDatasetError {
     },
 }
 
-/// Why the bytes of an index are invalid.
+/// An invalid index.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum MalformedIndex {
     /// The magic bytes are missing.
     #[error("it does not begin with MMIDIDX and two zero bytes")]
     Magic,
-    /// Another version of the format.
+    /// Unsupported version of the format.
     #[error("unsupported version {0}: expected 1")]
     Version(u64),
     /// A floating-point token type.
@@ -141,19 +141,19 @@ pub enum MalformedIndex {
         sequences: u64,
         /// The number of document indices in the header.
         documents: u64,
-        /// The size that these need, in bytes.
+        /// The required size, in bytes.
         needed: u128,
     },
-    /// Shorter than a header.
+    /// The index is shorter than a header.
     #[error("it has {found} bytes, less than the 34 of a header")]
     Short {
         /// The size in bytes.
         found: usize,
     },
-    /// No document indices.
+    /// There are no document indices.
     #[error("it has no document indices: expected at least the first, 0")]
     NoDocuments,
-    /// A negative length.
+    /// A sequence has a negative length.
     #[error("sequence {sequence} has a length of {length}")]
     Length {
         /// The sequence.
@@ -161,7 +161,7 @@ pub enum MalformedIndex {
         /// Its length.
         length: i32,
     },
-    /// A sequence beyond the end of the tokens.
+    /// A sequence exceeds the end of the tokens.
     #[error(
         "sequence {sequence} has {length} tokens from byte {pointer} on, and the .bin file has {bin_bytes} bytes"
     )]
@@ -175,7 +175,7 @@ pub enum MalformedIndex {
         /// The size of the .bin file.
         bin_bytes: u64,
     },
-    /// Document indices that do not ascend from 0 to the number of sequences.
+    /// The document indices do not ascend from 0 to the number of sequences.
     #[error(
         "document index {number} is {found}, after {before}: expected ascending values from 0 to the number of sequences, {sequences}"
     )]
@@ -189,7 +189,7 @@ pub enum MalformedIndex {
         /// The number of sequences.
         sequences: usize,
     },
-    /// A mode other than text.
+    /// A sequence has a mode other than text.
     #[error("sequence {sequence} has mode {mode}: expected 0, which is text")]
     Mode {
         /// The sequence.

@@ -12,7 +12,7 @@ use super::token_type::{word, words};
 use super::{IndexHeader, IndexedDatasetError, TokenType, bin_path, idx_path};
 use burn_megatron::regular_file;
 
-/// An indexed dataset, open for reading from any number of threads.
+/// An open indexed dataset. Any number of threads can read it.
 pub struct IndexedDataset {
     prefix: PathBuf,
     header: IndexHeader,
@@ -22,8 +22,8 @@ pub struct IndexedDataset {
 }
 
 impl IndexedDataset {
-    /// Opens `PREFIX.bin` and `PREFIX.idx` and validates the whole index, so that later reads do not fail
-    /// because of it.
+    /// Opens `PREFIX.bin` and `PREFIX.idx`, and validates the complete index. Later reads do not fail because of the
+    /// index.
     ///
     /// # Errors
     ///
@@ -45,7 +45,7 @@ impl IndexedDataset {
         })
     }
 
-    /// The path of both files without their extensions.
+    /// Returns the path of both files without their extensions.
     pub fn prefix(&self) -> &Path {
         &self.prefix
     }
@@ -55,22 +55,22 @@ impl IndexedDataset {
         self.header.token_type
     }
 
-    /// The number of sequences.
+    /// Returns the number of sequences.
     pub fn sequences(&self) -> usize {
         self.header.sequences
     }
 
-    /// The number of documents.
+    /// Returns the number of documents.
     pub fn documents(&self) -> usize {
         self.header.document_indices - 1
     }
 
-    /// The number of tokens in all sequences.
+    /// Returns the number of tokens in all sequences.
     pub fn tokens(&self) -> u64 {
         self.tokens
     }
 
-    /// The sequences of a document; `None` if there is no such document.
+    /// Returns the range of sequences of a document; `None` if there is no such document.
     pub fn document(&self, number: usize) -> Option<Range<usize>> {
         (number < self.documents()).then(|| {
             let start = self.header.documents().start + 8 * number;
@@ -79,18 +79,18 @@ impl IndexedDataset {
         })
     }
 
-    /// The number of tokens of a sequence; `None` if there is no such sequence.
+    /// Returns the number of tokens of a sequence; `None` if there is no such sequence.
     pub fn length(&self, sequence: usize) -> Option<usize> {
         let start = self.header.lengths().start + 4 * sequence;
         (sequence < self.sequences()).then(|| i32::from_le_bytes(word(&self.index, start)) as usize)
     }
 
-    /// The lengths of all sequences in order.
+    /// Returns the lengths of all sequences in order.
     pub(crate) fn lengths(&self) -> impl Iterator<Item = i32> {
         words(&self.index[self.header.lengths()]).map(i32::from_le_bytes)
     }
 
-    /// All tokens of a sequence.
+    /// Returns all tokens of a sequence.
     ///
     /// # Errors
     ///
@@ -100,7 +100,7 @@ impl IndexedDataset {
         self.get(sequence, 0, length)
     }
 
-    /// `length` tokens of a sequence, from index `offset`.
+    /// Returns `length` tokens of a sequence, starting at index `offset`.
     ///
     /// # Errors
     ///
@@ -116,12 +116,12 @@ impl IndexedDataset {
         Ok(tokens)
     }
 
-    /// Appends `length` tokens of a sequence, from index `offset`, to `tokens`.
+    /// Appends `length` tokens of a sequence, starting at index `offset`, to `tokens`.
     ///
     /// # Errors
     ///
-    /// [`IndexedDatasetError::NoSuchSequence`], [`IndexedDatasetError::PastEnd`], and
-    /// [`IndexedDatasetError::BadToken`] for tokens below 0 or above `i32::MAX`.
+    /// [`IndexedDatasetError::NoSuchSequence`], [`IndexedDatasetError::PastEnd`], and [`IndexedDatasetError::BadToken`]
+    /// for tokens below 0 or above `i32::MAX`.
     pub fn read(
         &self,
         sequence: usize,
@@ -156,20 +156,20 @@ impl IndexedDataset {
         })
     }
 
-    /// The byte offset of a sequence, which [`IndexHeader::check`] validated.
+    /// Returns the byte offset of a sequence, which [`IndexHeader::check`] validated.
     fn pointer(&self, sequence: usize) -> usize {
         let start = self.header.pointers().start + 8 * sequence;
         i64::from_le_bytes(word(&self.index, start)) as usize
     }
 
-    /// The stored bytes of a sequence.
+    /// Returns the stored bytes of a sequence.
     pub(super) fn bytes(&self, sequence: usize, length: usize) -> &[u8] {
         let start = self.pointer(sequence);
         &self.bin[start..start + length * self.token_type().size()]
     }
 
-    /// A hash of the index, of the size of the tokens, and of 256 evenly spaced blocks of 4 KiB; of all tokens
-    /// up to 1 MiB.
+    /// Returns a hash of the index, the size of the tokens, and 256 evenly spaced blocks of 4 KiB. Up to 1 MiB, all
+    /// tokens are hashed.
     pub fn fingerprint(&self) -> u64 {
         const STRETCH: usize = 4096;
         const STRETCHES: usize = 256;
@@ -207,8 +207,7 @@ pub(crate) fn map(path: PathBuf) -> Result<Mmap, IndexedDatasetError> {
         }
         opened => opened,
     };
-    // Safety: token files are written under another name, renamed when they are complete, and not modified
-    // after that.
+    // Safety: token files are written under another name, renamed when they are complete, and not modified afterwards.
     let mapped = file.and_then(|file| unsafe { Mmap::map(&file) });
     mapped.map_err(|source| IndexedDatasetError::Io {
         what: "read",

@@ -10,7 +10,7 @@ pub(super) const VERSION: u64 = 1;
 /// The size of the header in bytes.
 const HEADER: usize = 34;
 
-/// The sizes of an index, which match the number of its bytes.
+/// The sizes in the header of an index. They match the number of bytes of the index.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IndexHeader {
     /// The type in which a token is stored.
@@ -24,7 +24,7 @@ pub struct IndexHeader {
 }
 
 impl IndexHeader {
-    /// Parses the header of an index. Allocates nothing, whatever the sizes are.
+    /// Parses the header of an index. Does not allocate memory.
     ///
     /// # Errors
     ///
@@ -56,7 +56,7 @@ impl IndexHeader {
                 needed,
             });
         }
-        // Both are smaller than the number of bytes, so they fit.
+        // Both numbers are smaller than the number of bytes, so they fit.
         Ok(Self {
             token_type,
             sequences: sequences as usize,
@@ -65,8 +65,8 @@ impl IndexHeader {
         })
     }
 
-    /// Validates that every sequence is within a .bin file of `bin_bytes` bytes, and that the document indices
-    /// ascend. `index` must be the bytes that the header was parsed from. Returns the number of tokens.
+    /// Validates that every sequence is within a .bin file of `bin_bytes` bytes, and that the document indices ascend.
+    /// `index` must hold the bytes from which the header was parsed. Returns the number of tokens.
     ///
     /// # Errors
     ///
@@ -133,18 +133,18 @@ impl IndexHeader {
         }
     }
 
-    /// The byte range of the lengths.
+    /// Returns the byte range of the lengths.
     pub(super) fn lengths(&self) -> Range<usize> {
         HEADER..HEADER + 4 * self.sequences
     }
 
-    /// The byte range of the pointers.
+    /// Returns the byte range of the pointers.
     pub(super) fn pointers(&self) -> Range<usize> {
         let start = self.lengths().end;
         start..start + 8 * self.sequences
     }
 
-    /// The byte range of the document indices.
+    /// Returns the byte range of the document indices.
     pub(super) fn documents(&self) -> Range<usize> {
         let start = self.pointers().end;
         start..start + 8 * self.document_indices

@@ -40,17 +40,17 @@ pub use writer::{IndexedDatasetBuilder, WriteSummary};
 
 use std::path::{Path, PathBuf};
 
-/// The file of the tokens.
+/// Returns the path of the file with the tokens.
 pub fn bin_path(prefix: &Path) -> PathBuf {
     with_ending(prefix, ".bin")
 }
 
-/// The file of the index.
+/// Returns the path of the file with the index.
 pub fn idx_path(prefix: &Path) -> PathBuf {
     with_ending(prefix, ".idx")
 }
 
-/// Appends an extension; the prefix may contain dots.
+/// Appends an extension. The prefix may contain dots.
 pub(super) fn with_ending(prefix: &Path, ending: &str) -> PathBuf {
     let mut path = prefix.as_os_str().to_owned();
     path.push(ending);

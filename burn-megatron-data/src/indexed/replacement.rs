@@ -1,4 +1,4 @@
-//! Replaces token files as a set: all of them or none.
+//! Replaces token files as a set: either all files or none.
 
 use std::ffi::OsString;
 use std::fs;
@@ -8,18 +8,18 @@ use std::path::{Path, PathBuf};
 use super::{bin_path, idx_path, with_ending};
 use burn_megatron::atomic_file::{StagedPath, sync_folder_of};
 
-/// Suffix of an old file until the replacement is complete.
+/// The suffix of an old file until the replacement is complete.
 const REPLACED_SUFFIX: &str = ".replaced";
 
 /// A replacement of the files of a prefix, in progress.
 ///
-/// The index is moved away first and published last, so that no reader pairs new tokens with an old index.
-/// Meanwhile the old files have temporary names. They are restored if a new file cannot be published, or, after
-/// a process was killed, by [`restore`].
+/// The index is moved away first and published last, so that no reader pairs new tokens with an old index. Meanwhile
+/// the old files have temporary names. They are restored if a new file cannot be published. After a process was killed,
+/// [`restore`] restores them.
 pub(super) struct FileReplacement {
-    /// Old files that were moved away.
+    /// The old files that were moved away.
     moved: Vec<PathBuf>,
-    /// New files that were published.
+    /// The new files that were published.
     published: Vec<PathBuf>,
 }
 
@@ -60,7 +60,7 @@ impl FileReplacement {
 }
 
 impl Drop for FileReplacement {
-    /// Restores the old files. Errors are ignored; [`restore`] tries again later.
+    /// Restores the old files. Errors are ignored, because [`restore`] tries again later.
     fn drop(&mut self) {
         for path in &self.published {
             let _ = fs::remove_file(path);

@@ -276,7 +276,7 @@ fn tokens_beyond_4_gib_are_found() {
     );
 }
 
-/// The bytes of an index.
+/// Returns the bytes of an index.
 fn index_of(
     token_type: TokenType,
     lengths: &[i32],

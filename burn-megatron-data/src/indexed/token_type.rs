@@ -20,7 +20,7 @@ pub enum TokenType {
 }
 
 impl TokenType {
-    /// The type that Megatron uses: `u16` for fewer than 65,500 tokens, else `i32`.
+    /// Returns the type that Megatron uses: `u16` for fewer than 65,500 tokens, else `i32`.
     pub fn for_vocabulary(vocabulary: usize) -> Self {
         if vocabulary < 65_500 {
             Self::U16
@@ -29,7 +29,7 @@ impl TokenType {
         }
     }
 
-    /// The type with this code.
+    /// Returns the type with this code.
     ///
     /// # Errors
     ///
@@ -47,7 +47,7 @@ impl TokenType {
         }
     }
 
-    /// The code of the type.
+    /// Returns the code of the type.
     pub fn code(self) -> u8 {
         match self {
             Self::U8 => 1,
@@ -59,7 +59,7 @@ impl TokenType {
         }
     }
 
-    /// Bytes of a token.
+    /// Returns the number of bytes per token.
     pub fn size(self) -> usize {
         match self {
             Self::U8 | Self::I8 => 1,
@@ -69,7 +69,7 @@ impl TokenType {
         }
     }
 
-    /// The largest token of the type.
+    /// Returns the largest token of the type.
     pub fn max(self) -> u64 {
         match self {
             Self::U8 => u8::MAX.into(),
@@ -92,7 +92,8 @@ impl TokenType {
         }
     }
 
-    /// Decodes bytes and appends the tokens. `Err` with the first that is negative or does not fit an `i32`.
+    /// Decodes bytes and appends the tokens. Returns the first token that is negative or does not fit an `i32` as an
+    /// error.
     pub(super) fn decode(self, bytes: &[u8], tokens: &mut Vec<i32>) -> Result<(), i64> {
         let first = tokens.len();
         match self {
@@ -119,7 +120,7 @@ pub(super) fn words<const N: usize>(bytes: &[u8]) -> impl Iterator<Item = [u8; N
     bytes.as_chunks().0.iter().copied()
 }
 
-/// The `N` bytes at offset `start`.
+/// Returns the `N` bytes at offset `start`.
 pub(super) fn word<const N: usize>(bytes: &[u8], start: usize) -> [u8; N] {
     let mut word = [0; N];
     word.copy_from_slice(&bytes[start..start + N]);

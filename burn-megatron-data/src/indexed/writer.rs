@@ -1,4 +1,4 @@
-//! Writes token files, which get their final names when they are complete.
+//! Writes token files. They get their final names when they are complete.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
@@ -9,11 +9,11 @@ use super::replacement::{FileReplacement, restore};
 use super::{IndexedDataset, IndexedDatasetError, TokenType, bin_path, idx_path};
 use burn_megatron::atomic_file::StagedPath;
 
-/// Writes an indexed dataset. Tokens are streamed to disk; 4 bytes per sequence and 8 per document stay in
+/// Writes an indexed dataset. Tokens are streamed to disk; 4 bytes per sequence and 8 bytes per document stay in
 /// memory.
 ///
-/// Both files have temporary names until [`finish`](Self::finish). Dropping the builder before removes them;
-/// what a killed process left is removed when the same files are created again.
+/// Both files have temporary names until [`finish`](Self::finish). Dropping the builder without `finish` removes them.
+/// Files of a killed process are removed when the same files are created again.
 pub struct IndexedDatasetBuilder {
     prefix: PathBuf,
     replace: bool,
@@ -23,11 +23,11 @@ pub struct IndexedDatasetBuilder {
     lengths: Vec<i32>,
     documents: Vec<i64>,
     tokens: u64,
-    /// The encoded sequence; reused.
+    /// The buffer of the encoded sequence.
     bytes: Vec<u8>,
 }
 
-/// The counts of what was written.
+/// The numbers of written sequences, documents and tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WriteSummary {
     /// The number of sequences.
@@ -50,7 +50,7 @@ impl IndexedDatasetBuilder {
         Self::begin(prefix, token_type, false)
     }
 
-    /// Creates files that will replace existing ones, as a set, when they are finished.
+    /// Creates files that replace existing files, as a set, when they are finished.
     ///
     /// # Errors
     ///
@@ -90,12 +90,11 @@ impl IndexedDatasetBuilder {
         Ok(())
     }
 
-    /// Adds a sequence to the current document, which [`end_document`](Self::end_document) ends.
+    /// Adds a sequence to the current document. [`end_document`](Self::end_document) ends the document.
     ///
     /// # Errors
     ///
-    /// [`IndexedDatasetError::TokenTooLarge`], [`IndexedDatasetError::SequenceTooLong`],
-    /// [`IndexedDatasetError::Io`].
+    /// [`IndexedDatasetError::TokenTooLarge`], [`IndexedDatasetError::SequenceTooLong`], [`IndexedDatasetError::Io`].
     pub fn sequence(&mut self, tokens: &[u32]) -> Result<(), IndexedDatasetError> {
         let max = self.token_type.max();
         if let Some(&token) = tokens.iter().find(|token| u64::from(**token) > max) {
@@ -144,14 +143,14 @@ impl IndexedDatasetBuilder {
     ///
     /// # Errors
     ///
-    /// [`IndexedDatasetError::OpenDocument`], [`IndexedDatasetError::Exists`] if the final name was taken
-    /// meanwhile, [`IndexedDatasetError::Io`].
+    /// [`IndexedDatasetError::OpenDocument`], [`IndexedDatasetError::Exists`] if the final name was taken meanwhile,
+    /// [`IndexedDatasetError::Io`].
     pub fn finish(self) -> Result<WriteSummary, IndexedDatasetError> {
         self.finish_with(None)
     }
 
-    /// As [`finish`](Self::finish), with a sidecar file at `path` that is published, or replaced, together with
-    /// them.
+    /// Finishes like [`finish`](Self::finish), and publishes or replaces a sidecar file at `path` together with the two
+    /// files.
     ///
     /// # Errors
     ///

@@ -10,13 +10,13 @@ use super::{DataError, IGNORE, Sample, Samples};
 
 /// The sequences of a part of token files, packed into rows.
 ///
-/// A sequence longer than a row is cut into segments of a row each and a rest. Each segment is one document
-/// of its row: attention does not cross it, and positions restart. The target of a segment's last token is the
-/// next token of its sequence; the last token of a sequence has none. The rest of a row is padded with
-/// token 0, as a document without targets. Every token is in exactly one row of an epoch.
+/// A sequence longer than a row is cut into segments of the length of a row, and a rest. Each segment is one document
+/// of its row: attention does not cross it, and positions restart. The target of a segment's last token is the next
+/// token of its sequence. The last token of a sequence has no target. The rest of a row is padded with token 0, as a
+/// document without targets. Every token is in exactly one row of an epoch.
 ///
-/// Segments are placed longest first, each into the row with the least sufficient space (best fit
-/// decreasing: Johnson, "Near-optimal bin packing algorithms", MIT 1973). Rows are shuffled per epoch.
+/// Segments are placed longest first, each into the row with the least sufficient space (best fit decreasing: Johnson,
+/// "Near-optimal bin packing algorithms", MIT 1973). Rows are shuffled per epoch.
 pub struct PackedSamples {
     file: Arc<IndexedDataset>,
     options: GptOptions,
@@ -37,9 +37,8 @@ pub(super) struct PackedSegment {
 }
 
 impl PackedSamples {
-    /// Packs at least `samples` rows, over as many epochs as that takes; one epoch if `None`.
-    /// Resetting attention, `drop_last` and `extra_token` have no effect, as rows never cross the end of a
-    /// document.
+    /// Packs at least `samples` rows, over the required number of epochs. `None` is one epoch. The options to reset
+    /// attention, `drop_last` and `extra_token` have no effect, because rows never cross the end of a document.
     ///
     /// # Errors
     ///
@@ -87,12 +86,12 @@ impl PackedSamples {
         })
     }
 
-    /// The number of rows per epoch.
+    /// Returns the number of rows per epoch.
     pub fn rows(&self) -> usize {
         self.rows.len()
     }
 
-    /// The share of positions that hold a token.
+    /// Returns the fraction of positions that hold a token.
     pub fn fill_ratio(&self) -> f64 {
         let tokens = self
             .rows
@@ -177,7 +176,7 @@ pub(super) fn pack(lengths: impl Iterator<Item = (usize, usize)>, seq: usize) ->
     rows
 }
 
-/// Cuts sequences into segments of at most `seq` tokens, sorted by length; equal ones keep their order.
+/// Cuts sequences into segments of at most `seq` tokens, sorted by length. Segments of equal length keep their order.
 fn longest_first(lengths: impl Iterator<Item = (usize, usize)>, seq: usize) -> Vec<PackedSegment> {
     let mut segments: Vec<PackedSegment> = lengths
         .flat_map(|(sequence, length)| {

@@ -10,20 +10,20 @@ use parking_lot::Mutex;
 
 use super::{Batch, DataError, Sample, Samples};
 
-/// The time to wait for a batch.
+/// The timeout of waiting for a batch.
 const BATCH_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// The time to wait for the thread to end.
+/// The timeout of waiting for the thread to end.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A batch and the numbers of its samples.
 type Prepared = (Range<u64>, Result<Batch, DataError>);
 
-/// Samples whose next batches a thread prefetches.
+/// Samples whose next batches are prefetched by a thread.
 ///
-/// The thread gets the ranges of sample numbers in the order in which they will be requested, and keeps a few
-/// batches ready. A batch that is requested out of order is read synchronously. An error of reading a batch is
-/// returned when the batch is requested.
+/// The thread receives the ranges of sample numbers in the order of the requests, and keeps a few batches ready. A
+/// batch that is requested out of order is read synchronously. An error of reading a batch is returned when the batch
+/// is requested.
 pub struct Prefetcher {
     samples: Arc<dyn Samples>,
     state: Mutex<PrefetchState>,
@@ -34,9 +34,9 @@ pub struct Prefetcher {
 struct PrefetchState {
     /// `None` once the thread has ended.
     prepared: Option<Receiver<Prepared>>,
-    /// A received batch that is for a later request.
+    /// A received batch for a later request.
     next: Option<Prepared>,
-    /// The number of batches that are kept ready.
+    /// The number of batches to keep ready.
     ready: u64,
     stats: PrefetchStats,
 }
@@ -44,22 +44,22 @@ struct PrefetchState {
 /// The time that training waited for data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PrefetchStats {
-    /// Requested batches.
+    /// The number of requested batches.
     pub batches: u64,
-    /// Batches that were not ready when they were requested.
+    /// The number of batches that were not ready when they were requested.
     pub late: u64,
-    /// The time waited for late batches.
+    /// The time spent waiting for late batches.
     pub time: Duration,
-    /// The time waited for the first batches, as many as are kept ready. They are requested before the thread
-    /// can get ahead, and do not count as late.
+    /// The time spent waiting for the first batches, up to the number that is kept ready. They are requested before the
+    /// thread can get ahead, and do not count as late.
     pub start: Duration,
-    /// Batches that were requested out of order and read synchronously.
+    /// The number of batches that were requested out of order and read synchronously.
     pub out_of_order: u64,
 }
 
 impl Prefetcher {
-    /// Prefetches batches of `samples` for the given `ranges`: up to `ready` of them, and one more that is being
-    /// read.
+    /// Prefetches batches of `samples` for the given `ranges`. Up to `ready` batches are kept ready, while another
+    /// batch is being read.
     ///
     /// # Errors
     ///
@@ -88,7 +88,7 @@ impl Prefetcher {
         })
     }
 
-    /// The statistics so far.
+    /// Returns the statistics so far.
     pub fn stats(&self) -> PrefetchStats {
         self.state.lock().stats
     }
@@ -109,7 +109,7 @@ fn prepare(
 }
 
 impl PrefetchState {
-    /// The batch of these numbers, if it is or will be prefetched; drops those before it.
+    /// Returns the batch with these numbers, if it is or will be prefetched. Drops earlier batches.
     fn take(
         &mut self,
         numbers: &Range<u64>,
@@ -132,7 +132,7 @@ impl PrefetchState {
         }
     }
 
-    /// The next prefetched batch; `None` if there are no more.
+    /// Returns the next prefetched batch; `None` if there are no more.
     fn receive(&mut self, deadline: Duration) -> Result<Option<Prepared>, DataError> {
         let Some(prepared) = &self.prepared else {
             return Ok(None);
@@ -191,7 +191,7 @@ impl Samples for Prefetcher {
 
 impl Drop for Prefetcher {
     fn drop(&mut self) {
-        // The thread ends when it cannot send its batch: at once, unless its read hangs.
+        // The thread ends when it cannot send its batch: immediately, unless its read hangs.
         self.state.lock().prepared = None;
         let Some(thread) = self.thread.take() else {
             return;
@@ -203,7 +203,7 @@ impl Drop for Prefetcher {
             }
             thread::sleep(Duration::from_millis(1));
         }
-        // If it panicked, its batch was read again synchronously.
+        // If the thread panicked, its batch was read again synchronously.
         let _ = thread.join();
     }
 }

@@ -29,11 +29,11 @@ impl Gate {
     }
 }
 
-/// Sample `n` is the token `n`.
+/// Samples whose only token is their number.
 #[derive(Default)]
 struct Numbers {
     read: AtomicU64,
-    /// Blocks samples from a number on.
+    /// Blocks the samples from a number on.
     gate: Option<Gate>,
     /// The sample that fails.
     bad: Option<u64>,

@@ -49,7 +49,8 @@ fn documents_are_counted_over_all_rows() {
     assert_eq!(batch.documents, Some(vec![0, 4, 7, 8, 11, 12]));
 }
 
-/// Documents that are split each are padded to whole chunks: padding has no targets, and tokens stay in their rows.
+/// Documents that are split separately are padded to complete chunks. Padding has no targets, and tokens stay in their
+/// rows.
 #[test]
 fn documents_are_padded_to_be_split() {
     let sample = Sample {

@@ -20,10 +20,10 @@ use super::pack::PackedSamples;
 use super::{DataError, Dataset, Sample, Samples, Sampling};
 use crate::tokenizer::TokenFileInfo;
 
-/// The seed of held-out samples: the same in all runs, so that their losses are comparable.
+/// The seed of held-out samples. It is the same in all runs, so that their losses are comparable.
 const HELD_OUT_SEED: u64 = 1234;
 
-/// The number of files that a description lists.
+/// The maximum number of files that a description lists.
 const MAX_NAMED_FILES: usize = 4;
 
 /// One file of a data set.
@@ -31,12 +31,12 @@ const MAX_NAMED_FILES: usize = 4;
 pub struct TokenFile {
     /// The path of the `.bin` and `.idx` files without these extensions.
     pub prefix: PathBuf,
-    /// Its relative share of the samples. Either all files have a weight or none; without, each sample is used
-    /// once.
+    /// The relative share of the samples from this file. Either all files have a weight or none. Without weights, each
+    /// sample is used once.
     pub weight: Option<f64>,
 }
 
-/// Token files and how they are sampled.
+/// Settings of token files and their sampling.
 #[derive(Clone, Debug)]
 pub struct TokenFilesConfig {
     /// The files.
@@ -47,20 +47,20 @@ pub struct TokenFilesConfig {
     pub cache: Option<IndexCache>,
     /// The end-of-document token; `None` takes it from the sidecar files.
     pub eod: Option<i32>,
-    /// See [`GptOptions::eod_mask_loss`].
+    /// Whether the target after each end of a document is ignored: see [`GptOptions::eod_mask_loss`].
     pub eod_mask_loss: bool,
-    /// See [`GptOptions::reset_attention`].
+    /// Whether attention and positions restart after each end of a document: see [`GptOptions::reset_attention`].
     pub reset_attention: bool,
-    /// See [`GptOptions::drop_last`].
+    /// Whether the incomplete last sample is dropped: see [`GptOptions::drop_last`].
     pub drop_last: bool,
-    /// Whether documents are packed into rows, see [`PackedSamples`].
+    /// Whether documents are packed into rows: see [`PackedSamples`].
     pub packing: bool,
-    /// The number of tokens; `None` takes it from the sidecar files.
+    /// The vocabulary size; `None` takes it from the sidecar files.
     pub vocabulary: Option<usize>,
 }
 
 impl TokenFilesConfig {
-    /// Megatron's defaults for these files.
+    /// Creates settings with Megatron's defaults for these files.
     pub fn new(files: Vec<TokenFile>) -> Self {
         Self {
             files,
@@ -79,7 +79,7 @@ impl TokenFilesConfig {
     ///
     /// # Errors
     ///
-    /// [`DataError`] for files that cannot be read or disagree, and for options that exclude each other.
+    /// [`DataError`] for files that cannot be read or contradict each other, and for options that exclude each other.
     pub fn open(self) -> Result<TokenFiles, DataError> {
         TokenFiles::open(self)
     }
@@ -89,7 +89,7 @@ impl TokenFilesConfig {
 pub struct TokenFiles {
     config: TokenFilesConfig,
     files: Vec<Arc<IndexedDataset>>,
-    /// Normalized to sum to 1.
+    /// The weights, normalized to sum to 1.
     weights: Option<Vec<f64>>,
     eod: Option<i32>,
     vocabulary: usize,
@@ -141,7 +141,7 @@ impl TokenFiles {
         Ok(opened)
     }
 
-    /// A hash of everything that determines the samples, except the paths of the files.
+    /// Returns a hash of everything that determines the samples, except the paths of the files.
     fn hash(&self) -> u64 {
         let files: Vec<u64> = self.files.iter().map(|file| file.fingerprint()).collect();
         let TokenFilesConfig {
@@ -157,7 +157,7 @@ impl TokenFiles {
         xxh3_64(format!("{all:?} {flags:?}").as_bytes())
     }
 
-    /// At most `max` samples of the test part, always the same ones.
+    /// Returns at most `max` samples of the test part. The selection is always the same.
     ///
     /// # Errors
     ///
@@ -166,7 +166,7 @@ impl TokenFiles {
         self.evaluation(SplitPart::Test, seq, max)
     }
 
-    /// The samples of a part: at least `samples` of them, or one epoch of each file.
+    /// Returns samples of a part: at least `samples`, or one epoch of each file.
     ///
     /// # Errors
     ///
@@ -209,8 +209,8 @@ impl TokenFiles {
         Ok(Arc::new(blended))
     }
 
-    /// Returns the first samples of a blend of one epoch, until one of the files is exhausted. A part whose share is 0 has
-    /// no samples.
+    /// Returns the first samples of a blend of one epoch, until one of the files is exhausted. A part with a share of 0
+    /// has no samples.
     fn evaluation(
         &self,
         part: SplitPart,
@@ -336,7 +336,7 @@ impl Dataset for TokenFiles {
     }
 }
 
-/// The weights, normalized; `None` if no file has one.
+/// Returns the normalized weights; `None` if no file has a weight.
 fn normalized_weights(files: &[TokenFile]) -> Result<Option<Vec<f64>>, SamplingError> {
     let weights: Vec<f64> = files.iter().filter_map(|file| file.weight).collect();
     match (files.len(), weights.len()) {

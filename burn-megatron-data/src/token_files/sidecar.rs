@@ -5,7 +5,7 @@ use std::path::Path;
 use crate::gpt::SamplingError;
 use crate::tokenizer::TokenFileInfo;
 
-/// Reads the sidecars, which must not contradict each other. A file without one gets empty information.
+/// Reads the sidecars, which must not contradict each other. A file without a sidecar gets empty information.
 pub(super) fn read(prefixes: &[&Path]) -> Result<Vec<TokenFileInfo>, SamplingError> {
     let all: Vec<_> = prefixes
         .iter()
@@ -33,7 +33,7 @@ pub(super) fn read(prefixes: &[&Path]) -> Result<Vec<TokenFileInfo>, SamplingErr
     Ok(all)
 }
 
-/// The properties that all files of one tokenizer share.
+/// Returns the properties that must be equal for all files of a tokenizer.
 fn facts(info: &TokenFileInfo) -> [(&'static str, Option<String>); 3] {
     [
         ("the tokenizer", info.tokenizer.clone()),
@@ -42,7 +42,7 @@ fn facts(info: &TokenFileInfo) -> [(&'static str, Option<String>); 3] {
     ]
 }
 
-/// The average bytes of text per token in the blend; 1 if unknown for any file.
+/// Returns the average number of bytes of text per token in the blend; 1 if unknown for any file.
 pub(super) fn bytes_per_token(files: &[TokenFileInfo], weights: Option<&[f64]>) -> f64 {
     let each = files.iter().map(TokenFileInfo::bytes_per_token);
     let Some(each) = each.collect::<Option<Vec<_>>>() else {

@@ -17,7 +17,7 @@ fn file(name: &str, weight: Option<f64>) -> TokenFile {
     }
 }
 
-/// Both corpora, 80 % of them for training.
+/// Returns both corpora, with 80 % of them for training.
 fn corpora(weights: [Option<f64>; 2]) -> TokenFilesConfig {
     let files = vec![file("a", weights[0]), file("b", weights[1])];
     TokenFilesConfig {
@@ -212,7 +212,7 @@ fn the_fingerprint_follows_the_data_and_the_options() {
     assert_eq!(all.len(), 7);
 }
 
-/// Token files with a sidecar of this text.
+/// Writes token files with a sidecar of this text.
 fn beside(folder: &TestFolder, name: &str, text: &str) -> TokenFile {
     written(folder, name, &[9; 30]);
     folder.write(&format!("{name}.json"), text);

@@ -31,7 +31,7 @@ pub enum TokenizerError {
         /// The reason.
         source: BoxedError,
     },
-    /// Built without the library that reads the file.
+    /// The program was built without the library that reads the file.
     #[error(
         "cannot read '{path}': this program was built without tokenizers; build it with --features tokenizers, or \
          give `bytes`"

@@ -1,4 +1,4 @@
-//! The sidecar of token files: how they were made.
+//! The sidecar of token files, which records how they were made.
 
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
@@ -9,33 +9,33 @@ use super::Tokenizer;
 use burn_megatron::atomic_file::replace_file;
 use burn_megatron::regular_file;
 
-/// The largest sidecar that is read; the list of inputs is its longest part.
+/// The maximum size of a sidecar, in bytes. Its longest part is the list of inputs.
 const MAX_BYTES: u64 = 64 << 20;
 
 /// The origin of the token files `PREFIX.bin` and `PREFIX.idx`, in the sidecar `PREFIX.json`.
 ///
-/// When reading, any field may be missing and unknown fields are ignored: Megatron writes no sidecar, and other
-/// programs may write their own. A field that is present must have its type.
+/// Any field may be missing, and unknown fields are ignored: Megatron writes no sidecar, and other programs may write a
+/// different sidecar. A field that is present must have the correct type.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct TokenFileInfo {
-    /// [`Tokenizer::fingerprint`], as `xxh3:` and 16 hexadecimal digits: equal for files of one tokenizer.
+    /// The [`Tokenizer::fingerprint`], as `xxh3:` and 16 hexadecimal digits. It is equal for all files of a tokenizer.
     pub tokenizer: Option<String>,
-    /// [`Tokenizer::name`]: its path at that time.
+    /// The [`Tokenizer::name`]: the path of the tokenizer when the files were made.
     pub tokenizer_path: Option<String>,
-    /// [`Tokenizer::vocabulary`].
+    /// The [`Tokenizer::vocabulary`].
     pub vocabulary: Option<usize>,
     /// The end-of-document token, if known.
     pub eod: Option<u32>,
-    /// Whether it follows every document.
+    /// Whether the end-of-document token follows every document.
     pub eod_appended: bool,
-    /// Whether every document has the special tokens that the tokenizer puts around a text; `None` if unknown.
+    /// Whether every document has the special tokens that the tokenizer adds to a text; `None` if unknown.
     pub special_tokens: Option<bool>,
     /// The number of documents.
     pub documents: u64,
-    /// The number of tokens, including those that end documents; 0 if unknown.
+    /// The number of tokens, including end-of-document tokens; 0 if unknown.
     pub tokens: u64,
-    /// The size of the documents as UTF-8 text; 0 if unknown.
+    /// The size of the documents as UTF-8 text, in bytes; 0 if unknown.
     pub bytes: u64,
     /// The key of the text in the JSON objects.
     pub key: Option<String>,
@@ -67,7 +67,7 @@ pub enum TokenFileInfoError {
 }
 
 impl TokenFileInfo {
-    /// The information for `tokenizer`, with nothing tokenized so far.
+    /// Creates the information for `tokenizer`, before any text is tokenized.
     pub fn new(tokenizer: &Tokenizer) -> Self {
         Self {
             tokenizer: Some(format!("xxh3:{:016x}", tokenizer.fingerprint())),
@@ -78,12 +78,12 @@ impl TokenFileInfo {
         }
     }
 
-    /// Whether `tokenizer` made the files, or may have if their tokenizer is unknown.
+    /// Returns whether `tokenizer` made the files. Also true if their tokenizer is unknown.
     pub fn is_of(&self, tokenizer: &Tokenizer) -> bool {
         self.tokenizer.is_none() || self.tokenizer == Self::new(tokenizer).tokenizer
     }
 
-    /// The path of the sidecar: `PREFIX.json`.
+    /// Returns the path of the sidecar: `PREFIX.json`.
     pub fn path(prefix: &Path) -> PathBuf {
         let mut path = prefix.as_os_str().to_os_string();
         path.push(".json");
@@ -120,7 +120,7 @@ impl TokenFileInfo {
         }
     }
 
-    /// The content of the sidecar.
+    /// Serializes the sidecar.
     ///
     /// # Errors
     ///
@@ -146,7 +146,7 @@ impl TokenFileInfo {
         })
     }
 
-    /// The average bytes of text per token; `None` if unknown.
+    /// Returns the average number of bytes of text per token; `None` if unknown.
     pub fn bytes_per_token(&self) -> Option<f64> {
         (self.tokens > 0 && self.bytes > 0).then(|| self.bytes as f64 / self.tokens as f64)
     }

@@ -1,9 +1,9 @@
 //! Encodes text as tokens and decodes tokens to text.
 //!
-//! A [`Tokenizer`] is a `tokenizer.json` of the Hugging Face library, or encodes each byte as a token.
-//! A [`DecodeStream`] decodes incrementally, [`TokenFileInfo`] is the sidecar of token files, and `chat` has the
-//! templates of conversations. The feature `tokenizers` builds what reads a `tokenizer.json`, and `chat`; without it
-//! there are bytes.
+//! A [`Tokenizer`] is a `tokenizer.json` file of the Hugging Face library, or encodes each byte as a token. A
+//! [`DecodeStream`] decodes incrementally, [`TokenFileInfo`] is the sidecar of token files, and the module `chat`
+//! renders conversations with templates. The feature `tokenizers` enables `tokenizer.json` files and `chat`. Without
+//! it, only the byte-level tokenizer is available.
 //!
 //! ```
 //! use burn_megatron_data::tokenizer::Tokenizer;
@@ -53,12 +53,12 @@ const BYTES_EOD: u32 = 0;
 /// The name of a tokenizer file in a folder.
 const FILE: &str = "tokenizer.json";
 
-/// The largest file that is read, which is far beyond usual sizes.
+/// The maximum size of a tokenizer file, in bytes, far above usual sizes.
 const MAX_FILE_BYTES: u64 = 1 << 30;
 
 /// Encodes text as tokens and decodes tokens to text.
 ///
-/// Each clone has its own cache of words, so that threads do not contend for it.
+/// Each clone has a separate cache of words, so that threads do not contend for it.
 #[derive(Clone)]
 pub struct Tokenizer {
     kind: TokenizerKind,
@@ -75,7 +75,7 @@ enum TokenizerKind {
 }
 
 impl Tokenizer {
-    /// The byte-level tokenizer: 256 tokens, of which 0 ends a document.
+    /// Creates the byte-level tokenizer: 256 tokens, where token 0 ends a document.
     pub fn bytes() -> Self {
         Self {
             kind: TokenizerKind::Bytes,
@@ -89,7 +89,7 @@ impl Tokenizer {
         }
     }
 
-    /// [`Tokenizer::bytes`] for the name [`BYTES`]; otherwise [`open`](Self::open) of a path.
+    /// Returns [`Tokenizer::bytes`] for the name [`BYTES`], and otherwise [opens](Self::open) a path.
     ///
     /// # Errors
     ///
@@ -103,15 +103,15 @@ impl Tokenizer {
 
     /// Reads a `tokenizer.json`, given by its path or its folder.
     ///
-    /// Special tokens are taken from optional files in the same folder: `tokenizer_config.json` before
-    /// `special_tokens_map.json` before `config.json`. The file's settings of truncation and padding are ignored:
-    /// texts are never truncated or padded.
+    /// Special tokens are taken from optional files in the same folder, in this order of precedence:
+    /// `tokenizer_config.json`, `special_tokens_map.json`, `config.json`. The settings for truncation and padding in
+    /// the file are ignored: texts are never truncated or padded.
     ///
     /// # Errors
     ///
     /// [`TokenizerError::Missing`], [`TokenizerError::Unreadable`], [`TokenizerError::Invalid`],
-    /// [`TokenizerError::Panicked`] or [`TokenizerError::UnknownToken`], which name the file; without the feature
-    /// `tokenizers` [`TokenizerError::NotBuilt`].
+    /// [`TokenizerError::Panicked`] or [`TokenizerError::UnknownToken`], which name the file. Without the feature
+    /// `tokenizers`: [`TokenizerError::NotBuilt`].
     pub fn open(path: &Path) -> Result<Self, TokenizerError> {
         let file = file_of(path)?;
         let content = regular_file::read(&file, MAX_FILE_BYTES)
@@ -120,13 +120,12 @@ impl Tokenizer {
         Self::parse(path, &file, &content, &beside)
     }
 
-    /// As [`open`](Self::open) of a folder, from the contents of its files by name: `tokenizer.json` and its
-    /// optional companions. Other files are ignored. `name` becomes the tokenizer's name, and the folder in
-    /// errors.
+    /// Works like [`open`](Self::open), with the contents of the files by name: `tokenizer.json` and its optional
+    /// companions. Other files are ignored. `name` becomes the tokenizer's name, and the folder in errors.
     ///
     /// # Errors
     ///
-    /// As [`open`](Self::open), except [`TokenizerError::Unreadable`].
+    /// The errors of [`open`](Self::open), except [`TokenizerError::Unreadable`].
     pub fn from_files(
         name: &Path,
         files: &BTreeMap<String, Vec<u8>>,
@@ -138,7 +137,7 @@ impl Tokenizer {
         }
     }
 
-    /// Builds a tokenizer from the content of its file and of the companion files.
+    /// Builds a tokenizer from the contents of its file and of the companion files.
     fn parse(
         name: &Path,
         file: &Path,
@@ -176,37 +175,37 @@ impl Tokenizer {
         Ok(self)
     }
 
-    /// [`BYTES`], or the path from which it was opened.
+    /// Returns [`BYTES`], or the path from which the tokenizer was opened.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Whether this is the byte-level tokenizer.
+    /// Returns whether this is the byte-level tokenizer.
     pub fn is_bytes(&self) -> bool {
         matches!(self.kind, TokenizerKind::Bytes)
     }
 
-    /// The largest token id + 1, including added tokens and unused ids.
+    /// Returns the largest token id + 1, including added tokens and unused ids.
     pub fn vocabulary(&self) -> usize {
         self.vocabulary
     }
 
-    /// 64-bit XXH3 of the file.
+    /// Returns the 64-bit XXH3 hash of the file.
     pub fn fingerprint(&self) -> u64 {
         self.fingerprint
     }
 
-    /// The special tokens.
+    /// Returns the special tokens.
     pub fn special(&self) -> &SpecialTokens {
         &self.special
     }
 
-    /// The end-of-document token, if known.
+    /// Returns the end-of-document token, if known.
     pub fn eod(&self) -> Option<u32> {
         self.special.eod
     }
 
-    /// The id of a token, given as text.
+    /// Returns the id of a token, given as text.
     pub fn id(&self, token: &str) -> Option<u32> {
         match (&self.kind, token.as_bytes()) {
             (TokenizerKind::Bytes, [byte]) => Some(u32::from(*byte)),
@@ -215,12 +214,12 @@ impl Tokenizer {
         }
     }
 
-    /// Encodes a text, without adding special tokens. Special tokens that are written in the text are
-    /// recognized, as in the Hugging Face library.
+    /// Encodes a text without adding special tokens. Special tokens that occur in the text are recognized, as in the
+    /// Hugging Face library.
     ///
     /// # Errors
     ///
-    /// [`TokenizerError::Encode`] if the tokenizer has no token for a part of the text, nor an unknown token.
+    /// [`TokenizerError::Encode`] if the tokenizer has no token for a part of the text and no unknown token.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
         self.encode_as(text, false)
     }
@@ -250,8 +249,9 @@ impl Tokenizer {
         }
     }
 
-    /// As [`encode`](Self::encode), or as [`encode_with_special_tokens`](Self::encode_with_special_tokens) if
-    /// `add_special_tokens`, each token with the bytes of the text that it stands for: none for one that is added.
+    /// Encodes a text like [`encode`](Self::encode), or like
+    /// [`encode_with_special_tokens`](Self::encode_with_special_tokens) if `add_special_tokens` is set. Also returns
+    /// the byte range of the text for each token. The range of an added token is empty.
     ///
     /// # Errors
     ///
@@ -271,12 +271,13 @@ impl Tokenizer {
         encoded.map_err(|source| self.not_encoded(source))
     }
 
-    /// As [`encode`](Self::encode), or as [`encode_with_special_tokens`](Self::encode_with_special_tokens) if `add_special_tokens`, from
-    /// bytes. They must be UTF-8, except for the byte-level tokenizer.
+    /// Encodes bytes like [`encode`](Self::encode), or like
+    /// [`encode_with_special_tokens`](Self::encode_with_special_tokens) if `add_special_tokens` is set. The bytes must
+    /// be UTF-8, except for the byte-level tokenizer.
     ///
     /// # Errors
     ///
-    /// [`TokenizerError::NotUtf8`], and as [`encode`](Self::encode).
+    /// [`TokenizerError::NotUtf8`], and the errors of [`encode`](Self::encode).
     pub fn encode_bytes(
         &self,
         text: &[u8],
@@ -309,17 +310,17 @@ impl Tokenizer {
         }
     }
 
-    /// Decodes tokens without special ones, as the Hugging Face library does. Ids without a token give no
-    /// text, as a model may have more rows than its tokenizer has tokens. Invalid UTF-8 becomes U+FFFD.
+    /// Decodes tokens without special tokens, as in the Hugging Face library. Ids without a token are skipped, because
+    /// a model may have more embedding rows than its tokenizer has tokens. Invalid UTF-8 becomes U+FFFD.
     ///
     /// # Errors
     ///
-    /// [`TokenizerError::Decode`] if the tokenizer cannot decode them.
+    /// [`TokenizerError::Decode`] if the tokenizer cannot decode the tokens.
     pub fn decode(&self, tokens: &[u32]) -> Result<String, TokenizerError> {
         self.decode_as(tokens, true)
     }
 
-    /// As [`decode`](Self::decode), including special tokens.
+    /// Decodes tokens like [`decode`](Self::decode), including special tokens.
     ///
     /// # Errors
     ///
@@ -354,12 +355,12 @@ impl Tokenizer {
         }
     }
 
-    /// A stream that decodes tokens one by one.
+    /// Returns a stream that decodes tokens one by one.
     pub fn stream(&self) -> DecodeStream<'_> {
         DecodeStream::new(self)
     }
 
-    /// The text of up to ten special tokens, sorted by id.
+    /// Returns the text of up to ten special tokens, sorted by id.
     fn special_names(&self) -> Vec<String> {
         let TokenizerKind::Trained(trained) = &self.kind else {
             return vec![];
@@ -370,7 +371,7 @@ impl Tokenizer {
     }
 }
 
-/// The path itself, or the tokenizer file in the folder there.
+/// Returns the path, or the tokenizer file in the folder at this path.
 fn file_of(path: &Path) -> Result<PathBuf, TokenizerError> {
     let file = if path.is_dir() {
         path.join(FILE)

@@ -1,4 +1,4 @@
-//! The type of a trained tokenizer in a build without the feature `tokenizers`. It has no value.
+//! The type of trained tokenizers in a build without the feature `tokenizers`. It has no values.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -7,7 +7,7 @@ use std::path::Path;
 use super::TokenizerError;
 use super::error::BoxedError;
 
-/// No value exists.
+/// An empty type.
 #[derive(Clone)]
 pub(super) enum TrainedTokenizer {}
 

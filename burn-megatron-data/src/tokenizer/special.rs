@@ -1,4 +1,4 @@
-//! The special tokens, from the files beside a tokenizer.
+//! Reads special tokens from the files next to a tokenizer.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::ErrorKind;
@@ -9,10 +9,10 @@ use serde_json::Value;
 use super::{MAX_FILE_BYTES, TokenizerError};
 use burn_megatron::regular_file;
 
-/// The special tokens, as far as they are known.
+/// The special tokens that are known.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SpecialTokens {
-    /// Begin of a sequence.
+    /// Beginning of a sequence.
     pub bos: Option<u32>,
     /// End of a sequence.
     pub eos: Option<u32>,
@@ -20,8 +20,8 @@ pub struct SpecialTokens {
     pub eod: Option<u32>,
     /// Padding.
     pub pad: Option<u32>,
-    /// All tokens that end generation, including `eos`: a chat model may end its turns with other tokens than
-    /// its documents.
+    /// All tokens that end generation, including `eos`. A chat model may end its turns with other tokens than its
+    /// documents.
     pub stop_tokens: Vec<u32>,
 }
 
@@ -31,7 +31,7 @@ const TOKEN_FILES: [&str; 2] = ["tokenizer_config.json", "special_tokens_map.jso
 /// Files with token ids, in order of precedence.
 const TOKEN_ID_FILES: [&str; 2] = ["generation_config.json", "config.json"];
 
-/// Reads those of the files that exist in `folder`, by name.
+/// Reads the existing files in `folder`, and returns their contents by name.
 pub(super) fn beside(folder: &Path) -> Result<BTreeMap<String, Vec<u8>>, TokenizerError> {
     let mut found = BTreeMap::new();
     for file in TOKEN_FILES.into_iter().chain(TOKEN_ID_FILES) {
@@ -82,7 +82,7 @@ struct SpecialTokenFiles<'a> {
 }
 
 impl SpecialTokenFiles<'_> {
-    /// The token given as text, otherwise the ids.
+    /// Returns the token that is given as text, otherwise the ids.
     fn token(&self, name: &'static str, number: &'static str) -> Result<Vec<u32>, TokenizerError> {
         for (file, object) in &self.written {
             // A token is a string, or an object with further properties.
@@ -99,7 +99,7 @@ impl SpecialTokenFiles<'_> {
         self.numbers(number)
     }
 
-    /// The ids in the first file that has any.
+    /// Returns the ids in the first file that has ids.
     fn numbers(&self, name: &'static str) -> Result<Vec<u32>, TokenizerError> {
         for (file, object) in &self.numbered {
             let value = &object[name];
@@ -127,7 +127,7 @@ impl SpecialTokenFiles<'_> {
     }
 }
 
-/// Parses those of the files that exist.
+/// Parses the existing files.
 fn objects(
     folder: &Path,
     contents: &BTreeMap<String, Vec<u8>>,

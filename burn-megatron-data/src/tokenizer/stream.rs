@@ -2,21 +2,21 @@
 
 use super::{Tokenizer, TokenizerError};
 
-/// The replacement for bytes that are not, or not yet, a character.
+/// The replacement for bytes that are not a character, or not yet.
 const REPLACEMENT: char = char::REPLACEMENT_CHARACTER;
 
-/// Decodes tokens incrementally, by whole characters; made by [`Tokenizer::stream`].
+/// Decodes tokens incrementally, in complete characters. Created by [`Tokenizer::stream`].
 ///
-/// All text returned, including that of [`finish`](Self::finish), equals [`Tokenizer::decode`] of all tokens.
-/// Only the last few tokens are decoded again, so the cost per token does not grow.
+/// The concatenated text, including the text of [`finish`](Self::finish), equals [`Tokenizer::decode`] of all tokens.
+/// Only the last few tokens are decoded again, so the cost per token is constant.
 #[derive(Clone, Debug)]
 pub struct DecodeStream<'a> {
     tokenizer: &'a Tokenizer,
-    /// The last tokens: the text of a token may depend on the one before it.
+    /// The last tokens. The text of a token may depend on the token before it.
     pub(super) tokens: Vec<u32>,
-    /// Their text that was returned.
+    /// The part of their text that was returned.
     given: String,
-    /// The number of tokens before the last ones whose text was returned completely.
+    /// The number of earlier tokens, whose text was returned completely.
     settled: usize,
 }
 
@@ -30,8 +30,8 @@ impl<'a> DecodeStream<'a> {
         }
     }
 
-    /// Adds a token; returns the text that is certain since the last call. Empty for an incomplete character
-    /// and for special tokens.
+    /// Adds a token, and returns the text that became certain. Empty for an incomplete character and for special
+    /// tokens.
     ///
     /// # Errors
     ///
@@ -50,7 +50,7 @@ impl<'a> DecodeStream<'a> {
         Ok(new)
     }
 
-    /// The rest of the text: U+FFFD for incomplete characters.
+    /// Returns the rest of the text, with U+FFFD for incomplete characters.
     ///
     /// # Errors
     ///
@@ -59,11 +59,11 @@ impl<'a> DecodeStream<'a> {
         Ok(beyond(&self.tokenizer.decode(&self.tokens)?, &self.given))
     }
 
-    /// Drops the tokens before the last ones, whose text was returned.
+    /// Drops earlier tokens, whose text was returned.
     fn forget(&mut self) -> Result<(), TokenizerError> {
         let newest = &self.tokens[self.settled..];
         let text = self.tokenizer.decode(newest)?;
-        // Tokens without text cannot serve as context for the next one.
+        // Tokens without text cannot serve as context for the next token.
         if !text.is_empty() {
             self.tokens.drain(..self.settled);
             self.settled = self.tokens.len();
@@ -73,8 +73,8 @@ impl<'a> DecodeStream<'a> {
     }
 }
 
-/// The part of `text` after `given`. If the tokenizer changed an earlier character, as when valid bytes are
-/// followed by invalid ones, the returned text is kept.
+/// Returns the part of `text` after `given`. If the tokenizer changed an earlier character, the returned text is kept.
+/// This occurs when valid bytes are followed by invalid bytes.
 fn beyond(text: &str, given: &str) -> String {
     match text.strip_prefix(given) {
         Some(new) => new.into(),

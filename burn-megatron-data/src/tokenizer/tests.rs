@@ -8,7 +8,7 @@ use serde::Deserialize;
 use super::*;
 use burn_megatron_test_support::TestFolder;
 
-/// Expected values made by the Python library; see `make.py` beside the file.
+/// Expected values from the Python library: see `make.py` next to the file.
 #[derive(Deserialize)]
 struct Reference {
     vocabulary: usize,
@@ -146,7 +146,7 @@ fn special_tokens_come_from_the_files_beside_it() {
     assert!(error.ends_with(listed), "{error}");
 }
 
-/// A folder with only the tokenizer file.
+/// Returns a folder with only the tokenizer file.
 fn alone() -> TestFolder {
     let folder = TestFolder::new();
     let content = fs::read(fixture("byte_fallback/tokenizer.json")).unwrap();

@@ -1,4 +1,4 @@
-//! A trained tokenizer: the `tokenizers` library of Hugging Face.
+//! A trained tokenizer of the Hugging Face `tokenizers` library.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -9,12 +9,12 @@ use tokenizers::{Encoding, Token};
 use super::TokenizerError;
 use super::error::BoxedError;
 
-/// A `tokenizer.json`.
+/// The tokenizer of a `tokenizer.json` file.
 #[derive(Clone)]
 pub(super) struct TrainedTokenizer(Box<tokenizers::Tokenizer>);
 
 impl TrainedTokenizer {
-    /// Parses a file. Its settings of truncation and padding are turned off.
+    /// Parses a file. Its settings for truncation and padding are disabled.
     pub fn parse(file: &Path, content: &[u8]) -> Result<Self, TokenizerError> {
         // The library panics on some invalid files.
         let read = std::panic::catch_unwind(|| tokenizers::Tokenizer::from_bytes(content));
@@ -28,7 +28,7 @@ impl TrainedTokenizer {
         Ok(Self(Box::new(trained)))
     }
 
-    /// Each token, added ones too, with its id.
+    /// Returns each token with its id, including added tokens.
     pub fn vocabulary(&self) -> HashMap<String, u32> {
         self.0.get_vocab(true)
     }
@@ -43,7 +43,7 @@ impl TrainedTokenizer {
         Ok(encoding.get_ids().to_vec())
     }
 
-    /// The tokens that are added before and after a text.
+    /// Returns the tokens that are added before and after a text.
     pub fn frame(&self) -> Result<[Vec<u32>; 2], BoxedError> {
         let text = Encoding::from_tokens(vec![Token::new(0, String::new(), (0, 0))], 0);
         let framed = self.0.post_process(text, None, true)?;
@@ -53,7 +53,7 @@ impl TrainedTokenizer {
         Ok([before.to_vec(), after.to_vec()])
     }
 
-    /// Each token with the bytes of the text that it stands for.
+    /// Returns each token with its byte range in the text.
     pub fn encode_with_offsets(
         &self,
         text: &str,
@@ -69,7 +69,7 @@ impl TrainedTokenizer {
         self.0.decode(tokens, skip_special_tokens)
     }
 
-    /// The text of the special tokens, sorted by id.
+    /// Returns the text of the special tokens, sorted by id.
     pub fn special_names(&self) -> Vec<String> {
         let decoder = self.0.get_added_tokens_decoder();
         let mut added: Vec<_> = decoder.iter().filter(|(_, token)| token.special).collect();

@@ -80,7 +80,8 @@ impl InferenceStep for Model {
     }
 }
 
-/// Trains on the ranks of a strategy of this library, or with Burn's own on one device. Returns the loss on held-out samples.
+/// Trains on the ranks of a strategy of this library, or on one device with Burn's strategy. Returns the loss on
+/// held-out samples.
 pub fn train(strategy: Option<MegatronStrategy<Model>>) -> Result<f64, AnyError> {
     let folder = env::temp_dir().join("one_to_many");
     let device = Device::flex().autodiff();

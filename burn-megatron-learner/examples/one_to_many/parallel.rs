@@ -78,7 +78,7 @@ impl Stage for Step<'_> {
     }
 }
 
-/// The mean squared error of each sample, summed: the wrapper divides by the samples of all ranks.
+/// Returns the mean squared error of each sample, summed: the wrapper divides by the samples of all ranks.
 fn loss(y: Tensor<3>, targets: Tensor<3>) -> Tensor<1> {
     (y - targets).square().sum() / (SEQ * HIDDEN) as f64
 }

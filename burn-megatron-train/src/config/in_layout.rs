@@ -1,4 +1,4 @@
-//! The settings of a run in a layout.
+//! Checks the settings of a run against a layout.
 
 use super::{ConfigError, TrainConfig};
 use crate::hooks::{cuda_graphs, hybrid_context};
@@ -6,7 +6,7 @@ use burn_megatron::data_parallel::DataParallelConfig;
 use burn_megatron::mesh::{ParallelConfig, samples_per_rank};
 
 impl TrainConfig {
-    /// Checks all settings, for a layout and a model with a context of `context` tokens.
+    /// Checks all settings for a layout and a model with a context of `context` tokens.
     ///
     /// # Errors
     ///
@@ -25,7 +25,7 @@ impl TrainConfig {
         Ok(self.data_parallel.check(layout.data_parallel_size())?)
     }
 
-    /// The settings with the sharding of the layout.
+    /// Returns the settings with the sharding of the layout.
     pub(crate) fn in_layout(&self, layout: &ParallelConfig) -> Result<Self, ConfigError> {
         Ok(Self {
             data_parallel: DataParallelConfig {

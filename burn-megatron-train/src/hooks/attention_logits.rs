@@ -1,4 +1,4 @@
-//! Measures the largest attention logits of a step, and limits them by QK-Clip.
+//! Measures the largest attention logits of a step, and limits them with QK-Clip.
 
 use burn::tensor::Tensor;
 
@@ -20,7 +20,7 @@ const LOGITS: &str = "attention_logits";
 
 /// The hook of [`qk_clip`](TrainConfig::qk_clip) and [`log_max_attention_logit`](TrainConfig::log_max_attention_logit).
 pub(super) struct AttentionLogitLimit {
-    /// The layers of all stages.
+    /// The attention layers of all stages.
     layers: Vec<AttentionLayer>,
     clip: Option<QkClip>,
     /// The largest logits of the last run.

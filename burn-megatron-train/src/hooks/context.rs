@@ -1,4 +1,4 @@
-//! The parts of a trainer that a hook gets.
+//! The parts of a trainer that a hook can use.
 
 use burn::tensor::Device;
 
@@ -36,7 +36,7 @@ impl<M: LanguageModel> StepContext<'_, M> {
         self.ddp
     }
 
-    /// Returns the model and its parameters, to change them. All ranks change them in the same way.
+    /// Returns the model and its parameters, to change them. All ranks must make the same change.
     pub fn model_mut(&mut self) -> &mut DistributedDataParallel<M> {
         self.ddp
     }
@@ -56,7 +56,8 @@ impl<M: LanguageModel> StepContext<'_, M> {
         self.device
     }
 
-    /// Returns the learning rate after the steps that are read. A skipped step keeps its learning rate for the next step.
+    /// Returns the learning rate after the steps that are read. A skipped step passes its learning rate on to the next
+    /// step.
     pub fn learning_rate(&self) -> f64 {
         self.position.learning_rate(0)
     }

@@ -12,16 +12,16 @@ use burn_megatron::optim::{EmaConfig, ParallelOptimizer};
 /// The name of the hook.
 pub(super) const NAME: &str = "ema";
 
-/// The hook of [`ema`](TrainConfig::ema). The optimizer keeps the average, as it is sharded and saved like the state of the
-/// optimizer.
+/// The hook of [`ema`](TrainConfig::ema). The optimizer stores the average, because the average is sharded and saved
+/// like optimizer state.
 pub(crate) struct AverageWeights {
     config: EmaConfig,
-    /// The weights during an evaluation with the average.
+    /// The trained weights, stored during an evaluation with the average.
     weights: Option<Vec<Tensor<1>>>,
 }
 
 impl AverageWeights {
-    /// The average begins with the weights as they are.
+    /// Creates the hook. The average starts with the current weights.
     pub fn new<M: LanguageModel>(
         config: &TrainConfig,
         optimizer: &mut ParallelOptimizer,
@@ -72,7 +72,8 @@ impl<M: LanguageModel> StepHook<M> for AverageWeights {
         }
     }
 
-    /// A checkpoint restores the average with the state of the optimizer. Weights alone start a new average.
+    /// Starts a new average if only weights were loaded. A complete checkpoint restores the average with the optimizer
+    /// state.
     fn load_state(
         &mut self,
         context: &mut StepContext<'_, M>,

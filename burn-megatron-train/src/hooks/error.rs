@@ -1,17 +1,17 @@
-//! The errors of adding, removing and calling hooks.
+//! Errors of adding, removing and calling hooks.
 
-/// A hook that cannot be added or removed.
+/// An error of a hook.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HookError {
     /// The trainer has no hook of this name.
     #[error("this trainer has no hook {name}: expected one of [{}]", .names.join(", "))]
     Unknown {
-        /// The name.
+        /// The unknown name.
         name: String,
-        /// The hooks of the trainer.
+        /// The names of the hooks of the trainer.
         names: Vec<String>,
     },
-    /// The trainer has a hook of this name.
+    /// The trainer already has a hook of this name.
     #[error(
         "this trainer has a hook {0} already: remove it with without_hook, or use another name"
     )]

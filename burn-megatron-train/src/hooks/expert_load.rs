@@ -9,10 +9,10 @@ use burn_megatron::nn::moe::{ReportedLayer, reduced_reports};
 /// The name of the hook.
 pub(super) const NAME: &str = "expert_load";
 
-/// The name of the reports in the statistics of a step.
+/// The name of the router reports in the statistics of a step.
 pub(super) const REPORTS: &str = "routers";
 
-/// The layers with routers of all stages, of which there is at least one.
+/// The layers with routers of all stages (at least one).
 #[derive(Clone)]
 pub(super) struct Routers(pub Vec<ReportedLayer>);
 
@@ -21,8 +21,8 @@ impl Routers {
         (!layers.is_empty()).then(|| Self(layers.to_vec()))
     }
 
-    /// Adds the reports of the routers about the step, if no hook has added them. Collective: call on all ranks of the
-    /// world.
+    /// Adds the reports of the routers about the step, unless another hook has added them. Collective: call on all
+    /// ranks of the world.
     pub fn add_reports<M: LanguageModel>(
         &self,
         context: &StepContext<'_, M>,

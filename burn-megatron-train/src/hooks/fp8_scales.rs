@@ -1,4 +1,5 @@
-//! Moves the scales of FP8 layers by the magnitudes of a step, and warns of values beyond the format.
+//! Updates the scales of FP8 layers from the magnitudes of a step, and warns about values beyond the range of the
+//! format.
 
 use super::{AddedStatistics, StepContext, StepHook, StepReport};
 use crate::TrainError;
@@ -24,7 +25,7 @@ impl<M: LanguageModel> StepHook<M> for Fp8Scales {
         NAME
     }
 
-    /// Before the weights change: weights that are gathered in FP8 use the scales of the next step.
+    /// Runs before the weights change: weights that are gathered in FP8 use the scales of the next step.
     fn statistics(
         &mut self,
         context: &mut StepContext<'_, M>,

@@ -1,4 +1,4 @@
-//! The hooks of a trainer, in their order.
+//! The ordered list of the hooks of a trainer.
 
 use std::any::Any;
 
@@ -32,7 +32,7 @@ use burn_megatron::optim::{ParallelOptimizer, TooManySkips};
 pub(crate) struct Hooks<M>(Vec<Box<dyn StepHook<M>>>);
 
 impl<M: LanguageModel> Hooks<M> {
-    /// The hooks that the settings of a run use. Collective: call on all ranks of the world.
+    /// Builds the hooks that the settings of a run use. Collective: call on all ranks of the world.
     pub fn of_run(
         config: &TrainConfig,
         optimizer: &mut ParallelOptimizer,
@@ -59,7 +59,7 @@ impl<M: LanguageModel> Hooks<M> {
         Ok(hooks)
     }
 
-    /// Adds a hook at its place, if there is one.
+    /// Adds a hook at its place in the order. Does nothing for `None`.
     pub fn add(&mut self, hook: Option<impl StepHook<M>>) {
         let Some(hook) = hook else { return };
         let place = |hook: &dyn StepHook<M>| {

@@ -1,11 +1,11 @@
-//! The techniques of a training step: each of them is a [`StepHook`].
+//! The techniques of a training step. Each technique is a [`StepHook`].
 //!
-//! A step of a [`Trainer`](crate::Trainer) reads batches, runs the micro-batches, reduces the gradients, decides whether the
-//! step is taken, updates the weights, and reports. A technique that changes one of these is a hook. [`ORDER`] lists
-//! the hooks in their order. A hook that the settings of a run do not use is not in the list of the trainer, so it
-//! costs nothing.
+//! A step of a [`Trainer`](crate::Trainer) reads batches, runs the micro-batches, reduces the gradients, decides
+//! whether the step is taken, updates the weights and reports metrics. A hook changes one or more of these parts.
+//! [`ORDER`] lists the hooks in their order. A trainer has only the hooks that its settings use, so other hooks cost
+//! nothing.
 //!
-//! A program adds its own hook by [`Trainer::with_hook`](crate::Trainer::with_hook):
+//! Add a custom hook with [`Trainer::with_hook`](crate::Trainer::with_hook):
 //!
 //! ```
 //! use burn_megatron_train::hooks::{StepContext, StepHook, StepReport};
@@ -69,18 +69,18 @@ pub use sequence_warmup::{SequenceWarmup, SequenceWarmupError};
 pub use step_hook::{RemainingHooks, StepHook};
 pub use values::{AddedStatistics, StepDecision, StepInput, StepReport, StepRun, StepUpdate};
 
-/// The name in [`ORDER`] that stands for the hooks of the user.
+/// The name in [`ORDER`] that stands for custom hooks.
 const OWN: &str = "your own hooks";
 
-/// The order of the hooks. Hooks that the user adds are called in the order in which they were added, at the place
-/// `your own hooks`. A hook of the user with the name of a technique takes the place of the technique.
+/// The order of the hooks. Custom hooks are called at the place `your own hooks`, in the order in which they were
+/// added. A custom hook with the name of a technique replaces the technique.
 pub const ORDER: [&str; 14] = [
     batch_warmup::NAME,
     sequence_warmup::NAME,
     hybrid_context::NAME,
-    // Decides before `replay`, which computes a spike again.
+    // Runs before `replay`, which computes a step with a spike again.
     spikes::NAME,
-    // Wraps the runs of the hooks below, and compares the weights after their updates.
+    // Wraps the runs of the following hooks, and compares the weights after their updates.
     replay::NAME,
     fp8_scales::NAME,
     expert_load::NAME,
@@ -90,6 +90,6 @@ pub const ORDER: [&str; 14] = [
     replica_check::NAME,
     ema::NAME,
     OWN,
-    // Runs the micro-batches itself, so it is the last one.
+    // Runs the micro-batches without calling `next`, so it must be the last hook.
     cuda_graphs::NAME,
 ];

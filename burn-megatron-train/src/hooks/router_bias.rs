@@ -1,4 +1,5 @@
-//! Moves the biases of experts by their load, for load balancing without an auxiliary loss.
+//! Updates the router biases of experts from their load, for load balancing without an auxiliary loss
+//! (arXiv:2408.15664).
 
 use super::expert_load::{REPORTS, Routers};
 use super::{AddedStatistics, StepContext, StepHook, StepUpdate};
@@ -9,7 +10,7 @@ use burn_megatron::model::LanguageModel;
 /// The name of the hook.
 pub(super) const NAME: &str = "router_bias";
 
-/// The hook of a model with experts. It is added on all ranks, as a pipeline stage without biases has a part in the
+/// The hook of a model with experts. All ranks have it, because pipeline stages without biases also take part in the
 /// collective.
 pub(super) struct RouterBias(pub Routers);
 

@@ -30,7 +30,7 @@ impl<M: LanguageModel> StepHook<M> for SkipSpikes {
         NAME
     }
 
-    /// A step that would be taken is a spike if it is one on any rank. It is then in the window of the next steps.
+    /// Skips a step if it is a spike on any rank. The values of the step are added to the window in either case.
     fn decide(
         &mut self,
         context: &mut StepContext<'_, M>,

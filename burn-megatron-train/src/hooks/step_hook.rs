@@ -14,22 +14,22 @@ use burn_megatron::optim::TooManySkips;
 
 /// A technique that changes a training step.
 ///
-/// All points have a default that does nothing. A step calls them in this order:
+/// All methods have a default that does nothing. A step calls them in this order:
 ///
-/// 1. [`batches`](Self::batches): the rows and the micro-batches of the step;
-/// 2. [`wrap_run`](Self::wrap_run): forwards, backwards and the reduction, the first hook outermost;
-/// 3. [`statistics`](Self::statistics): tensors that are read with the statistics of the step;
-/// 4. [`decide`](Self::decide): whether the step is skipped;
-/// 5. [`before_update`](Self::before_update): after the observer has got the gradients;
-/// 6. [`after_update`](Self::after_update): in reverse order, the last hook first;
-/// 7. [`metrics`](Self::metrics): once the step is read, which is after the launch of the next step where readings are
-///    [deferred](crate::Trainer::defer_readings).
+/// 1. [`batches`](Self::batches): assigns samples to the micro-batches of the step.
+/// 2. [`wrap_run`](Self::wrap_run): runs the forward, backward and reduction. The first hook is the outermost.
+/// 3. [`statistics`](Self::statistics): adds tensors that are read with the statistics of the step.
+/// 4. [`decide`](Self::decide): decides whether the step is skipped.
+/// 5. [`before_update`](Self::before_update): called after the observer received the gradients.
+/// 6. [`after_update`](Self::after_update): called in reverse order, the last hook first.
+/// 7. [`metrics`](Self::metrics): called once the step is read. If readings are
+///    [deferred](crate::Trainer::defer_readings), this is after the launch of the next step.
 ///
-/// **Collectives.** Each point is called on every rank, in the same order of points and hooks. A hook may call collectives under
-/// that rule alone: all ranks have the hook, and the decision to call a collective is the same on all of them. A collective
-/// between the ranks of one process group needs the same of its members.
+/// **Collectives.** Each method is called on every rank, in the same order of methods and hooks. A hook may call
+/// collectives if all ranks have the hook and decide in the same way whether to call the collective. For a collective
+/// of one process group, all members of the group must fulfil this condition.
 pub trait StepHook<M: LanguageModel>: Any {
-    /// Returns the name of the hook, which no other hook of a trainer has.
+    /// Returns the name of the hook, which is unique in a trainer.
     fn name(&self) -> &str;
 
     /// Checks that the trainer supports the hook. Called once, when the hook is added.
@@ -42,14 +42,15 @@ pub trait StepHook<M: LanguageModel>: Any {
         Ok(())
     }
 
-    /// Changes how samples become micro-batches. It must return the same plan in each step, as samples are read ahead.
+    /// Changes the assignment of samples to micro-batches. Must return the same plan in each step, because samples are
+    /// read ahead.
     fn batches(&self, plan: &mut BatchPlan) {
         let _ = plan;
     }
 
-    /// Runs the forwards, the backwards and the reduction of a step. `next` runs the hooks after this one. It may run
-    /// several times, as it does not change the weights and the state of the optimizer. So this point is called several
-    /// times in a step that `replay` checks.
+    /// Runs the forward, backward and reduction of a step. `next` runs the hooks after this one. It does not change the
+    /// weights or the optimizer state, so it can be called several times. In a step that `replay` checks, this method
+    /// is called several times.
     ///
     /// # Errors
     ///
@@ -63,7 +64,7 @@ pub trait StepHook<M: LanguageModel>: Any {
         next.run(context, input)
     }
 
-    /// Adds tensors to the statistics of the step. They are reduced over the ranks by the hook.
+    /// Adds tensors to the statistics of the step. The hook must reduce them over the ranks.
     ///
     /// # Errors
     ///
@@ -92,7 +93,7 @@ pub trait StepHook<M: LanguageModel>: Any {
         Ok(())
     }
 
-    /// Called before the optimizer, also if the step is skipped. The gradients are reduced and not yet clipped.
+    /// Called before the optimizer, even if the step is skipped. The gradients are reduced but not yet clipped.
     ///
     /// # Errors
     ///
@@ -107,7 +108,7 @@ pub trait StepHook<M: LanguageModel>: Any {
         Ok(())
     }
 
-    /// Called after the optimizer, also if the step is skipped. Hooks are called in reverse order.
+    /// Called after the optimizer, even if the step is skipped. Hooks are called in reverse order.
     ///
     /// # Errors
     ///
@@ -140,7 +141,7 @@ pub trait StepHook<M: LanguageModel>: Any {
         let _ = context;
     }
 
-    /// Called after held-out text was evaluated by [`fit`](crate::Trainer::fit), in reverse order.
+    /// Called after held-out text is evaluated by [`fit`](crate::Trainer::fit), in reverse order.
     fn after_evaluation(&mut self, context: &mut StepContext<'_, M>) {
         let _ = context;
     }
@@ -155,13 +156,13 @@ pub trait StepHook<M: LanguageModel>: Any {
         Ok(())
     }
 
-    /// Adds the state of the hook to a checkpoint. A hook of the user adds it to [`RunState::hooks`] under its name.
+    /// Adds the state of the hook to a checkpoint. A custom hook adds it to [`RunState::hooks`] under its name.
     fn save_state(&self, state: &mut RunState) {
         let _ = state;
     }
 
-    /// Restores the state of the hook from a checkpoint, after the weights and the optimizer. `None` means that a run has
-    /// started with the weights of a checkpoint alone.
+    /// Restores the state of the hook from a checkpoint, after the weights and the optimizer. `None` means that only
+    /// weights were loaded to start a new run.
     ///
     /// # Errors
     ///
@@ -180,14 +181,14 @@ pub trait StepHook<M: LanguageModel>: Any {
         let _ = outcome;
     }
 
-    /// Returns the error of a run that ends after `step` steps, as too many of them were skipped, if this hook has found
-    /// the reason.
+    /// Returns the error of a run that ends at `step` because too many steps were skipped. `None` if this hook has not
+    /// found the reason.
     fn explain_skips(&self, step: usize, skips: &TooManySkips) -> Option<TrainError> {
         let _ = (step, skips);
         None
     }
 
-    /// Returns an error if the hook reads each step before its update, so that readings cannot be
+    /// Returns an error if the hook reads each step before its update. Readings then cannot be
     /// [deferred](crate::Trainer::defer_readings).
     fn deferral_error(&self) -> Option<TrainError> {
         None
@@ -199,12 +200,12 @@ pub trait StepHook<M: LanguageModel>: Any {
     }
 }
 
-/// The hooks after one, and the run of a step itself.
+/// The remaining hooks of a step, and the run of the step.
 pub struct RemainingHooks<'a, M>(pub(super) &'a mut [Box<dyn StepHook<M>>]);
 
 impl<M: LanguageModel> RemainingHooks<'_, M> {
-    /// Runs the forwards, the backwards and the reduction of a step, with the hooks after this one. Collective: call on
-    /// all ranks of the world.
+    /// Runs the forward, backward and reduction of a step, with the remaining hooks. Collective: call on all ranks of
+    /// the world.
     ///
     /// # Errors
     ///

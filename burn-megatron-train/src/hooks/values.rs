@@ -1,4 +1,4 @@
-//! The values that the points of a step pass to a hook.
+//! The values that a step passes to its hooks.
 
 use burn::tensor::Tensor;
 
@@ -19,13 +19,13 @@ pub struct StepInput<'a> {
     pub batches: &'a [Batch],
     /// The index of the step, from 0.
     pub step: usize,
-    /// The index on the data axis of the rank whose micro-batches they are.
+    /// The data-axis index of the rank that the micro-batches belong to.
     pub data_rank: usize,
-    /// The loss scale on the device, if the host does not know it.
+    /// The loss scale on the device, if the host has not read it yet.
     pub(crate) loss_scale: Option<Tensor<1>>,
 }
 
-/// The result of the forwards, the backwards and the reduction of a step.
+/// The result of the forward, backward and reduction of a step.
 pub struct StepRun {
     /// The reduced gradients, before clipping.
     pub gradients: Gradients,
@@ -33,13 +33,14 @@ pub struct StepRun {
     pub(crate) record: ReductionRecord,
 }
 
-/// Tensors that hooks add to the statistics of a step. One copy from the device reads the statistics and all of them.
+/// Tensors that hooks add to the statistics of a step. The statistics and all tensors are read with one copy from the
+/// device.
 #[derive(Default)]
 pub struct AddedStatistics(pub(crate) Vec<(&'static str, Tensor<1>)>);
 
 impl AddedStatistics {
-    /// Adds a flat tensor on the device of the model. All tensors are read as numbers of the type of the statistics,
-    /// which is f64 on the CPU and f32 on GPUs.
+    /// Adds a flat tensor on the device of the model. All tensors are read in the type of the statistics: f64 on the
+    /// CPU, and f32 on GPUs.
     pub fn add(&mut self, name: &'static str, tensor: Tensor<1>) {
         self.0.push((name, tensor));
     }
@@ -50,7 +51,7 @@ impl AddedStatistics {
     }
 }
 
-/// A step whose statistics are known, before it is decided whether its update is skipped.
+/// A step whose statistics are known, before the decision to skip its update.
 pub struct StepDecision<'a> {
     pub(crate) input: &'a StepInput<'a>,
     pub(crate) samples: &'a dyn Samples,
@@ -61,14 +62,14 @@ pub struct StepDecision<'a> {
 }
 
 impl StepDecision<'_> {
-    /// Skips the update. [`SkipReason::Spike`] counts as a spike, [`SkipReason::NotFinite`] also lowers a dynamic loss
-    /// scale. All ranks must skip the same steps, so a hook agrees on the decision by a collective. It must return an
-    /// error from [`deferral_error`](super::StepHook::deferral_error).
+    /// Skips the update. [`SkipReason::Spike`] counts as a spike, and [`SkipReason::NotFinite`] also lowers a dynamic
+    /// loss scale. All ranks must skip the same steps, so the hook must agree on the decision with a collective. It
+    /// must also return an error from [`deferral_error`](super::StepHook::deferral_error).
     pub fn skip(&mut self, reason: SkipReason) {
         self.skip.get_or_insert(reason);
     }
 
-    /// Returns the reason for which a hook skips the step.
+    /// Returns the reason for which a hook skips the step, if any.
     pub fn skipped(&self) -> Option<SkipReason> {
         self.skip
     }
@@ -106,7 +107,7 @@ pub struct StepUpdate<'a> {
 }
 
 impl StepUpdate<'_> {
-    /// Returns whether the optimizer is launched. Where readings are deferred it is always launched, and changes nothing
+    /// Returns whether the optimizer is launched. If readings are deferred, it is always launched, and changes nothing
     /// if [`taken`](Self::taken) is 0.
     pub fn launches(&self) -> bool {
         self.launches
@@ -120,7 +121,7 @@ impl StepUpdate<'_> {
         }
     }
 
-    /// Returns a tensor that a hook has [added](AddedStatistics::add) to the statistics.
+    /// Returns the tensor that a hook has [added](AddedStatistics::add) to the statistics under this name.
     pub fn added(&self, name: &str) -> Option<&Tensor<1>> {
         self.statistics.added(name)
     }
@@ -128,7 +129,7 @@ impl StepUpdate<'_> {
 
 /// The metrics of a step on the host.
 pub struct StepReport<'a> {
-    /// The metrics that the observer gets.
+    /// The metrics for the observer.
     pub metrics: StepMetrics,
     /// The load of the experts, in a model with experts.
     pub experts: Option<ExpertMetrics>,
@@ -136,8 +137,8 @@ pub struct StepReport<'a> {
 }
 
 impl StepReport<'_> {
-    /// Returns the values of a tensor that a hook has [added](AddedStatistics::add) to the statistics; none if no tensor
-    /// has this name.
+    /// Returns the values of a tensor that a hook has [added](AddedStatistics::add) to the statistics. Empty if no
+    /// tensor has this name.
     pub fn added(&self, name: &str) -> &[f64] {
         self.reading.added(name)
     }

@@ -1,4 +1,4 @@
-//! Counts the elements of the gradient that are zero.
+//! Counts the gradient elements that are zero.
 
 use std::collections::VecDeque;
 
@@ -13,7 +13,7 @@ pub(super) const NAME: &str = "zero_count";
 
 /// The hook of [`count_zeros`](TrainConfig::count_zeros).
 pub(super) struct ZeroCount {
-    /// The counts of the steps that are launched and not reported yet.
+    /// The counts of the steps that are launched but not reported yet.
     counts: VecDeque<u64>,
 }
 

@@ -21,18 +21,18 @@ enum TimingsLine {
     Resumed(ResumeMarker),
 }
 
-/// Writes `metrics.jsonl`: [`StepMetrics`], [`HeldOutMetrics`] and [`ExpertMetrics`].
+/// Writer of `metrics.jsonl`: [`StepMetrics`], [`HeldOutMetrics`] and [`ExpertMetrics`].
 #[derive(Debug)]
 pub struct MetricsLog {
     lines: JsonLines,
-    /// The step of the last held-out loss of the interrupted run.
+    /// The step of the last held-out loss before the run was interrupted.
     held_out: Option<usize>,
-    /// The load of the experts in the last step, if it is not written yet.
+    /// The expert load of the last step, if it is not written yet.
     load: Option<ExpertLoad>,
 }
 
 impl MetricsLog {
-    /// Starts a new file.
+    /// Creates a new file.
     ///
     /// # Errors
     ///
@@ -49,9 +49,9 @@ impl MetricsLog {
 
     /// Resumes the file of an interrupted run, from the checkpoint after `updates` updates.
     ///
-    /// Nothing is removed: a marker, `{"kind":"resumed","step":updates}`, voids earlier lines of later
-    /// steps. [`read_metrics`](super::read_metrics) omits them, so it returns the same as for an uninterrupted run. A truncated
-    /// last line is ended first. A file of an older version gets a new version line.
+    /// Nothing is removed: a marker, `{"kind":"resumed","step":updates}`, invalidates earlier lines of later steps.
+    /// [`read_metrics`](super::read_metrics) omits those lines, so it returns the same records as for an uninterrupted
+    /// run. A truncated last line is ended first. A file of an older version gets a new version line.
     ///
     /// # Errors
     ///
@@ -88,11 +88,11 @@ impl MetricsLog {
         self.lines.write(&MetricsRecord::Step(*metrics))
     }
 
-    /// Appends the summary of the experts in one training step, and with `evaluates` the load of each.
+    /// Appends the summary of the experts in one training step and, with `evaluates`, the load of each expert.
     ///
-    /// `evaluates` tells that an evaluation follows. The load is written before a checkpoint of the same step can
-    /// be, as a run resumed from there cannot measure it again. Without it the load is written if
-    /// [`held_out`](Self::held_out) comes before the next step.
+    /// Set `evaluates` if an evaluation follows. The load is then written before a checkpoint of the same step, because
+    /// a run that resumes from this checkpoint cannot measure it again. Without `evaluates`, the load is written if
+    /// [`held_out`](Self::held_out) is called before the next step.
     ///
     /// # Errors
     ///
@@ -130,8 +130,7 @@ impl MetricsLog {
     }
 }
 
-/// Returns the step of the last checkpoint that a timings file records. Checkpoints that a resumed run discarded do not
-/// count.
+/// Returns the step of the last checkpoint in a timings file. Checkpoints that a resumed run discarded do not count.
 ///
 /// # Errors
 ///
@@ -151,12 +150,12 @@ pub fn last_saved_step(path: &Path) -> Result<Option<u64>, MetricsError> {
     Ok(saved.pop())
 }
 
-/// Writes `timings.jsonl`: [`StepTiming`] and [`SaveTiming`].
+/// Writer of `timings.jsonl`: [`StepTiming`] and [`SaveTiming`].
 #[derive(Debug)]
 pub struct TimingsLog(JsonLines);
 
 impl TimingsLog {
-    /// Starts a new file.
+    /// Creates a new file.
     ///
     /// # Errors
     ///
@@ -165,8 +164,8 @@ impl TimingsLog {
         JsonLines::create(path).map(Self)
     }
 
-    /// Resumes the file of an interrupted run, from the checkpoint after `updates` updates, with a marker
-    /// as [`MetricsLog::resume`] writes.
+    /// Resumes the file of an interrupted run, from the checkpoint after `updates` updates. Appends the same marker as
+    /// [`MetricsLog::resume`].
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! The records of a metrics file.
+//! Reads the records of a metrics file.
 
 use std::path::Path;
 
@@ -26,8 +26,8 @@ enum MetricsLine {
     },
 }
 
-/// The valid records of a metrics file, in order: without those that a resumed run repeated, and without
-/// truncated lines (a last line without a line break, or one before a marker).
+/// Returns the valid records of a metrics file, in order. Records that a resumed run repeated and truncated lines are
+/// omitted. A line is truncated if it has no line break, or if a marker follows and it is not a record.
 ///
 /// # Errors
 ///
@@ -36,7 +36,7 @@ pub fn read_metrics(path: &Path) -> Result<Vec<MetricsRecord>, MetricsError> {
     records(path, &read(path)?, false)
 }
 
-/// The oldest version of the records of a file; 1 if the first record is not a version.
+/// Returns the oldest version among the records of a file; 1 if the first record is not a version.
 pub fn oldest_version(records: &[MetricsRecord]) -> u32 {
     match records.first() {
         Some(MetricsRecord::Run(run)) => run.version,
@@ -54,7 +54,7 @@ fn check_version(path: &Path, run: RunMetrics) -> Result<(), MetricsError> {
     Ok(())
 }
 
-/// The valid records of `text`, with its markers applied.
+/// Returns the valid records of `text`, after its markers are applied.
 pub(super) fn records(
     path: &Path,
     text: &[u8],
@@ -90,8 +90,8 @@ pub(super) fn records(
     Ok(records)
 }
 
-/// Drops the records that a run resumed after `updates` updates repeats: later training steps with their
-/// experts, and later held-out losses.
+/// Removes the records that a run resumed after `updates` updates repeats: later training steps with their experts, and
+/// later held-out losses.
 pub(super) fn drop_after(records: &mut Vec<MetricsRecord>, updates: usize) {
     records.retain(|record| match record {
         MetricsRecord::Step(metrics) => metrics.step <= updates,

@@ -1,21 +1,21 @@
-//! The part of each batch that a rank of a context group has.
+//! The part of each batch that belongs to a rank of a context group.
 
 use burn_megatron::comm::ParallelContext;
 use burn_megatron::mesh::{ContextSplit, ContextSplitError};
 use burn_megatron::nn::tp_comm_overlap::sequence_multiple;
 use burn_megatron_data::{Batch, DataError};
 
-/// The part of each batch that a rank of a context group has.
+/// Selects the part of each batch that belongs to a rank of a context group.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ContextPart {
     split: ContextSplit,
     rank: usize,
     ranks: usize,
-    /// The tensor ranks that share it.
+    /// The number of tensor ranks that share the part (sequence parallelism).
     tensor: usize,
-    /// Padded rows on the rank have a multiple of this number of tokens.
+    /// The number of tokens of padded rows on the rank is a multiple of this number.
     multiple: usize,
-    /// Of multi-token prediction.
+    /// The number of depths of multi-token prediction.
     further_depths: usize,
 }
 
@@ -36,13 +36,13 @@ impl ContextPart {
         }
     }
 
-    /// The same for whole rows.
+    /// Returns the same settings for rows that are not split.
     pub fn of_one_rank(self) -> Self {
         Self { ranks: 1, ..self }
     }
 
-    /// Checks the length of a whole row. A split per document pads documents, so that any row of at least `2 context`
-    /// tokens can be split.
+    /// Checks the length of a row before it is split. A split per document pads documents, so it can split any row of
+    /// at least `2 context` tokens.
     pub fn check(self, length: usize) -> Result<(), ContextSplitError> {
         match self.split {
             _ if self.ranks == 1 => Ok(()),
@@ -51,7 +51,7 @@ impl ContextPart {
         }
     }
 
-    /// The part of a batch of whole rows, or of its rows that this is already.
+    /// Returns this rank's part of a batch. Batches that are already split are returned unchanged.
     pub fn of_batch(self, batch: Batch) -> Result<Batch, DataError> {
         let batch = batch.with_further_tokens(self.further_depths);
         let tensor = match self.split {

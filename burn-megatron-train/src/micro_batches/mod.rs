@@ -1,4 +1,4 @@
-//! The micro-batches of a step: which samples they have, reading them ahead, their tensors, and running them.
+//! The micro-batches of a step: assigns samples, reads them ahead, uploads tensors and runs the schedule.
 
 mod context_part;
 mod numbering;

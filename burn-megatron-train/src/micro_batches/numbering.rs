@@ -1,4 +1,4 @@
-//! The samples of each step, and of each micro-batch of a rank.
+//! Assigns samples to the steps and the micro-batches of a rank.
 
 use std::ops::{Add, Range};
 use std::sync::Arc;
@@ -10,22 +10,22 @@ use burn_megatron::data_parallel::DistributedDataParallel;
 use burn_megatron::model::LanguageModel;
 use burn_megatron_data::{Batch, DataError, Padding, Samples};
 
-/// Makes the micro-batches of a rank from the rows of a whole step.
+/// A function that makes the micro-batches of a rank from the rows of a complete step.
 pub type SplitStep = Arc<dyn Fn(&Batch) -> Result<Vec<Batch>, DataError> + Send + Sync>;
 
 /// The sample numbers of micro-batches.
 pub(super) type SampleNumbers = Box<dyn Iterator<Item = Range<u64>> + Send>;
 
-/// How the samples of a run become the micro-batches of each step of a rank.
+/// Assignment of the samples of a run to steps and micro-batches of a rank.
 #[derive(Clone)]
 pub struct BatchPlan {
     sizes: BatchSizes,
     micro_batch_size: usize,
     rows: Vec<SequenceWarmup>,
-    /// Tokens of a sample.
+    /// The number of tokens per sample.
     whole: usize,
     context: ContextPart,
-    /// This rank of the data axis.
+    /// The index of this rank on the data axis.
     data_rank: usize,
     data_ranks: usize,
     split: Option<SplitStep>,
@@ -49,61 +49,61 @@ impl BatchPlan {
         }
     }
 
-    /// Sets smaller batches for the first steps, of increasing sizes.
+    /// Sets smaller batches of increasing size for the first steps.
     pub fn warm_up_batches(&mut self, parts: Vec<BatchWarmup>) {
         self.sizes = BatchSizes::new(parts, self.sizes.whole());
     }
 
-    /// Sets shorter rows for the first steps, of increasing lengths.
+    /// Sets shorter rows of increasing length for the first steps.
     pub fn warm_up_rows(&mut self, parts: Vec<SequenceWarmup>) {
         self.rows = parts;
     }
 
-    /// Makes the micro-batches of a rank from the rows of a whole step, which every rank reads. `split` returns the same
-    /// number of micro-batches on all ranks.
+    /// Sets a function that makes the micro-batches of a rank from the rows of a complete step. Every rank reads these
+    /// rows. `split` must return the same number of micro-batches on all ranks.
     pub fn split_steps(&mut self, split: SplitStep) {
         self.split = Some(split);
-        // Documents are cut where all rows of a step are known.
+        // Documents are cut only after all rows of a step are read.
         self.context = self.context.of_one_rank();
     }
 
-    /// Returns the number of samples in some steps, over all ranks.
+    /// Returns the number of samples in the given steps, over all ranks.
     pub fn samples_in(&self, steps: Range<usize>) -> u64 {
         self.sizes.sum(steps)
     }
 
-    /// Returns the number of tokens in a row of a step.
+    /// Returns the number of tokens per row in a step.
     pub fn row_length(&self, step: usize) -> usize {
         row_length(&self.rows, step, self.whole)
     }
 
-    /// Returns the number of tokens in a sample.
+    /// Returns the number of tokens per sample.
     pub fn sample_length(&self) -> usize {
         self.whole
     }
 
-    /// Whether every rank reads the rows of the whole step.
+    /// Returns whether every rank reads all rows of a step.
     pub(crate) fn splits_steps(&self) -> bool {
         self.split.is_some()
     }
 
-    /// The index of the first micro-batch of a rank of the data axis in a step, among those of all ranks.
+    /// Returns the global index of the first micro-batch of a rank of the data axis in a step.
     pub(crate) fn first_micro_batch(&self, step: usize, data_rank: usize) -> usize {
         self.samples_of(step, data_rank).start / self.micro_batch_size
     }
 
-    /// The number of micro-batches of this rank in a step, if rows are not split.
+    /// Returns the number of micro-batches of this rank in a step, if steps are not split.
     pub(super) fn micro_batches(&self, step: usize) -> usize {
         let samples = self.samples_of(step, self.data_rank).len();
         samples.div_ceil(self.micro_batch_size)
     }
 
-    /// The indices of the samples of a step on a rank of the data axis.
+    /// Returns the indices of the samples of a step on a rank of the data axis.
     fn samples_of(&self, step: usize, data_rank: usize) -> Range<usize> {
         share_of(self.sizes.of(step), data_rank, self.data_ranks)
     }
 
-    /// The batches of this rank in a step, before which there were `before` samples.
+    /// Returns the batches of this rank in a step. `next` is the step and the number of samples before it.
     pub(crate) fn own_batches(
         &self,
         next: (usize, u64),
@@ -112,7 +112,7 @@ impl BatchPlan {
         self.batches(next, self.data_rank, samples)
     }
 
-    /// The batches of a rank of the data axis in a step, before which there were `before` samples.
+    /// Returns the batches of a rank of the data axis in a step. `before` is the number of samples before the step.
     pub(crate) fn batches(
         &self,
         (step, before): (usize, u64),
@@ -139,8 +139,8 @@ impl BatchPlan {
         self.context.of_batch(rows)
     }
 
-    /// The padding of micro-batches that this rank counts. Ranks that share documents have the same padding, so the first
-    /// one of them counts it. Other ranks of a context axis count the same.
+    /// Returns the padding of micro-batches that this rank counts. Ranks that share documents have the same padding, so
+    /// only their first rank counts it. Without shared documents, all ranks of a context axis count the same padding.
     pub(crate) fn padding(&self, batches: &[Batch]) -> Padding {
         let is_counted = |batch: &&Batch| {
             let shard = batch.shard.as_ref();
@@ -150,13 +150,14 @@ impl BatchPlan {
         counted.fold(Padding::default(), Padding::add)
     }
 
-    /// The sample numbers of each micro-batch of this rank in some steps, as [`numbers`](Self::numbers).
+    /// Returns the sample numbers of each micro-batch of this rank: see [`numbers`](Self::numbers).
     pub(super) fn own_numbers(&self, steps: Range<usize>, before: u64) -> SampleNumbers {
         self.numbers(steps, before, self.data_rank)
     }
 
-    /// The sample numbers of each micro-batch of a rank of the data axis in some steps, before which there were `before`
-    /// samples. Where steps are split, the sample numbers of each step, which every rank reads.
+    /// Returns the sample numbers of each micro-batch of a rank of the data axis in the given steps. `before` is the
+    /// number of samples before the steps. If steps are split, returns the sample numbers of each step, which every
+    /// rank reads.
     fn numbers(&self, steps: Range<usize>, before: u64, rank: usize) -> SampleNumbers {
         let (sizes, size) = (self.sizes.clone(), self.micro_batch_size);
         let (first, ranks) = (steps.start, self.data_ranks);
@@ -175,7 +176,7 @@ impl BatchPlan {
     }
 }
 
-/// The indices of the samples of a step, of which there are `samples`, on a rank of the data axis.
+/// Returns the sample indices of a rank of the data axis in a step of `samples` samples.
 fn share_of(samples: usize, rank: usize, ranks: usize) -> Range<usize> {
     let share = samples / ranks;
     rank * share..(rank + 1) * share

@@ -1,4 +1,4 @@
-//! Reads samples as rows of a rank, ahead of the steps.
+//! Reads samples for a rank ahead of the steps.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -7,8 +7,8 @@ use super::BatchPlan;
 use burn_megatron_data::{Batch, DataError, Prefetcher, Sample, Samples};
 
 impl BatchPlan {
-    /// Reads the micro-batches of `steps` in a background thread, up to two steps ahead. Before them there were `before`
-    /// samples.
+    /// Reads the micro-batches of `steps` in a background thread, up to two steps ahead. `before` is the number of
+    /// samples before `steps`.
     pub(crate) fn read_ahead(
         &self,
         samples: Arc<dyn Samples>,
@@ -28,11 +28,11 @@ impl BatchPlan {
     }
 }
 
-/// Samples as the batches of a rank.
+/// Samples that are returned as the batches of a rank.
 struct RankSamples {
     samples: Arc<dyn Samples>,
     plan: BatchPlan,
-    /// A step and its first sample.
+    /// The next step and its first sample.
     next: (usize, u64),
 }
 

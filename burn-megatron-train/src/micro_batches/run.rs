@@ -12,13 +12,13 @@ use burn_megatron::nn::LossFactor;
 use burn_megatron::nn::moe::RouterStep;
 
 impl<M: LanguageModel> StepContext<'_, M> {
-    /// Runs the forwards and the backwards of a step in the order of the schedule, and the reduction.
+    /// Runs the forward and backward passes of a step in the order of the schedule, then reduces the gradients.
     pub(crate) fn run(&mut self, input: &StepInput<'_>) -> Result<StepRun, TrainError> {
         self.run_with(input, MicroBatchRunner::run)
     }
 
-    /// Runs the forwards and the backwards of a step by `run`, and the reduction. The loss scale is that on the device
-    /// or, if there is none, that of the scaler.
+    /// Runs the forward and backward passes of a step with `run`, then reduces the gradients. The loss scale is the
+    /// scale on the device or, if there is none, the scale of the scaler.
     pub(crate) fn run_with(
         &mut self,
         input: &StepInput<'_>,

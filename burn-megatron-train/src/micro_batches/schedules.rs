@@ -1,4 +1,4 @@
-//! The schedules of a run, by the number of micro-batches of a step, and the engine that runs them.
+//! The schedules of a run, keyed by the number of micro-batches per step, and the runner that executes them.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -23,7 +23,7 @@ use burn_megatron::pipeline::schedule::Schedule;
 use burn_megatron::pipeline::schedule_of;
 use burn_megatron_data::Batch;
 
-/// Runs the stages of this rank.
+/// Runs the pipeline stages of this rank.
 pub(crate) struct MicroBatchRunner {
     /// Schedules, keyed by the number of micro-batches of a step.
     schedules: BTreeMap<usize, StepSchedule>,
@@ -32,14 +32,14 @@ pub(crate) struct MicroBatchRunner {
     shapes: ShapeCache,
     /// The timed actions of this rank in the last step.
     pub events: Vec<ActionEvent>,
-    /// The reports of this rank's routers of experts about the last step.
+    /// The reports of the routers on this rank about the last step.
     pub router_step: RouterStep,
 }
 
-/// The schedule of steps with one number of micro-batches.
+/// The schedule of steps with a given number of micro-batches.
 pub(crate) struct StepSchedule {
     pub schedule: Schedule,
-    /// By stage: see [`Schedule::in_flight`].
+    /// The number of micro-batches in flight per stage: see [`Schedule::in_flight`].
     pub in_flight: Vec<usize>,
     /// See [`order_of_squares`].
     pub squares: Arc<SumOrder>,
@@ -64,12 +64,13 @@ impl MicroBatchRunner {
         })
     }
 
-    /// The schedule of a step with a number of micro-batches.
+    /// Returns the schedule of steps with `micro_batches` micro-batches.
     pub fn scheduled(&self, micro_batches: usize) -> &StepSchedule {
         &self.schedules[&micro_batches]
     }
 
-    /// Makes the schedule of a step whose micro-batches are counted when their documents are known.
+    /// Adds a schedule of `micro_batches` micro-batches, if there is none. The number depends on the documents of a
+    /// step.
     pub fn schedule<M: LanguageModel>(
         &mut self,
         micro_batches: usize,
@@ -82,9 +83,9 @@ impl MicroBatchRunner {
         Ok(())
     }
 
-    /// By stage, its pipeline rank.
+    /// Returns the pipeline rank of each stage.
     pub fn placement(&self) -> Vec<usize> {
-        // The same in every step.
+        // All schedules have the same placement.
         let schedule = self.schedules.values().next();
         let of_stages = schedule.map(|StepSchedule { schedule, .. }| {
             let stages = 0..schedule.stages();
@@ -109,7 +110,7 @@ impl MicroBatchRunner {
         Ok((run.losses, run.events))
     }
 
-    /// The output of the last stage for a batch, on the rank that holds it, without autodiff.
+    /// Returns the output of the last stage for a batch, without autodiff. Ranks without the last stage return `None`.
     pub fn hidden<M: LanguageModel>(
         &self,
         batch: &Batch,

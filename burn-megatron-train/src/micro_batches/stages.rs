@@ -1,4 +1,4 @@
-//! The stages of a rank on the micro-batches of a step.
+//! Runs the pipeline stages of a rank on the micro-batches of a step.
 
 use std::cell::RefCell;
 
@@ -13,21 +13,21 @@ use burn_megatron::nn::{BatchPosition, LossFactor, ScheduleNodes};
 use burn_megatron::pipeline::engine::{ActionEvent, ShapeKey, Stage, StageOutput};
 use burn_megatron_data::Batch;
 
-/// The losses of micro-batches, `[1]` each, and the timed actions of this rank.
+/// The losses of micro-batches (`[1]` each) and the timed actions of this rank.
 pub(crate) type RunLosses = (Vec<Tensor<1>>, Vec<ActionEvent>);
 
-/// The losses of the micro-batches of a step, without autodiff: their objectives, `[1]` each, then the parts of each.
+/// The losses of the micro-batches of a step, without autodiff: the objectives (`[1]` each), then the parts of each.
 pub(crate) struct StepLosses {
-    /// None on ranks without the last stage.
+    /// Empty on ranks without the last stage.
     pub losses: Vec<Tensor<1>>,
-    /// The elements of the losses on a rank with the last stage.
+    /// The number of loss values on a rank with the last stage.
     pub count: usize,
 }
 
-/// The stages of this rank on the micro-batches of a step, as the engine runs them.
+/// The stages of this rank on the micro-batches of a step, for the pipeline engine.
 pub(crate) struct TrainStages<'a, M> {
     pub ddp: &'a DistributedDataParallel<M>,
-    /// With autodiff.
+    /// The device, with autodiff.
     pub device: Device,
     pub batches: &'a [Batch],
     pub step: u64,
@@ -36,9 +36,9 @@ pub(crate) struct TrainStages<'a, M> {
     pub last: usize,
     /// The factor by which the engine multiplies the losses.
     pub loss_scale: LossFactor,
-    /// For routers of experts.
+    /// The state of the routers in this step.
     pub router_step: RouterStep,
-    /// By micro-batch, the sums of the parts of the losses, read after the run.
+    /// The sums of the parts of the losses per micro-batch, read after the run.
     pub parts: RefCell<Vec<Option<Tensor<1>>>>,
 }
 
@@ -70,7 +70,7 @@ impl<M: LanguageModel> TrainStages<'_, M> {
         DeviceBatch::new(&self.batches[micro_batch], stage == self.last, &self.device)
     }
 
-    /// The forward of a stage and a micro-batch, in nodes if they are given.
+    /// Runs the forward of a stage on a micro-batch, split into schedule nodes if `nodes` is given.
     pub fn forward_in(
         &self,
         (stage, micro_batch): (usize, usize),
@@ -81,7 +81,7 @@ impl<M: LanguageModel> TrainStages<'_, M> {
         fingerprint::note_micro_batch(micro_batch);
         let (batch, model) = (&self.batches[micro_batch], self.ddp.module());
         let before = match &batch.shard {
-            // It knows the place of each token in the global batch.
+            // The shard holds the place of each token in the global batch.
             Some(shard) if shard.is_in_global_batch() => 0,
             _ => (self.first_micro_batch + micro_batch) * batch.rows,
         };

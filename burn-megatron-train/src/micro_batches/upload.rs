@@ -1,4 +1,4 @@
-//! The tensors of a micro-batch on the device.
+//! Uploads the tensors of a micro-batch to the device.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use burn::tensor::{Device, Int, Tensor, TensorData};
 use burn_megatron::model::Tokens;
 use burn_megatron_data::{Batch, FurtherTokens};
 
-/// `[rows, seq]`
+/// Returns the values as a tensor `[rows, seq]`.
 pub(super) fn matrix(values: &[i32], batch: &Batch, device: &Device) -> Tensor<2, Int> {
     Tensor::from_data(
         TensorData::new(values.to_vec(), [batch.rows, batch.seq]),
@@ -15,7 +15,7 @@ pub(super) fn matrix(values: &[i32], batch: &Batch, device: &Device) -> Tensor<2
     )
 }
 
-/// The targets of the rows, then those of each depth of multi-token prediction.
+/// Returns the targets of the rows, then the targets of each depth of multi-token prediction.
 pub(crate) fn targets(batch: &Batch, device: &Device) -> Tensor<2, Int> {
     let further = batch.further().iter().map(FurtherTokens::targets);
     let all = [&batch.targets[..]].into_iter().chain(further);
@@ -24,7 +24,7 @@ pub(crate) fn targets(batch: &Batch, device: &Device) -> Tensor<2, Int> {
     Tensor::from_data(data, device)
 }
 
-/// The input of the model, of which the device has the ids.
+/// Returns the input of the model for token ids that are on the device.
 pub(super) fn tokens(batch: &Batch, ids: Tensor<2, Int>) -> Tokens {
     Tokens {
         ids,
@@ -48,11 +48,11 @@ pub(super) fn further_tokens(batch: &Batch, device: &Device) -> Vec<Tokens> {
     batch.further().iter().map(of_depth).collect()
 }
 
-/// The tensors of a micro-batch on the device, both `[rows, seq]`.
+/// The tensors of a micro-batch on the device, of shape `[rows, seq]`.
 #[derive(Clone)]
 pub(crate) struct DeviceBatch {
     pub ids: Tensor<2, Int>,
-    /// On the last stage.
+    /// The targets, on the last stage only.
     pub targets: Option<Tensor<2, Int>>,
 }
 

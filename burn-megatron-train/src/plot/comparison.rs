@@ -1,4 +1,4 @@
-//! The losses of several runs in one picture.
+//! The losses of several runs in one plot.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -9,7 +9,7 @@ use plotters::prelude::*;
 
 use super::{LossCurve, svg, terminal};
 
-/// Colors that are distinguishable also with red-green color blindness.
+/// Colors that are distinguishable with red-green color blindness.
 const COLORS: [RGBColor; 7] = [
     RGBColor(60, 60, 60),
     RGBColor(0, 114, 178),
@@ -20,17 +20,17 @@ const COLORS: [RGBColor; 7] = [
     RGBColor(213, 94, 0),
 ];
 
-/// The height of the differences.
+/// The height of the plot of differences, in pixels.
 const DIFFERENCES: u32 = 260;
 
-/// The widest line.
+/// The largest line width, in pixels.
 const MAX_LINE: u32 = 8;
 
-/// Training and held-out losses of several runs over their steps, in nats per token; below them, for several runs, their
-/// differences from the first, which is the reference.
+/// Plot of the training and held-out losses of several runs over their steps, in nats per token. Below them, it shows
+/// their differences from the first run, which is the reference.
 ///
-/// Training losses are drawn as smoothed lines, held-out losses as dots. The line of an earlier run is wider, so that it
-/// shows beside a later one that is the same.
+/// Training losses are drawn as smoothed lines, held-out losses as dots. Earlier runs have wider lines, so that equal
+/// later runs do not hide them.
 #[derive(Clone, Debug, Default)]
 pub struct LossComparison {
     title: String,
@@ -38,7 +38,7 @@ pub struct LossComparison {
 }
 
 impl LossComparison {
-    /// A picture without runs.
+    /// Creates a plot without runs.
     pub fn new(title: impl Into<String>) -> Self {
         Self {
             title: title.into(),
@@ -46,13 +46,13 @@ impl LossComparison {
         }
     }
 
-    /// Adds a run, whose title is its name in the legend.
+    /// Adds a run. Its title is its name in the legend.
     pub fn with(mut self, run: LossCurve) -> Self {
         self.runs.push(run);
         self
     }
 
-    /// The picture as an SVG, 960 pixels wide.
+    /// Returns the plot as an SVG, 960 pixels wide.
     ///
     /// # Errors
     ///
@@ -78,13 +78,13 @@ impl LossComparison {
         super::write(path, &self.svg()?)
     }
 
-    /// The smoothed training losses as 12 lines of text, at most `columns` (and at least 40) characters wide. The line of
-    /// a run is drawn with its number, from 1.
+    /// Returns the smoothed training losses as 12 lines of text, with at most `columns` (and at least 40) characters
+    /// per line. The points of a run are drawn with its number, from 1.
     pub fn terminal(&self, columns: usize) -> String {
         terminal::draw_runs(self, columns)
     }
 
-    /// The first and the last step of all runs.
+    /// Returns the first and the last step of all runs.
     pub(super) fn steps(&self) -> Range<usize> {
         let steps = self.runs.iter().map(LossCurve::steps);
         let all = steps.reduce(|(a, b), (c, d)| (a.min(c), b.max(d)));
@@ -92,7 +92,7 @@ impl LossComparison {
         first..last
     }
 
-    /// The least and the largest loss of all runs.
+    /// Returns the lowest and the highest loss of all runs.
     pub(super) fn losses(&self) -> (f64, f64) {
         let losses = self.runs.iter().map(LossCurve::losses);
         let losses = losses.reduce(|(a, b), (c, d)| (a.min(c), b.max(d)));
@@ -108,7 +108,7 @@ impl LossComparison {
         axes.step_label()
     }
 
-    /// The runs with their styles.
+    /// Returns the runs with their styles.
     fn styled(&self) -> impl Iterator<Item = (&LossCurve, RGBColor, u32)> {
         let colors = self.runs.iter().zip(COLORS.into_iter().cycle());
         let runs = self.runs.len();
@@ -157,12 +157,12 @@ impl LossComparison {
         let held_out: Vec<_> = held_out.collect();
         let all = training.iter().chain(&held_out).flatten();
         let most = all.map(|&(_, loss)| loss.abs()).fold(0.0, f64::max);
-        // Runs that are the same have a line, too.
+        // A range above zero, even if all runs are equal.
         let most = 1.1 * if most > 0.0 { most } else { 1e-3 };
         let mut chart = svg::chart(area, "", self.steps(), (-most, most))?;
         svg::mesh_of(&mut chart, self.step_label(), "difference", 5)?;
         for (i, (_, color, width)) in self.styled().skip(1).enumerate() {
-            // Differences lie apart.
+            // Lines of differences rarely overlap, so they can be thinner.
             let width = 1 + width / 2;
             let line = LineSeries::new(training[i].iter().copied(), color.stroke_width(width));
             chart.draw_series(line).map_err(failed)?;
@@ -173,7 +173,7 @@ impl LossComparison {
     }
 }
 
-/// Circles that show beside those of a later run at the same place.
+/// Draws circles that stay visible around the circles of a later run at the same place.
 fn dots(
     points: &[(usize, f64)],
     color: RGBColor,
@@ -183,7 +183,7 @@ fn dots(
     points.iter().map(dot)
 }
 
-/// The losses of a run less those of another at the same steps.
+/// Returns the difference between the losses of a run and of the reference at equal steps.
 fn difference(run: &[(usize, f64)], reference: &[(usize, f64)]) -> Vec<(usize, f64)> {
     let reference: BTreeMap<_, _> = reference.iter().copied().collect();
     let less = |&(step, loss): &(usize, f64)| Some((step, loss - reference.get(&step)?));
@@ -219,7 +219,7 @@ mod tests {
                 .map(|(_, plot)| plot.to_string())
         };
         let rows: Vec<_> = text.lines().filter_map(plot).collect();
-        // The line of 6.0 is the highest; that of the third run is hidden behind the first.
+        // The line of 6.0 is the highest. The line of the third run is hidden behind the first.
         assert!(rows[0].ends_with("222") && !rows[0].contains('1'), "{text}");
         assert!(rows[1..].iter().any(|row| row.contains("11")), "{text}");
         assert!(

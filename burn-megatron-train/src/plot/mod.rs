@@ -1,5 +1,5 @@
-//! The loss curve of a run and the load of its experts as SVG and in the terminal, and a comparison of several runs
-//! as SVG.
+//! Plots: the loss curve of a run and the load of its experts (SVG and terminal), and a comparison of the losses of
+//! several runs.
 
 mod comparison;
 mod heat_map;
@@ -15,20 +15,20 @@ pub use heat_map::ExpertHeatMap;
 
 use super::metrics::{MetricsRecord, SkipReason};
 
-/// Larger losses are omitted: they would flatten the rest of the curve.
+/// Larger losses are omitted, because they would flatten the rest of the curve.
 const MAX_LOSS: f64 = 1e30;
 
 /// The maximum number of segments of a drawn curve.
 const MAX_SEGMENTS: usize = 1000;
 
-/// The minimum number of points of a curve that is smoothed.
+/// The minimum number of points of a smoothed curve.
 const MIN_SMOOTHED: usize = 20;
 
-/// Training and held-out losses over the steps of a run, in nats per token, and the objective, if it is not
-/// the cross-entropy alone.
+/// Training and held-out losses over the steps of a run, in nats per token. Includes the objective if it differs from
+/// the cross-entropy.
 ///
-/// Losses that are NaN, infinite or beyond 1e30 are counted, not drawn. Any number of points can be
-/// drawn, including none.
+/// Losses that are NaN, infinite or beyond 1e30 are counted but not drawn. The curve may have any number of points,
+/// including none.
 #[derive(Debug, Clone, Default)]
 pub struct LossCurve {
     title: String,
@@ -39,7 +39,7 @@ pub struct LossCurve {
 }
 
 impl LossCurve {
-    /// A curve without points.
+    /// Creates a curve without points.
     pub fn new(title: impl Into<String>) -> Self {
         Self {
             title: title.into(),
@@ -47,7 +47,7 @@ impl LossCurve {
         }
     }
 
-    /// The curve of a metrics file, from [`read_metrics`](super::metrics::read_metrics).
+    /// Creates the curve of the records of a metrics file, from [`read_metrics`](super::metrics::read_metrics).
     pub fn from_records(title: impl Into<String>, records: &[MetricsRecord]) -> Self {
         let mut curve = Self::new(title);
         for record in records {
@@ -55,7 +55,7 @@ impl LossCurve {
                 MetricsRecord::Run(_)
                 | MetricsRecord::Experts(_)
                 | MetricsRecord::ExpertLoad(_) => {}
-                // Has no loss.
+                // A step without targets has no loss.
                 MetricsRecord::Step(metrics)
                     if metrics.skip_reason == Some(SkipReason::NoTargets) => {}
                 MetricsRecord::Step(metrics) => {
@@ -82,15 +82,15 @@ impl LossCurve {
         }
     }
 
-    /// Adds the objective of `step`, if it is not the loss alone. Values that are not finite are omitted; the
-    /// loss of the step is not finite either, and counted.
+    /// Adds the objective of `step`, if it differs from the loss. Values that are not finite are omitted: the loss of
+    /// the step is then not finite either, and is counted.
     pub fn objective(&mut self, step: usize, objective: f64) {
         if objective.abs() <= MAX_LOSS {
             self.objective.push((step, objective));
         }
     }
 
-    /// Adds the held-out loss of the weights after `step` updates. Steps must be in ascending order.
+    /// Adds the held-out loss after `step` updates. Steps must be in ascending order.
     pub fn held_out(&mut self, step: usize, loss: f64) {
         let usable = loss.abs() <= MAX_LOSS;
         if usable {
@@ -100,7 +100,7 @@ impl LossCurve {
         }
     }
 
-    /// The curve as an SVG of 960 x 540 pixels.
+    /// Returns the curve as an SVG of 960 x 540 pixels.
     ///
     /// # Errors
     ///
@@ -118,13 +118,13 @@ impl LossCurve {
         write(path, &self.svg()?)
     }
 
-    /// The curve as 12 lines of text, at most `columns` (and at least 40) characters wide.
+    /// Returns the curve as 12 lines of text, with at most `columns` (and at least 40) characters per line.
     pub fn terminal(&self, columns: usize) -> String {
         terminal::draw(self, columns)
     }
 
-    /// Downsamples a long curve to the lowest and the highest point of each of [`MAX_SEGMENTS`] segments,
-    /// which looks the same.
+    /// Downsamples a long curve to the lowest and the highest point of each of [`MAX_SEGMENTS`] segments. The drawn
+    /// curve looks the same.
     fn downsample(points: &[(usize, f64)]) -> Vec<(usize, f64)> {
         let n = points.len();
         if n <= 2 * MAX_SEGMENTS {
@@ -146,16 +146,16 @@ impl LossCurve {
             .collect()
     }
 
-    /// Whether there are enough points for [`LossCurve::smoothed`] to differ from the curve.
+    /// Returns whether there are enough points for [`LossCurve::smoothed`] to differ from the curve.
     fn is_smoothed(&self) -> bool {
         self.training.len() >= MIN_SMOOTHED
     }
 
-    /// The smoothed training curve at up to [`MAX_SEGMENTS`] points: the mean over a window of a twentieth of
-    /// all points.
+    /// Returns the smoothed training curve at up to [`MAX_SEGMENTS`] points. Each point is the mean over a window of
+    /// 1/20 of all points.
     ///
-    /// The window is centered, so the curve does not lag. It shrinks towards the start, where the loss falls
-    /// steeply, and is truncated at the end.
+    /// The window is centered, so the curve does not lag. It shrinks towards the start, where the loss falls steeply,
+    /// and is truncated at the end.
     fn smoothed(&self) -> Vec<(usize, f64)> {
         let n = self.training.len();
         if !self.is_smoothed() {
@@ -173,7 +173,7 @@ impl LossCurve {
             .collect()
     }
 
-    /// The first and the last step; the last is one more if they are equal.
+    /// Returns the first and the last step. If they are equal, the last step is increased by 1.
     fn steps(&self) -> (usize, usize) {
         let steps = || {
             self.training
@@ -186,7 +186,7 @@ impl LossCurve {
         (first.min(usize::MAX - 1), last.max(first.saturating_add(1)))
     }
 
-    /// The lowest and the highest loss with a margin, also if they are equal.
+    /// Returns the lowest and the highest loss with a margin, even if they are equal.
     fn losses(&self) -> (f64, f64) {
         let losses = || {
             self.training
@@ -203,7 +203,7 @@ impl LossCurve {
         (low - margin, high + margin)
     }
 
-    /// The label of the horizontal axis, with the number of omitted losses.
+    /// Returns the label of the horizontal axis, with the number of omitted losses.
     fn step_label(&self) -> String {
         match self.omitted {
             0 => "step".to_string(),

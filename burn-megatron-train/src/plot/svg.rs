@@ -8,7 +8,7 @@ use plotters::prelude::*;
 use super::LossCurve;
 
 pub(super) const WIDTH: u32 = 960;
-/// The size of a chart.
+/// The size of a chart, in pixels.
 pub(super) const CHART_SIZE: (u32, u32) = (WIDTH, 540);
 const RAW: RGBColor = RGBColor(158, 202, 225);
 const SMOOTHED: RGBColor = RGBColor(8, 81, 156);
@@ -37,7 +37,7 @@ fn draw_on(area: &Area<'_>, curve: &LossCurve) -> Result<(), PlotError> {
     }
 }
 
-/// A chart with axes of steps and losses.
+/// Draws a chart with axes for steps and losses.
 pub(super) fn chart<'a, 'b>(
     area: &'a Area<'b>,
     title: &str,
@@ -55,10 +55,10 @@ pub(super) fn chart<'a, 'b>(
         .map_err(failed)
 }
 
-/// The size of the letters of a title, which fits the width of a chart.
+/// Returns the font size at which a title fits the width of a chart.
 fn title_size(title: &str) -> u32 {
     let letters = title.chars().count().max(1) as u32;
-    // A letter is about half as wide as high.
+    // The width of a letter is about half of its height.
     (2 * (WIDTH - 64) / letters).clamp(12, 24)
 }
 
@@ -66,7 +66,7 @@ pub(super) fn mesh(chart: &mut Chart<'_, '_>, step_label: String) -> Result<(), 
     mesh_of(chart, step_label, "loss (nats per token)", 9)
 }
 
-/// Draws axes with these names, and so many labels of the vertical one.
+/// Draws axes with these names and a given number of labels on the vertical axis.
 pub(super) fn mesh_of(
     chart: &mut Chart<'_, '_>,
     step_label: String,
@@ -102,7 +102,7 @@ pub(super) fn legend<'a, 'b: 'a>(chart: &mut Chart<'a, 'b>) -> Result<(), PlotEr
         .map_err(failed)
 }
 
-/// The objective, below the training curve.
+/// Draws the objective below the training curve.
 fn draw_objective(chart: &mut Chart<'_, '_>, curve: &LossCurve) -> Result<(), PlotError> {
     if curve.objective.is_empty() {
         return Ok(());
@@ -119,7 +119,7 @@ fn draw_objective(chart: &mut Chart<'_, '_>, curve: &LossCurve) -> Result<(), Pl
 fn draw_training(chart: &mut Chart<'_, '_>, curve: &LossCurve) -> Result<(), PlotError> {
     match curve.training[..] {
         [] => {}
-        // A line of one point would not show.
+        // A line with a single point would not be visible.
         [point] => {
             chart
                 .draw_series([Circle::new(point, 4, SMOOTHED.filled())])
@@ -172,7 +172,7 @@ fn draw_held_out(chart: &mut Chart<'_, '_>, curve: &LossCurve) -> Result<(), Plo
     Ok(())
 }
 
-/// The line of a legend entry.
+/// Returns the line of a legend entry.
 pub(super) fn legend_line(
     (x, y): (i32, i32),
     color: RGBColor,

@@ -1,16 +1,16 @@
-//! The loss curve as lines of text: the curve in Braille dots, axes and labels around it.
+//! The loss curve as lines of text: a curve of Braille dots with axes and labels.
 
 use textplots::{Chart, Plot, Shape};
 
 use super::{LossComparison, LossCurve};
 
-/// The lines of text of the curve; three more have the legend, the axis and its labels.
+/// The number of text lines of the curve. Three more lines show the legend, the axis and its labels.
 const ROWS: usize = 9;
-/// The characters before the curve: a label and the axis.
+/// The number of characters before the curve: a label and the axis.
 const GUTTER: usize = 10;
 const MIN_COLUMNS: usize = 40;
 const LOSS: &str = "loss (nats per token)";
-/// A Braille character is 2 dots wide and 4 high.
+/// The width and the height of a Braille character, in dots.
 const DOTS: (usize, usize) = (2, 4);
 
 pub(super) fn draw(curve: &LossCurve, columns: usize) -> String {
@@ -22,14 +22,14 @@ pub(super) fn draw(curve: &LossCurve, columns: usize) -> String {
     header(curve, width + GUTTER) + &framed(&cells, curve.losses(), curve.steps(), &label)
 }
 
-/// The smoothed training losses of several runs, each drawn with its number from 1; where runs meet, with that of the
-/// first of them.
+/// Draws the smoothed training losses of several runs. Each run is drawn with its number from 1. Where runs meet, the
+/// number of the first run is drawn.
 pub(super) fn draw_runs(runs: &LossComparison, columns: usize) -> String {
     let width = columns.max(MIN_COLUMNS) - GUTTER;
     let (steps, losses) = (runs.steps(), runs.losses());
     let mut cells = vec![vec![' '; width]; ROWS];
     for (number, run) in runs.runs.iter().enumerate().rev() {
-        // A tenth run and later ones are letters.
+        // Runs from the tenth on are drawn with letters.
         let mark = char::from_digit(number as u32 + 1, 36).unwrap_or('*');
         let points = run.smoothed();
         let at = |column: usize| {
@@ -51,7 +51,7 @@ pub(super) fn draw_runs(runs: &LossComparison, columns: usize) -> String {
     )
 }
 
-/// The value between two points; `None` outside of all.
+/// Returns the interpolated value at a step; `None` outside of the curve.
 fn interpolated(points: &[(usize, f64)], at: f64) -> Option<f64> {
     let next = points.iter().position(|(step, _)| *step as f64 >= at)?;
     let (step, loss) = points[next];
@@ -63,7 +63,7 @@ fn interpolated(points: &[(usize, f64)], at: f64) -> Option<f64> {
     Some(before + part * (loss - before))
 }
 
-/// The lines of a chart with its axes.
+/// Returns the lines of a chart with its axes.
 fn framed(
     cells: &[Vec<char>],
     (low, high): (f64, f64),
@@ -72,7 +72,7 @@ fn framed(
 ) -> String {
     let mut text = String::new();
     for (row, cells) in cells.iter().enumerate() {
-        // The first, the middle and the last row are labelled with the loss at their middle.
+        // The first, the middle and the last row are labelled with the loss at their centers.
         let label = if row % (ROWS / 2) == 0 {
             let below_top = (row as f64 + 0.5) / ROWS as f64;
             number(high - below_top * (high - low))
@@ -87,7 +87,7 @@ fn framed(
     text + &footer(steps, label, cells[0].len())
 }
 
-/// The dots of the training curve, `ROWS` lines of `width` characters.
+/// Returns the dots of the training curve as `ROWS` lines of `width` characters.
 fn braille(curve: &LossCurve, width: usize) -> Vec<Vec<char>> {
     let points: Vec<(f32, f32)> = curve
         .smoothed()
@@ -141,7 +141,7 @@ fn mark_held_out(curve: &LossCurve, cells: &mut [Vec<char>]) {
     }
 }
 
-/// The largest dot coordinates of a curve `width` characters wide.
+/// Returns the largest dot coordinates of a curve `width` characters wide.
 fn canvas(width: usize) -> (usize, usize) {
     (DOTS.0 * width - 1, DOTS.1 * ROWS - 1)
 }
@@ -180,7 +180,7 @@ fn footer((first, last): (usize, usize), label: &str, width: usize) -> String {
     format!("{axis}\n{:GUTTER$}{first}{label:^between$}{last}\n", "")
 }
 
-/// A loss in at most 8 characters.
+/// Formats a loss in at most 8 characters.
 fn number(value: f64) -> String {
     match value.abs() {
         size if size < 100.0 => format!("{value:.3}"),

@@ -1,7 +1,7 @@
 use super::LossCurve;
 use burn_megatron_test_support::TestFolder;
 
-/// A loss that falls from 5.5 to about 2.5, with noise that repeats.
+/// Returns a loss that falls from 5.5 to about 2.5, with deterministic noise.
 fn example(steps: usize) -> LossCurve {
     let mut curve = LossCurve::new("tiny: training loss");
     for step in 0..steps {
@@ -217,7 +217,7 @@ fn the_objective_is_a_curve_of_its_own() {
     assert!(curve.svg().expect("draws").contains("objective"));
     assert_eq!(curve.training, [(0, 3.0), (1, 3.0)]);
     assert!(curve.losses().1 > 3.5);
-    // A step without targets has no loss, and does not count as not finite.
+    // A step without targets has no loss, and is not counted as not finite.
     let MetricsRecord::Step(mut masked) = step(2, None) else {
         unreachable!("it was made above")
     };

@@ -1,17 +1,17 @@
-//! The check of all sizes, before anything is allocated.
+//! Checks all sizes before anything is allocated.
 
 use burn_megatron::mesh::{Axis, divisors_near, split_evenly};
 use burn_megatron::nn::{BuildError, Vocabulary};
 
 use super::{MAX_SIZE, MlaConfig, MoeConfig, Positions, TransformerConfig, refused, scaling};
 
-/// The most blocks, as each takes time to build.
+/// The maximum number of blocks, because each block takes time to build.
 const MAX_LAYERS: usize = 1 << 14;
 
-/// The widest head, as each pair of features has a rotary frequency.
+/// The maximum width of a head, because each pair of features has a rotary frequency.
 const MAX_HEAD_WIDTH: usize = 1 << 16;
 
-/// The most parameters, so that their size in bytes does not overflow.
+/// The maximum number of parameters, so that their size in bytes does not overflow.
 const MAX_PARAMETERS: u128 = 1 << 50;
 
 impl TransformerConfig {
@@ -109,7 +109,7 @@ impl TransformerConfig {
         Ok(head_width)
     }
 
-    /// Checks the floating-point settings, in f32, which most values are computed in.
+    /// Checks the floating-point settings in f32, the type in which most values are computed.
     fn check_numbers(&self) -> Result<(), BuildError> {
         let is_finite = |value: f64| (value as f32).is_finite();
         for (name, value, fits, what) in [
@@ -182,7 +182,7 @@ impl TransformerConfig {
         Ok(width)
     }
 
-    /// Counts the parameters of matrices, which are nearly all.
+    /// Counts the parameters of matrices, which are nearly all parameters.
     fn count_parameters(&self, head_width: usize, vocabulary: usize) -> u128 {
         let [hidden, layers, vocabulary] =
             [self.hidden, self.layers, vocabulary].map(|n| n as u128);
@@ -201,13 +201,14 @@ impl TransformerConfig {
             Positions::Rotary { .. } => 0,
         };
         let ends = if self.tied { 1 } else { 2 };
-        // Each depth has a block of the last one's kind and a projection.
+        // Each depth has a projection and a block like the last block.
         let depths = self.mtp.as_ref().map_or(0, |mtp| mtp.layers as u128);
         let further = depths * (attention + self.mlp_of(self.layers - 1) + 2 * hidden);
         hidden * (layers * attention + mlps + further + ends * vocabulary + learned)
     }
 
-    /// The parameters of the MLP or the experts of block `number` per feature of the residual stream, without a router.
+    /// Returns the number of parameters of the MLP or the experts of block `number`, divided by `hidden`. Routers are
+    /// not counted.
     fn mlp_of(&self, number: usize) -> u128 {
         let matrices = if self.activation.is_gated() { 3 } else { 2 };
         let moe = self.moe.as_ref().filter(|moe| moe.is_in(number));

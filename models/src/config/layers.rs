@@ -1,4 +1,4 @@
-//! The settings that differ between the layers of a transformer, and the settings of a few families.
+//! Settings that differ between the layers of a transformer, and settings of a few families.
 
 use burn_megatron::kernels::rope::{RopeConfig, Scaling};
 use burn_megatron::nn::{BuildError, QkNorm, QkNormConfig, unfused_reason};
@@ -6,7 +6,7 @@ use burn_megatron::nn::{BuildError, QkNorm, QkNormConfig, unfused_reason};
 use super::{MAX_SIZE, Positions, TransformerConfig, refused};
 
 impl TransformerConfig {
-    /// The window of attention of layer `number`.
+    /// Returns the attention window of layer `number`.
     pub fn window_of(&self, number: usize) -> Option<usize> {
         match &self.layer_windows[..] {
             [] => self.window,
@@ -29,7 +29,7 @@ impl TransformerConfig {
         self.qk_norm.map(norm)
     }
 
-    /// The features of the norms of queries and of keys, if there are such.
+    /// Returns the widths of the norms of queries and keys, if there are such norms.
     pub(crate) fn qk_norm_widths(&self) -> Option<[usize; 2]> {
         let width = self.width_of_heads();
         Some(match self.qk_norm? {
@@ -38,13 +38,13 @@ impl TransformerConfig {
         })
     }
 
-    /// Why attention cannot be fused, if it cannot.
+    /// Returns the reason why attention cannot be fused, if any.
     pub(crate) fn unfused_attention(&self) -> Option<String> {
         let width = self.width_of_heads();
         unfused_reason(self.attention_dropout, width, self.attention_soft_cap)
     }
 
-    /// The configuration of rotary positions in layers with a window, if it is another one.
+    /// Returns the rotary configuration of layers with a window, if it differs from the other layers.
     pub(crate) fn local_rope(&self, head_width: usize) -> Option<RopeConfig> {
         let rope = self.rope(head_width)?;
         Some(RopeConfig {

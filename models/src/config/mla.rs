@@ -1,4 +1,4 @@
-//! The latent attention of a transformer.
+//! Latent attention of a transformer.
 
 use burn_megatron::nn::{BuildError, MultiLatentAttentionConfig};
 use schemars::JsonSchema;
@@ -7,24 +7,24 @@ use serde::{Deserialize, Serialize};
 use super::{Positions, TransformerConfig, refused};
 use crate::RotaryScaling;
 
-/// Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434) in the place of attention with keys and values of each
+/// Multi-head latent attention (MLA, DeepSeek-V2, arXiv:2405.04434), which replaces attention with keys and values per
 /// head: see [`MultiLatentAttention`](burn_megatron::nn::MultiLatentAttention).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct MlaConfig {
-    /// The size of the query latent (`q_lora_rank`). By default queries have no latent.
+    /// The rank of the query latent (`q_lora_rank`); by default queries have no latent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub q_rank: Option<usize>,
-    /// The size of the latent of keys and values (`kv_lora_rank`).
+    /// The rank of the key-value latent (`kv_lora_rank`).
     #[schemars(extend("resume" = "never"))]
     pub kv_rank: usize,
-    /// The number of query and key features without a position (`qk_nope_head_dim`).
+    /// The number of features of a query or key without rotary position (`qk_nope_head_dim`).
     #[schemars(extend("resume" = "never"))]
     pub nope_width: usize,
-    /// The number of query and key features with a rotary position (`qk_rope_head_dim`), an even number.
+    /// The number of features of a query or key with rotary position (`qk_rope_head_dim`), an even number.
     #[schemars(extend("resume" = "never"))]
     pub rope_width: usize,
-    /// Features of a value (`v_head_dim`).
+    /// The number of features of a value (`v_head_dim`).
     #[schemars(extend("resume" = "never"))]
     pub value_width: usize,
     /// The epsilon of the norms of latents.
@@ -37,12 +37,12 @@ fn norm_epsilon() -> f64 {
 }
 
 impl MlaConfig {
-    /// Features of a query or a key.
+    /// Returns the number of features of a query or a key.
     pub fn head_width(&self) -> usize {
         self.nope_width + self.rope_width
     }
 
-    /// The sizes that must be above 0.
+    /// Returns the sizes that must be above 0.
     pub(crate) fn sizes(&self) -> [(&'static str, usize); 5] {
         [
             ("mla.q_rank", self.q_rank.unwrap_or(1)),
@@ -53,7 +53,7 @@ impl MlaConfig {
         ]
     }
 
-    /// Checks the settings of a model that latent attention does not have, or needs.
+    /// Checks the settings that latent attention requires or does not support.
     pub(crate) fn check(&self, model: &TransformerConfig) -> Result<(), BuildError> {
         let is_rotary = matches!(model.positions, Positions::Rotary { .. });
         let conditions = [
@@ -105,8 +105,8 @@ impl MlaConfig {
         }
     }
 
-    /// The weights of a layer's matrices per feature of the residual stream, at most: those of latents count as if they were
-    /// as wide.
+    /// Returns an upper bound of the number of weights of a layer's matrices, divided by `hidden`. Latents are counted
+    /// as if they were as wide as the residual stream.
     pub(crate) fn columns(&self, heads: usize) -> u128 {
         let [heads, q_rank, kv_rank] =
             [heads, self.q_rank.unwrap_or(0), self.kv_rank].map(|n| n as u128);
@@ -120,7 +120,7 @@ impl MlaConfig {
         q_rank + kv_rank + rope + heads * (width + nope + 2 * value)
     }
 
-    /// The factor of the scores: `1 / sqrt(head_width)`, with YaRN times the square of
+    /// Returns the factor of the attention scores: `1 / sqrt(head_width)`. With YaRN it is multiplied by the square of
     /// `0.1 mscale_all_dim ln(factor) + 1`.
     pub(crate) fn scale(&self, positions: &Positions) -> f64 {
         let plain = 1.0 / (self.head_width() as f64).sqrt();
@@ -138,7 +138,7 @@ impl MlaConfig {
         }
     }
 
-    /// The layer of a block.
+    /// Returns the configuration of the attention layer of a block.
     pub(crate) fn layer(&self, model: &TransformerConfig) -> MultiLatentAttentionConfig {
         MultiLatentAttentionConfig::new(
             model.hidden,

@@ -9,7 +9,7 @@ use burn_megatron::nn::moe::ScoreFunction;
 
 use crate::{MoeConfig, MtpConfig};
 
-/// DeepSeek-V2-Lite, and DeepSeek-V3 without and with the prediction of the token after the next.
+/// Returns DeepSeek-V2-Lite, and DeepSeek-V3 without and with multi-token prediction.
 fn published() -> [TransformerConfig; 3] {
     let mla = |q_rank| MlaConfig {
         q_rank,

@@ -21,7 +21,7 @@ pub use moe::MoeConfig;
 pub use mtp::MtpConfig;
 pub use positions::Positions;
 
-/// The largest size, so that products of two sizes do not overflow.
+/// The maximum of any size, so that products of two sizes do not overflow.
 pub(crate) const MAX_SIZE: usize = 1 << 30;
 
 /// Configuration of a [`Transformer`](crate::Transformer).
@@ -30,7 +30,7 @@ pub(crate) const MAX_SIZE: usize = 1 << 30;
 pub struct TransformerConfig {
     /// The vocabulary size.
     pub vocabulary: usize,
-    /// The vocabulary is padded to a multiple of this times the tensor size.
+    /// The vocabulary is padded to a multiple of this number times the tensor-parallel size.
     #[schemars(extend("resume" = "may_differ"))]
     pub vocabulary_divisible_by: usize,
     /// The maximum sequence length.
@@ -42,7 +42,7 @@ pub struct TransformerConfig {
     pub layers: usize,
     /// The number of query heads.
     pub heads: usize,
-    /// The number of key-value groups. The default is the number of heads.
+    /// The number of key-value groups (grouped-query attention); by default the number of heads.
     pub groups: Option<usize>,
     /// The width of a head; by default `hidden / heads`.
     pub head_width: Option<usize>,
@@ -51,10 +51,10 @@ pub struct TransformerConfig {
     pub mlp_width: Option<usize>,
     /// The normalization.
     pub norm: NormKind,
-    /// The epsilon of the normalization, added to the variance.
+    /// The epsilon of the normalization, which is added to the variance.
     pub norm_epsilon: f64,
-    /// Whether the weights of the norms are stored as their difference from 1, so that weight decay pulls them
-    /// to 1.
+    /// Whether the weights of the norms are stored as their difference from 1, so that weight decay pulls them towards
+    /// 1.
     pub norm_zero_centered: bool,
     /// The activation of the MLP.
     pub activation: Activation,
@@ -62,46 +62,45 @@ pub struct TransformerConfig {
     pub positions: Positions,
     /// Whether linear layers have biases.
     pub bias: bool,
-    /// Whether the query, key and value projections have biases. The default is `bias`.
+    /// Whether the query, key and value projections have biases; by default the value of `bias`.
     pub qkv_bias: Option<bool>,
-    /// Whether the output projection of attention has a bias. The default is `bias`.
+    /// Whether the output projection of attention has a bias; by default the value of `bias`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub output_bias: Option<bool>,
-    /// RMSNorm of queries and keys: of each head, as in Qwen 3, or of all heads together, as in OLMoE; by default
-    /// none. In a recipe also a bool, true for each head.
+    /// RMSNorm of queries and keys: per head, as in Qwen 3, or over all heads, as in OLMoE. By default there is none. A
+    /// recipe may also set true, which means per head.
     #[serde(with = "qk_norm_setting")]
     #[schemars(schema_with = "qk_norm_setting::schema")]
     pub qk_norm: Option<QkNorm>,
     /// Whether the weights of the query and key norms are stored as their difference from 1, as in Gemma 3.
     pub qk_norm_zero_centered: bool,
-    /// The sliding window of attention in tokens, including the query's own, as in Mistral; by default
-    /// unlimited.
+    /// The sliding window of attention in tokens, including the query token, as in Mistral; by default unlimited.
     pub window: Option<usize>,
-    /// The window of each layer, as a pattern that repeats from the first layer. 0 is an unlimited window. gpt-oss and
-    /// Gemma have such patterns. By default all layers use `window`.
+    /// The window of each layer as a pattern that repeats from the first layer, as in gpt-oss and Gemma. 0 means
+    /// unlimited. By default, all layers use `window`.
     pub layer_windows: Vec<usize>,
-    /// The base of rotary positions in layers with a window, as in Gemma 3. With this setting those layers have no
-    /// scaling. By default all layers use the same base.
+    /// The base of rotary positions in layers with a window, as in Gemma 3. These layers then have no position scaling.
+    /// By default, all layers use the same base.
     pub local_base: Option<f64>,
-    /// Whether attention has a sink: a learned logit per head in the softmax denominator, as in gpt-oss.
+    /// Whether attention has a sink, as in gpt-oss: a learned logit per head in the softmax denominator.
     pub sinks: bool,
-    /// The factor of the scores; by default `1 / sqrt(head_width)`.
+    /// The factor of the attention scores; by default `1 / sqrt(head_width)`.
     pub attention_scale: Option<f64>,
-    /// `c`: a scaled score `s` becomes `c tanh(s / c)`, as in Gemma 2.
+    /// The soft cap `c` of the attention scores: a scaled score `s` becomes `c tanh(s / c)`, as in Gemma 2.
     pub attention_soft_cap: Option<f64>,
-    /// The soft cap `c` of the logits: a logit `s` becomes `c tanh(s / c)`.
+    /// The soft cap of the output logits, with the formula of `attention_soft_cap`.
     pub logit_soft_cap: Option<f64>,
     /// Whether the outputs of attention and MLP are normalized before they are added, as in Gemma 2 and 3.
     pub post_norms: bool,
-    /// Whether the embedding is multiplied by `sqrt(hidden)`, rounded to the type of the model, as in Gemma.
+    /// Whether the embedding is multiplied by `sqrt(hidden)`, rounded to the dtype of the model, as in Gemma.
     pub scaled_embedding: bool,
-    /// Whether the output layer shares the embedding's weight.
+    /// Whether the output layer shares the weight of the embedding.
     pub tied: bool,
-    /// Dropout of the embedding and of each block's two outputs.
+    /// Dropout probability of the embedding and of both outputs of each block.
     pub dropout: f64,
-    /// Dropout of the attention probabilities.
+    /// Dropout probability of the attention probabilities.
     pub attention_dropout: f64,
-    /// Standard deviation of the initial weights.
+    /// The standard deviation of the initial weights.
     pub init_std: f64,
     /// Whether the initial standard deviation of output projections is divided by `sqrt(2 layers)`, as in GPT-2.
     pub scaled_output_init: bool,
@@ -109,26 +108,26 @@ pub struct TransformerConfig {
     pub label_smoothing: f64,
     /// The weight of the squared log-sum-exp in the loss (z-loss).
     pub z_loss: f64,
-    /// Multi-head latent attention (MLA). The default is multi-head or grouped-query attention.
+    /// Multi-head latent attention; by default off: heads have keys and values, or share them in groups.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mla: Option<MlaConfig>,
-    /// Mixture of experts instead of the MLPs. The default is a dense model.
+    /// Mixture of experts in place of MLPs; by default there are no experts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub moe: Option<MoeConfig>,
-    /// Multi-token prediction. The default is next-token prediction only.
+    /// Multi-token prediction; by default a model predicts only the next token.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mtp: Option<MtpConfig>,
 }
 
 impl Default for TransformerConfig {
-    /// A small byte-level GPT-2.
+    /// Returns a small byte-level GPT-2.
     fn default() -> Self {
         Self::gpt2()
     }
 }
 
 impl TransformerConfig {
-    /// A small byte-level GPT-2: LayerNorm, GELU, learned positions, tied output.
+    /// Returns a small byte-level GPT-2: LayerNorm, GELU, learned positions, tied output.
     pub fn gpt2() -> Self {
         Self {
             vocabulary: 256,
@@ -172,7 +171,7 @@ impl TransformerConfig {
         }
     }
 
-    /// A small byte-level Llama: RMSNorm, SwiGLU, rotary positions, grouped queries, no biases.
+    /// Returns a small byte-level Llama: RMSNorm, SwiGLU, rotary positions, grouped queries, no biases.
     pub fn llama() -> Self {
         Self {
             groups: Some(2),
@@ -185,7 +184,7 @@ impl TransformerConfig {
         }
     }
 
-    /// A small byte-level Mixtral: a Llama whose MLPs are two of eight experts for each token.
+    /// Returns a small byte-level Mixtral: a Llama with experts in place of MLPs. Each token uses two of eight experts.
     pub fn mixtral() -> Self {
         Self {
             moe: Some(MoeConfig::default()),
@@ -193,8 +192,8 @@ impl TransformerConfig {
         }
     }
 
-    /// A small byte-level DeepSeek-V3: latent attention, and after the first block experts that are chosen by the sigmoid
-    /// of their scores in the best groups, beside one that every token has.
+    /// Returns a small byte-level DeepSeek-V3: latent attention, and experts after the first block. Experts are chosen
+    /// by the sigmoid of their scores within the best groups, in addition to a shared expert for all tokens.
     pub fn deepseek() -> Self {
         Self {
             groups: None,
@@ -214,17 +213,17 @@ impl TransformerConfig {
         }
     }
 
-    /// Whether the query, key and value projections have biases.
+    /// Returns whether the query, key and value projections have biases.
     pub(crate) fn has_qkv_bias(&self) -> bool {
         self.qkv_bias.unwrap_or(self.bias)
     }
 
-    /// Whether the output projection of attention has a bias.
+    /// Returns whether the output projection of attention has a bias.
     pub(crate) fn has_output_bias(&self) -> bool {
         self.output_bias.unwrap_or(self.bias)
     }
 
-    /// The configuration of rotary positions, if the model has them.
+    /// Returns the configuration of rotary positions, if the model has them.
     pub(crate) fn rope(&self, head_width: usize) -> Option<RopeConfig> {
         match &self.positions {
             Positions::Learned => None,
@@ -237,7 +236,7 @@ impl TransformerConfig {
         }
     }
 
-    /// The width of a head, for sizes that are not checked yet.
+    /// Returns the width of a head. The sizes may be unchecked.
     pub(crate) fn width_of_heads(&self) -> usize {
         match &self.mla {
             Some(mla) => mla.head_width(),

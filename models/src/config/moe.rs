@@ -1,4 +1,4 @@
-//! The experts of a transformer.
+//! Mixture of experts of a transformer.
 
 use burn_megatron::mesh::{Axis, ParallelConfig, split_evenly};
 use burn_megatron::nn::BuildError;
@@ -12,61 +12,59 @@ use serde::{Deserialize, Serialize};
 
 use super::{TransformerConfig, refused};
 
-/// A mixture of experts in the place of the MLPs of some blocks.
+/// A mixture of experts that replaces the MLPs of some blocks.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct MoeConfig {
     /// The number of experts.
     #[schemars(extend("resume" = "never"))]
     pub experts: usize,
-    /// The number of experts that each token chooses.
+    /// The number of experts per token (top-k).
     pub experts_per_token: usize,
-    /// The inner width of an expert. The default is the width of the MLP.
+    /// The inner width of an expert; by default the width of the MLP.
     pub expert_width: Option<usize>,
-    /// The interval of blocks with experts, counted after the `first_dense` blocks. 1 puts experts into every block.
+    /// The interval between blocks with experts: 1 for all blocks after `first_dense`.
     pub every: usize,
     /// The number of blocks at the start without experts.
     pub first_dense: usize,
-    /// The function from scores to weights.
+    /// The function from router scores to expert weights.
     pub score: ScoreFunction,
-    /// Whether the weights are normalized over the chosen experts. The default is true if a token chooses several
-    /// experts, except with `pre-softmax`.
+    /// Whether the weights are divided by their sum over the chosen experts. By default true if a token chooses several
+    /// experts, except with pre-softmax.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub normalized: Option<bool>,
-    /// The factor of the weights.
+    /// The factor by which expert weights are multiplied.
     pub factor: f64,
     /// The method of choosing experts.
     pub choice: RouterChoice,
-    /// Limits the choice to groups of experts.
+    /// Limits the choice to groups of experts (group-limited routing).
     pub groups: Option<ExpertGroups>,
-    /// The update rate of the expert bias that balances the load without a loss (DeepSeek-V3). By default there is no
-    /// bias.
+    /// The update rate of the expert biases for load balancing; by default there are no biases.
     pub bias_update_rate: Option<f64>,
-    /// The jitter of the router input in training: the input is multiplied by random factors between `1 - jitter` and
-    /// `1 + jitter`.
+    /// Router jitter: in training, router inputs are multiplied by random factors from `1 - jitter` to `1 + jitter`.
     pub jitter: f64,
     /// Whether the router has a bias, as in gpt-oss.
     pub router_bias: bool,
-    /// The type in which the router computes.
+    /// The dtype in which the router computes.
     pub router_dtype: RouterDType,
-    /// The inner width of the shared expert, an MLP for every token. By default there is no shared expert.
+    /// The inner width of the shared expert, an MLP that processes every token; by default there is none.
     pub shared_width: Option<usize>,
     /// Whether a gate scales the output of the shared expert.
     pub shared_gate: bool,
-    /// The losses of the routers.
+    /// The auxiliary losses of the routers.
     pub losses: Vec<RouterLoss>,
-    /// The expert capacity. By default no token is dropped.
+    /// Expert capacity: the maximum number of tokens per expert. By default, no tokens are dropped.
     pub capacity: Option<Capacity>,
-    /// The communication that sends tokens to their experts.
+    /// The dispatcher, which exchanges tokens between ranks.
     pub dispatcher: DispatcherKind,
-    /// The scale format of tokens that the flex dispatcher sends in FP8. By default tokens are sent in their own dtype.
+    /// The scales of tokens that the flex dispatcher sends in FP8; by default tokens are sent in their own dtype.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("experimental" = true))]
     pub fp8_dispatch: Option<Fp8DispatchScales>,
 }
 
 impl Default for MoeConfig {
-    /// The experts of Mixtral: two of eight for each token, in every block.
+    /// Returns the experts of Mixtral: two of eight experts per token, in every block.
     fn default() -> Self {
         Self {
             experts: 8,
@@ -94,7 +92,7 @@ impl Default for MoeConfig {
 }
 
 impl MoeConfig {
-    /// The experts of [`TransformerConfig::deepseek`], routed as in DeepSeek-V3.
+    /// Returns the experts of [`TransformerConfig::deepseek`], routed as in DeepSeek-V3.
     pub(crate) fn deepseek() -> Self {
         Self {
             expert_width: Some(64),
@@ -116,7 +114,7 @@ impl MoeConfig {
         }
     }
 
-    /// Sets that one of `every` blocks has experts, after the `dense` blocks at the start.
+    /// Sets that every `every`-th block has experts, after `dense` blocks at the start without experts.
     pub(crate) fn in_blocks(self, every: usize, dense: usize) -> Self {
         Self {
             every,
@@ -141,18 +139,18 @@ impl MoeConfig {
         )))
     }
 
-    /// Whether block `number` of the model has experts.
+    /// Returns whether block `number` of the model has experts.
     pub fn is_in(&self, number: usize) -> bool {
         let after = number.checked_sub(self.first_dense);
         after.is_some_and(|after| after.is_multiple_of(self.every))
     }
 
-    /// The number of blocks with experts of a model of so many blocks.
+    /// Returns the number of blocks with experts in a model of `layers` blocks.
     pub(crate) fn blocks(&self, layers: usize) -> usize {
         (0..layers).filter(|number| self.is_in(*number)).count()
     }
 
-    /// The sizes that must be above 0.
+    /// Returns the sizes that must be above 0.
     pub(crate) fn sizes(&self) -> [(&'static str, usize); 5] {
         [
             ("moe.experts", self.experts),
@@ -163,8 +161,9 @@ impl MoeConfig {
         ]
     }
 
-    /// See [`ModelConfig::depends_on_micro_batches`](burn_megatron::model::ModelConfig::depends_on_micro_batches): a
-    /// global balance is that of all micro-batches of a step at once, if each rank has one.
+    /// Returns whether results depend on the division into micro-batches: see
+    /// [`ModelConfig::depends_on_micro_batches`](burn_megatron::model::ModelConfig::depends_on_micro_batches). The loss
+    /// of global balance does not: it covers all micro-batches that the ranks compute at once.
     pub(crate) fn depends_on_micro_batches(&self) -> bool {
         let local = |loss: &RouterLoss| loss.kind != RouterLossKind::GlobalBalance;
         self.losses.iter().any(local)
@@ -172,7 +171,7 @@ impl MoeConfig {
             || self.choice == RouterChoice::Sinkhorn
     }
 
-    /// The layer of a block.
+    /// Returns the configuration of the expert layer of a block.
     pub(crate) fn layer(&self, model: &TransformerConfig) -> MoeMlpConfig {
         let router = RouterConfig::new(model.hidden, self.experts, self.experts_per_token)
             .with_score(self.score)
@@ -194,13 +193,13 @@ impl MoeConfig {
             .with_shared(shared.map(|shared| shared.with_gate(self.shared_gate)))
     }
 
-    /// Whether the weights of the chosen experts are divided by their sum.
+    /// Returns whether the weights of the chosen experts are divided by their sum.
     pub(crate) fn is_normalized(&self) -> bool {
         let usual = self.score != ScoreFunction::PreSoftmax && self.experts_per_token > 1;
         self.normalized.unwrap_or(usual)
     }
 
-    /// The inner width of an expert.
+    /// Returns the inner width of an expert.
     pub(crate) fn width(&self, model: &TransformerConfig) -> usize {
         self.expert_width.unwrap_or_else(|| model.mlp_width())
     }
@@ -226,7 +225,7 @@ impl MoeConfig {
         Ok(())
     }
 
-    /// The columns of all experts of a block together.
+    /// Returns the number of columns of all experts of a block.
     pub(crate) fn columns(&self, model: &TransformerConfig) -> u128 {
         let shared = self.shared_width.unwrap_or(0) as u128;
         self.experts as u128 * self.width(model) as u128 + shared

@@ -76,7 +76,7 @@ fn losses_shared_experts_and_dense_blocks() {
     });
     let layouts = ["tp2-sp-ep2-etp1-dp1-mb8", "tp2-sp-ep2-etp1-dp1-mb2"];
     assert_passes(config.clone(), &layouts);
-    // The counts of all data ranks are those of other micro-batches than on one rank.
+    // With data parallelism, the counts cover micro-batches that differ from the micro-batches on one rank.
     let local = with(|moe| {
         *moe = config.moe.clone().unwrap();
         moe.losses.retain(|loss| loss.kind != GlobalBalance);
@@ -84,7 +84,7 @@ fn losses_shared_experts_and_dense_blocks() {
     assert_passes(local, &["tp1-ep2-dp2-mb2", "tp1-ep2-pp2-dp2-mb2/zb-h1"]);
 }
 
-/// Over all data ranks, whatever the layout, and to the bit: only whole numbers decide.
+/// Biases are bit-equal over all data ranks in every layout, because they only depend on whole numbers.
 #[test]
 fn twenty_steps_move_the_expert_biases_alike() {
     let config = with(|moe| {

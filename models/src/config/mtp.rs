@@ -1,4 +1,4 @@
-//! The settings of multi-token prediction.
+//! Settings of multi-token prediction.
 
 use burn_megatron::nn::BuildError;
 use schemars::JsonSchema;
@@ -6,24 +6,25 @@ use serde::{Deserialize, Serialize};
 
 use super::{Positions, TransformerConfig, refused};
 
-/// Multi-token prediction (DeepSeek-V3, arXiv:2412.19437, section 2.2): at each token a model also predicts the tokens after
-/// the next one, each by a module of its own on the last stage. Depth `k` computes from the last norm's output `h` of depth
-/// `k - 1`, that of the model for `k = 1`, and the embedding `e` of the token `k` later:
+/// Multi-token prediction (MTP, DeepSeek-V3, arXiv:2412.19437, section 2.2). At each token, the model also predicts the
+/// tokens after the next token. Each of them has a separate module on the last pipeline stage. The input of depth `k`
+/// is `h`, the normalized output of depth `k - 1` (of the model for `k = 1`), and `e`, the embedding of the token at
+/// distance `k`:
 ///
 /// ```text
 /// h' = norm(block([norm(e) | norm(h)] W))
 /// ```
 ///
-/// and from `h'`, through the output layer of the model, the loss of the token after that. Training minimises the loss of the
-/// model plus `loss_scaling_factor / layers` times the sum over these depths, each a sum over tokens divided by the number of
-/// the tokens of the model's own loss (equation 24). Generation runs the first module to draft tokens, if it is told to
-/// (`GenerateConfig::speculative`), and otherwise none.
+/// The output layer of the model computes the loss of the following token from `h'`. Training minimises the loss of the
+/// model plus `loss_scaling_factor / layers` times the sum over the losses of all depths (equation 24). Each loss is a
+/// sum over tokens, divided by the number of tokens in the loss of the model. Generation does not run the modules, except
+/// the first module to draft tokens (`GenerateConfig::speculative`).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct MtpConfig {
-    /// The number of additional predicted tokens (`num_nextn_predict_layers`), with a block for each.
+    /// The number of additional tokens to predict (`num_nextn_predict_layers`). Each has a block.
     pub layers: usize,
-    /// The weight of the mean loss of the additional tokens, above 0. DeepSeek-V3 was trained with 0.3, then 0.1.
+    /// The weight of the mean MTP loss, above 0. DeepSeek-V3 was trained with 0.3, then 0.1.
     pub loss_scaling_factor: f64,
 }
 
@@ -37,12 +38,12 @@ impl Default for MtpConfig {
 }
 
 impl MtpConfig {
-    /// The weight of the loss of one depth.
+    /// Returns the weight of the loss of one depth.
     pub(crate) fn weight(&self) -> f64 {
         self.loss_scaling_factor / self.layers as f64
     }
 
-    /// Checks the settings against those of the model.
+    /// Checks the settings against the settings of the model.
     pub(crate) fn check(&self, model: &TransformerConfig) -> Result<(), BuildError> {
         let factor = self.loss_scaling_factor;
         if !(factor > 0.0 && (factor as f32) > 0.0 && (factor as f32).is_finite()) {

@@ -9,20 +9,20 @@ use crate::RotaryScaling;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Positions {
-    /// A learned vector per position, added to the embedding.
+    /// A learned vector per position, which is added to the embedding.
     Learned,
     /// Rotary position embedding (RoPE).
     Rotary {
-        /// The base of the angles (`rope_theta`); 10,000 in Llama 2.
+        /// The base of the rotary angles (`rope_theta`); 10,000 in Llama 2.
         base: f64,
-        /// The scaling of frequencies for longer sequences.
+        /// The scaling of rotary frequencies for longer sequences.
         #[serde(default)]
         scaling: RotaryScaling,
     },
 }
 
 impl Positions {
-    /// Rotary positions as in Llama 2.
+    /// Returns rotary positions as in Llama 2.
     pub fn rotary(base: f64) -> Self {
         Self::Rotary {
             base,

@@ -1,4 +1,4 @@
-//! `qk_norm` in a recipe: false, true for the norm of each head, `"heads"` or `"whole"`.
+//! The setting `qk_norm` in a recipe: false, true for a norm per head, `"heads"` or `"whole"`.
 
 use std::fmt;
 

@@ -7,7 +7,7 @@ use burn_megatron::nn::BuildError;
 use super::Positions;
 use crate::RotaryScaling;
 
-/// Checks that dynamic scaling, which starts after the original context, has nothing to scale.
+/// Checks that dynamic scaling has no effect. It would start after the original context.
 pub(crate) fn check_dynamic(positions: &Positions, context: usize) -> Result<(), BuildError> {
     match positions {
         Positions::Rotary {
@@ -24,7 +24,7 @@ pub(crate) fn check_dynamic(positions: &Positions, context: usize) -> Result<(),
     }
 }
 
-/// Checks the rotary table's settings before ranks build it.
+/// Checks the settings of the rotary table before ranks build it.
 pub(crate) fn check(rope: &RopeConfig) -> Result<(), BuildError> {
     let Err(error) = rope.frequencies() else {
         return Ok(());

@@ -121,7 +121,7 @@ fn fewer_groups_than_ranks_fit_if_they_divide_them() {
     assert!(config(3, 12).check(4, false).is_err());
 }
 
-/// The published operations per token, in units of 1e5: those of Megatron-LM, with the causal half of attention.
+/// The published FLOPs per token, in units of 1e5: computed like Megatron-LM, with the causal half of attention.
 #[test]
 fn operations_per_token_are_the_published_ones() {
     let llama = |hidden, layers, heads, mlp| TransformerConfig {
@@ -202,7 +202,7 @@ fn operations_per_token_are_the_published_ones() {
         let flops = config.flops_per_token(seq) / 1e9;
         assert!((flops - expected).abs() < 6e-4, "{name}: {flops}");
     }
-    // A window of 128 in every layer: 126 pairs per query on average, in the place of 2048.
+    // A window of 128 in every layer: 126 pairs per query on average instead of 2048.
     let windowed = TransformerConfig {
         window: Some(128),
         ..gpt_oss.clone()

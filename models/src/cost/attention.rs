@@ -15,7 +15,7 @@ use super::RankShare;
 use crate::LayerFlops;
 
 impl LayerFlops {
-    /// Returns the operations of attention in sequences of `seq` tokens.
+    /// Returns the FLOPs of attention in sequences of `seq` tokens.
     pub(crate) fn of_attention(config: &ParallelAttentionConfig, seq: usize) -> Self {
         let q = config.heads * config.head_width;
         let kv = config.groups * config.head_width;
@@ -27,7 +27,7 @@ impl LayerFlops {
 }
 
 impl RankShare<'_> {
-    /// Returns the pairs of a query of this rank and a key that it may attend to.
+    /// Returns the number of query-key pairs of this rank that attention computes.
     pub(super) fn pairs(&self, window: Option<usize>) -> u64 {
         (self.all_tokens() as f64 * keys_per_query(self.seq, window)) as u64 / self.context()
     }
@@ -39,7 +39,7 @@ pub(super) fn profile(config: &ParallelAttentionConfig, share: &RankShare<'_>) -
     let (tokens, tensor) = (share.tokens(), share.tensor());
     let [h, width] = [config.hidden, config.head_width].map(|n| n as u64);
     let heads = config.heads as u64 / tensor;
-    // More tensor ranks than groups hold copies of them.
+    // If there are more tensor ranks than groups, the groups are replicated.
     let kv = (config.groups as u64 / tensor).max(1) * width;
     let q = heads * width;
     let layer = &mut block.layer;
@@ -56,12 +56,12 @@ pub(super) fn profile(config: &ParallelAttentionConfig, share: &RankShare<'_>) -
     let qk_norm = config.qk_norm.as_ref().map(|norm| norm.kind);
     let passes = if qk_norm.is_some() { 2 } else { 1 };
     layer.streamed_bytes += passes * 2 * tokens * (q + kv) * ELEMENT;
-    // Two products, rotary positions, attention.
+    // Two matrix products, rotary positions, attention.
     layer.operations += 3 + passes;
     layer.backward_bytes = ELEMENT * (share.stream() * h + 2 * tokens * (q + 2 * kv));
     share.exchange_pair(layer, tokens * h * ELEMENT);
     if qk_norm == Some(QkNorm::Whole) {
-        // A mean of the queries and one of the keys for each token, in f32.
+        // The mean of the queries and the mean of the keys for each token, in f32.
         let calls = PASSES.map(|pass| (ExchangeKind::AllReduce, pass));
         share.exchange(layer, 2 * tokens * 4, &calls);
     }
@@ -92,7 +92,7 @@ pub(super) fn profile(config: &ParallelAttentionConfig, share: &RankShare<'_>) -
 
 const PASSES: [TrainingPass; 2] = [TrainingPass::Forward, TrainingPass::Backward];
 
-/// Adds scores and their probabilities, which a soft cap has in memory, those that are hidden included.
+/// Adds the scores and probabilities. A soft cap stores them in memory, including masked scores.
 fn add_scores(layer: &mut LayerProfile, elements: u64) {
     layer.save("scores", elements);
     layer.save("probabilities", elements);
@@ -102,7 +102,7 @@ fn add_scores(layer: &mut LayerProfile, elements: u64) {
     layer.backward_bytes += 2 * elements * ELEMENT;
 }
 
-/// Adds the exchange over the context axis, chosen for one sequence as a model does.
+/// Adds the exchange over the context axis, with the method that a model chooses for one sequence.
 fn add_context_exchange(
     layer: &mut LayerProfile,
     config: &ParallelAttentionConfig,
@@ -119,10 +119,10 @@ fn add_context_exchange(
     let exchange = exchange.unwrap_or(ContextExchange::AllGather);
     let all = ExchangeProblem::of_layout(layout, heads, share.samples * share.seq, 2);
     let (cost, ranks) = (all.cost(exchange), share.context());
-    // A rank sends all of the whole tensor but its part.
+    // A rank sends the complete tensor except its own part.
     let whole = ranks as f64 / (ranks - 1) as f64;
-    // Operations that attention on one rank does not have. An all-to-all splits the heads and orders the tokens, there and
-    // back. A ring attends to each block and merges its result.
+    // The additional operations compared with attention on one rank. An all-to-all splits the heads and orders the
+    // tokens, in both directions. A ring attends to each block and merges its result.
     let (kind, factor, operations) = match exchange {
         ContextExchange::Ring | ContextExchange::Hierarchical => {
             (ExchangeKind::SendReceive, 1.0, 2 * ranks - 1)

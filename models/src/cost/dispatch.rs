@@ -1,4 +1,4 @@
-//! The exchanges of the dispatchers of experts.
+//! The exchanges of the expert dispatchers.
 
 use burn_megatron::collective::ExchangeKind::{self, AllGather, AllToAll, ReduceScatter};
 use burn_megatron::mesh::{Axis, AxisSet, Grid, Mesh};
@@ -10,10 +10,10 @@ use burn_megatron_plan::profile::{ELEMENT, Exchange, GroupPart, TrainingPass};
 
 use super::RankShare;
 
-/// Bytes of the weight of an expert.
+/// The size of the weight of an expert, in bytes.
 const WEIGHT: usize = 4;
 
-/// Returns the exchanges of a layer whose ranks route `tokens` tokens each, in both passes.
+/// Returns the exchanges of a layer in both passes, if each rank routes `tokens` tokens.
 pub(super) fn exchanges(
     config: &MoeMlpConfig,
     share: &RankShare<'_>,
@@ -25,7 +25,7 @@ pub(super) fn exchanges(
     let bytes = tokens * config.router.hidden as u64 * ELEMENT;
     let exchanges = match config.dispatcher {
         DispatcherKind::AllToAll => {
-            // A row for each token and expert, there and back; the ranks that share an expert gather its rows.
+            // A row per token and expert is sent in both directions. Ranks that share an expert gather its rows.
             let sent = bytes * config.router.experts_per_token as u64;
             let calls = [Forward, Forward, Backward, Backward].map(|pass| (AllToAll, pass));
             let mut all = on_experts(Axis::Expert.into(), expert, sent, calls);
@@ -60,7 +60,7 @@ fn on_experts(
     calls.map(of_call).into()
 }
 
-/// Returns a gather of rows and the sum of their results, in both passes.
+/// Returns an all-gather of rows and a reduction of their results, in both passes.
 fn gathers(axes: AxisSet, ranks: u64, bytes: u64) -> Vec<Exchange> {
     let calls = [
         (AllGather, Forward),
@@ -71,7 +71,7 @@ fn gathers(axes: AxisSet, ranks: u64, bytes: u64) -> Vec<Exchange> {
     on_experts(axes, ranks, bytes, calls)
 }
 
-/// Returns the nodes of the ranks that exchange tokens, if the layout says which ranks share one.
+/// Returns the nodes of the ranks that exchange tokens, if the layout has node information.
 fn nodes(config: &MoeMlpConfig, share: &RankShare<'_>) -> Option<DispatchNodes> {
     let layout = share.layout;
     layout.ranks_per_node?;
@@ -79,7 +79,8 @@ fn nodes(config: &MoeMlpConfig, share: &RankShare<'_>) -> Option<DispatchNodes> 
     DispatchNodes::of(&mesh, config.router.experts)
 }
 
-/// Returns the exchanges of a row for each token and rank, through the node of the rank if the layout has nodes.
+/// Returns the exchanges of a row per token and rank. If the layout has nodes, rows are sent through the node of the
+/// rank.
 fn flex(config: &MoeMlpConfig, share: &RankShare<'_>, tokens: u64) -> Vec<Exchange> {
     let (router, nodes) = (&config.router, nodes(config, share));
     let problem = DispatchProblem {

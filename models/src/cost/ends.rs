@@ -9,10 +9,10 @@ use burn_megatron_plan::{BlockProfile, ModelProfile};
 use super::{RankShare, norm_bytes, norm_elements};
 use crate::{Positions, TransformerConfig};
 
-/// Tokens whose logits are in memory at once: a chunk of the fused loss.
+/// The number of tokens whose logits are in memory at once: a chunk of the fused loss.
 const CHUNK: u64 = 1024;
 
-/// Returns the elements of an embedding or an output layer on the rank.
+/// Returns the number of elements of an embedding or an output layer on the rank.
 pub(super) fn vocabulary_weights(config: &TransformerConfig, share: &RankShare<'_>) -> u64 {
     (config.local_logits(share.layout) * config.hidden) as u64
 }
@@ -60,7 +60,7 @@ pub(super) fn output(config: &TransformerConfig, share: &RankShare<'_>) -> Block
     block
 }
 
-/// Adds a block of the last layer's kind to the last stage for each further token that is predicted.
+/// Adds a block like the last layer to the last stage, for each depth of multi-token prediction.
 pub(super) fn add_further(
     config: &TransformerConfig,
     model: &mut ModelProfile,
@@ -71,7 +71,7 @@ pub(super) fn add_further(
         return;
     };
     let depths = config.mtp.as_ref().map_or(0, |mtp| mtp.layers);
-    // One more pass of the output layer, with the weight of the model.
+    // One more pass of the output layer, which shares the weight of the model.
     let output = model.output.layer.clone();
     for _ in 0..depths {
         let layer = &mut model.output.layer;
@@ -80,14 +80,14 @@ pub(super) fn add_further(
         layer.save("further input", local * 2 * h);
         layer.multiply(local, h, 2 * h);
         layer.streamed_bytes += norm_bytes(local * h) + 4 * local * h * ELEMENT;
-        // Two norms, their concatenation, the product, the norm of the output.
+        // Two norms, their concatenation, the product, and the norm of the output.
         layer.operations += 5;
         model.output.add(&block);
         model.output.layer.add(&output);
         model.output.parameters.dense += 2 * h * h + 3 * norm_elements(&config.norm());
     }
     if depths > 0 && !config.tied {
-        // The last stage has the embedding as well.
+        // The last stage also has the embedding.
         let embedding = vocabulary_weights(config, share);
         model.output.parameters.dense += embedding;
         model.tied += embedding;

@@ -1,4 +1,4 @@
-//! The cost of MLPs and experts.
+//! The cost of MLPs and mixtures of experts.
 
 use burn_megatron::nn::moe::MoeMlpConfig;
 use burn_megatron::nn::{Activation, ParallelMlpConfig};
@@ -9,7 +9,7 @@ use super::{RankShare, dispatch};
 use crate::FeedForwardSpec;
 
 impl FeedForwardSpec {
-    /// Returns the weights of the products of a token; routers are not counted.
+    /// Returns the number of weights of the matrix products per token. Routers are not counted.
     pub(super) fn weights(&self) -> u64 {
         let (hidden, columns, activation) = match self {
             Self::Dense(mlp) => (mlp.hidden, mlp.width, mlp.activation),
@@ -24,7 +24,7 @@ impl FeedForwardSpec {
     }
 }
 
-/// Returns the number of projections into an MLP.
+/// Returns the number of input projections of an MLP.
 fn inputs(activation: Activation) -> u64 {
     if activation.is_gated() { 2 } else { 1 }
 }
@@ -40,7 +40,7 @@ pub(super) fn dense(config: &ParallelMlpConfig, share: &RankShare<'_>) -> BlockP
     layer.multiply(tokens, inputs * f, h);
     layer.multiply(tokens, h, f);
     layer.streamed_bytes += (inputs + 1) * tokens * f * ELEMENT;
-    // Two products, the activation.
+    // Two products, and the activation.
     layer.operations += 3;
     layer.backward_bytes = ELEMENT * (share.stream() * h + tokens * (inputs + 1) * f);
     share.exchange_pair(layer, tokens * h * ELEMENT);

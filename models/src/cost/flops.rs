@@ -1,10 +1,10 @@
-//! The floating-point operations of a transformer, from the specifications of its layers.
+//! The FLOPs of a transformer, from the specifications of its layers.
 
 use burn_megatron_plan::flops::product_flops_per_token;
 
 use crate::{LayerFlops, LayerSpec, Mixer, StandardMixer, TransformerConfig};
 
-/// Returns the operations of a token in all layers, the output layer and the depths of multi-token prediction.
+/// Returns the FLOPs per token in all layers, the output layer and the depths of multi-token prediction.
 pub(crate) fn flops_per_token<X: Mixer>(
     config: &TransformerConfig,
     layers: &[LayerSpec<X::Spec>],
@@ -24,8 +24,7 @@ pub(crate) fn flops_per_token<X: Mixer>(
 }
 
 impl TransformerConfig {
-    /// Returns the floating-point operations of forward and backward per token, for sequences of `seq` tokens over all
-    /// ranks.
+    /// Returns the FLOPs per token of forward and backward, for sequences of `seq` tokens, over all ranks.
     pub fn flops_per_token(&self, seq: usize) -> f64 {
         let layers: Vec<_> = (0..self.layers).map(|number| self.layer(number)).collect();
         flops_per_token::<StandardMixer>(self, &layers, seq)

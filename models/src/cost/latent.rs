@@ -16,7 +16,7 @@ use crate::LayerFlops;
 struct Sizes {
     hidden: u64,
     heads: u64,
-    /// The width of the latent of queries; 0 for none.
+    /// The width of the query latent; 0 if there is none.
     q_rank: u64,
     kv_rank: u64,
     nope: u64,
@@ -37,17 +37,17 @@ impl Sizes {
         }
     }
 
-    /// Returns the features of a query or a key.
+    /// Returns the number of features of a query or a key.
     fn width(self) -> u64 {
         self.nope + self.rope
     }
 
-    /// Returns the features of all latents and the shared key.
+    /// Returns the number of features of all latents and the shared key.
     fn down(self) -> u64 {
         self.q_rank + self.kv_rank + self.rope
     }
 
-    /// Returns the features that queries are projected from.
+    /// Returns the number of features that queries are projected from.
     fn of_queries(self) -> u64 {
         match self.q_rank {
             0 => self.hidden,
@@ -55,7 +55,7 @@ impl Sizes {
         }
     }
 
-    /// Returns the weights of the matrices that every tensor rank has, and of those that are split by heads.
+    /// Returns the number of weights of the replicated matrices, and of the matrices that are split by heads.
     fn weights(self) -> [u64; 2] {
         let up = self.of_queries() * self.width() + self.kv_rank * (self.nope + self.value);
         let of_heads = self.heads * (up + self.value * self.hidden);
@@ -64,7 +64,7 @@ impl Sizes {
 }
 
 impl LayerFlops {
-    /// Returns the operations of latent attention in sequences of `seq` tokens.
+    /// Returns the FLOPs of latent attention in sequences of `seq` tokens.
     pub(crate) fn of_latent(config: &MultiLatentAttentionConfig, seq: usize) -> Self {
         let sizes = Sizes::of(config);
         let features = |width: u64| (sizes.heads * width) as usize;
@@ -102,7 +102,7 @@ pub(super) fn profile(config: &MultiLatentAttentionConfig, share: &RankShare<'_>
     });
     let norms = norm_bytes(local * (sizes.q_rank + sizes.kv_rank)) / 2;
     layer.streamed_bytes += norms + 2 * projected * ELEMENT;
-    // Four products, the norms of latents, the rotation, attention.
+    // Four products, the norms of latents, the rotation, and attention.
     layer.operations += 7;
     layer.backward_bytes = ELEMENT * (local * h + 2 * projected);
     add_exchanges(layer, sizes, share);
@@ -111,8 +111,8 @@ pub(super) fn profile(config: &MultiLatentAttentionConfig, share: &RankShare<'_>
     block
 }
 
-/// Adds the exchanges of the tensor ranks, which are the inputs of the projections of heads and the output, and of the
-/// context ranks, which are the latents of keys and values.
+/// Adds the exchanges of the tensor ranks (the inputs of the head projections, and the output) and of the context ranks
+/// (the latents of keys and values).
 fn add_exchanges(layer: &mut LayerProfile, sizes: Sizes, share: &RankShare<'_>) {
     let (h, shared) = (sizes.hidden, sizes.kv_rank + sizes.rope);
     let queries = sizes.of_queries();

@@ -1,9 +1,9 @@
-//! The cost of a transformer on a rank by formulas, for the planner.
+//! Formulas for the cost of a transformer on a rank, for the planner.
 //!
-//! Each part of a layer has one file with its floating-point operations and its profile: products, saved activations and
-//! exchanges. The formulas assume flash attention, fused norms and activations in 16 bits, and no dropout
-//! (Korthikanti et al. 2022, arXiv:2205.05198, section 4, for gated MLPs and grouped queries): per token and layer
-//! `8 h + 4 q + 4 kv + 6 f` bytes.
+//! Each part of a layer has a file with its FLOPs and its profile: products, saved activations and exchanges. The
+//! formulas assume flash attention, fused norms and activations in 16 bits, and no dropout (Korthikanti et al. 2022,
+//! arXiv:2205.05198, section 4, for gated MLPs and grouped queries). Saved activations take `8 h + 4 q + 4 kv + 6 f`
+//! bytes per token and layer.
 
 mod attention;
 mod dispatch;
@@ -27,9 +27,9 @@ pub(crate) use flops::flops_per_token;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RankShare<'a> {
     pub layout: &'a ParallelConfig,
-    /// Sequences of the micro-batch.
+    /// The number of sequences in the micro-batch.
     pub samples: usize,
-    /// Tokens of a sequence.
+    /// The number of tokens per sequence.
     pub seq: usize,
 }
 
@@ -50,17 +50,17 @@ impl RankShare<'_> {
         }
     }
 
-    /// Returns the tokens of all ranks of the context axis.
+    /// Returns the number of tokens of all ranks of the context axis.
     fn all_tokens(&self) -> u64 {
         (self.samples * self.seq) as u64
     }
 
-    /// Returns the tokens of all ranks of the tensor axis.
+    /// Returns the number of tokens of all ranks of the tensor axis.
     fn tokens(&self) -> u64 {
         self.all_tokens() / self.context()
     }
 
-    /// Returns the tokens of the residual stream on this rank.
+    /// Returns the number of tokens of the residual stream on this rank.
     fn stream(&self) -> u64 {
         self.tokens() / self.sequence()
     }
@@ -77,8 +77,9 @@ impl RankShare<'_> {
         }
     }
 
-    /// Adds the exchanges around a pair of a column-parallel and a row-parallel layer: with sequence parallelism two
-    /// all-gathers and reduce-scatters, and one more all-gather in the backward, otherwise a sum in each pass.
+    /// Adds the exchanges around a column-parallel and a row-parallel layer. With sequence parallelism, these are two
+    /// all-gathers and two reduce-scatters, and another all-gather in the backward. Otherwise, it is an all-reduce in
+    /// each pass.
     fn exchange_pair(&self, layer: &mut LayerProfile, bytes: u64) {
         use ExchangeKind::{AllGather, AllReduce, ReduceScatter};
         use TrainingPass::{Backward, Forward};
@@ -146,7 +147,7 @@ impl LayerSpec {
         block
     }
 
-    /// Adds the norms of a part, with the residual sum.
+    /// Adds the norms of a part, including the residual additions.
     fn add_norm(&self, block: &mut BlockProfile, share: &RankShare<'_>, names: [&str; 2]) {
         let (elements, layer) = (share.stream() * self.norm.hidden as u64, &mut block.layer);
         for name in names {
@@ -164,7 +165,7 @@ impl LayerSpec {
     }
 }
 
-/// Returns the elements of the parameters of a norm.
+/// Returns the number of parameters of a norm.
 fn norm_elements(norm: &NormConfig) -> u64 {
     let parameters = match norm.kind {
         NormKind::Layer => 2,
@@ -173,7 +174,8 @@ fn norm_elements(norm: &NormConfig) -> u64 {
     parameters * norm.hidden as u64
 }
 
-/// Returns the bytes that a norm of `elements` and the residual sum before it read and write: two tensors each.
+/// Returns the number of bytes that a norm of `elements` and the preceding residual addition read and write: two
+/// tensors each.
 fn norm_bytes(elements: u64) -> u64 {
     4 * elements * ELEMENT
 }

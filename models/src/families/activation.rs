@@ -6,7 +6,7 @@ use serde_json::json;
 use crate::TransformerConfig;
 use crate::hf::{ConfigKeys, HfConfigError};
 
-/// Names of activations; the first of each activation is the one that is written.
+/// Names of activations. The first name of each activation is used for writing.
 pub(super) type Names = &'static [(&'static str, Activation)];
 
 /// The names of the activations of MLPs without a gate.

@@ -9,13 +9,13 @@ use crate::hf::{ConfigKeys, HfConfigError};
 /// The linear layers of a family that may have biases.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Biases {
-    /// All, by `attention_bias` and `mlp_bias`.
+    /// All linear layers, set by `attention_bias` and `mlp_bias`.
     All,
-    /// The projections of attention, by `attention_bias`.
+    /// The projections of attention, set by `attention_bias`.
     Attention,
-    /// The projections of queries, keys and values, always.
+    /// The projections of queries, keys and values, always with biases.
     Queries,
-    /// None.
+    /// No biases.
     None,
 }
 

@@ -1,4 +1,5 @@
-//! Checks that a family can describe a model: written to keys of a `config.json` and read again, it must be the same model.
+//! Checks that a family can describe a model: the model is written to keys of a `config.json`, read again, and
+//! compared.
 
 use burn_megatron::model::{ConfigDifference, compare_settings};
 use burn_megatron::nn::moe::RouterDType;
@@ -44,8 +45,8 @@ fn written_and_read(
     family.read(&mut keys)
 }
 
-/// Returns the model without settings of training that a `config.json` does not have, and with one form for equal values.
-/// What is read of the scaling of positions has the effect of what was written, if not always the same settings.
+/// Returns the model without training settings that a `config.json` does not have, and with one form for equal values.
+/// The scaling of positions that was read may have other settings than the written scaling, but the same effect.
 fn comparable(model: &TransformerConfig) -> TransformerConfig {
     let usual_scale = (model.width_of_heads() as f64).powf(-0.5);
     let is_usual = |scale: f64| (scale / usual_scale - 1.0).abs() < 1e-12;
@@ -86,7 +87,7 @@ fn comparable_experts(moe: MoeConfig, layers: usize) -> MoeConfig {
     .in_blocks(every, dense)
 }
 
-/// Returns the setting that the family requires, with its value: of settings in settings the innermost one.
+/// Returns the setting that the family requires, with its value. For nested settings, returns the innermost setting.
 fn needed(difference: ConfigDifference) -> String {
     let ConfigDifference {
         mut setting,

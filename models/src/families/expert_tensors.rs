@@ -6,14 +6,14 @@ use crate::hf::stored::mxfp4_names;
 use crate::hf::{WeightEncoding, WeightMapping};
 use crate::{MoeConfig, TransformerConfig};
 
-/// Gate, value and output of an MLP.
+/// The linear layers of an MLP: gate, value and output.
 const LINEARS: [&str; 3] = ["gate_proj", "up_proj", "down_proj"];
 
-/// The names of a block's experts, ours and theirs, and their sizes.
+/// The names and sizes of the experts of a block, in this crate and in the files.
 struct Experts<'a> {
-    /// The path of ours.
+    /// The path in this crate.
     own: String,
-    /// The module of theirs.
+    /// The module in the files.
     theirs: String,
     moe: &'a MoeConfig,
     hidden: usize,
@@ -22,7 +22,7 @@ struct Experts<'a> {
 }
 
 impl Experts<'_> {
-    /// A tensor of the shape of ours, or with its last two dims transposed.
+    /// Returns a tensor with the shape of the parameter, or with its last two dims transposed.
     fn tensor(&self, path: &str, name: &str, shape: &[usize], transposed: bool) -> WeightMapping {
         let [path, name] = within([&self.own, &self.theirs], path, name);
         WeightMapping {
@@ -33,7 +33,7 @@ impl Experts<'_> {
 }
 
 impl MappingList<'_> {
-    /// The router and the experts of a block, ours and theirs.
+    /// Adds the router and the experts of a block.
     pub fn experts(
         &mut self,
         family: ModelFamily,
@@ -50,7 +50,7 @@ impl MappingList<'_> {
         };
         match family {
             ModelFamily::GptOss => self.packed_experts(&of_module("mlp")),
-            // `transformers` 5 has them in `mlp`, in one tensor.
+            // `transformers` 5 stores them in `mlp`, in one tensor.
             ModelFamily::Mixtral if !self.is_fused(&of_module("mlp")) => {
                 self.routed_experts(&of_module("block_sparse_moe"), ["w1", "w3", "w2"])
             }
@@ -67,12 +67,12 @@ impl MappingList<'_> {
         }
     }
 
-    /// Whether all experts are in one tensor.
+    /// Returns whether all experts are in one tensor.
     fn is_fused(&self, experts: &Experts<'_>) -> bool {
         (self.has)(&format!("{}.experts.gate_up_proj", experts.theirs))
     }
 
-    /// A router, and experts with gate and value side by side.
+    /// Adds a router, and experts with gate and value side by side.
     fn routed_experts(&mut self, experts: &Experts<'_>, [gate, value, output]: [&str; 3]) {
         let Experts {
             moe, hidden, width, ..
@@ -116,8 +116,8 @@ impl MappingList<'_> {
         }
     }
 
-    /// Adds the experts of gpt-oss: all in one tensor, gate and value alternate, and all have biases. Floats have our
-    /// orientation, and MXFP4 the other.
+    /// Adds the experts of gpt-oss: all experts are in one tensor, gate and value alternate, and all layers have
+    /// biases. Floats have the orientation of this crate, and MXFP4 is transposed.
     fn packed_experts(&mut self, experts: &Experts<'_>) {
         let Experts {
             moe, hidden, width, ..

@@ -6,19 +6,19 @@ use serde_json::{Value, json};
 use crate::hf::{ConfigKeys, HfConfigError};
 use crate::{MoeConfig, TransformerConfig};
 
-/// The family whose keys describe the experts.
+/// The families whose keys describe experts.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum ExpertKeys {
-    /// Experts in every block, with weights that are normalized.
+    /// Experts in every block, with normalized weights.
     Mixtral,
     /// Experts in every block.
     Olmoe,
-    /// Experts of their own width, in some blocks.
+    /// Experts with a separate width, in some blocks.
     Qwen3,
 }
 
 impl ExpertKeys {
-    /// Small experts of the family.
+    /// Returns small experts of the family.
     pub fn defaults(self) -> MoeConfig {
         MoeConfig {
             score: match self {
@@ -30,7 +30,7 @@ impl ExpertKeys {
     }
 }
 
-/// The number of experts of Qwen 3 and OLMoE, and of Mixtral.
+/// The keys for the number of experts: of Qwen 3 and OLMoE, and of Mixtral.
 const EXPERTS: [&str; 2] = ["num_experts", "num_local_experts"];
 
 pub(super) fn read(
@@ -51,7 +51,7 @@ pub(super) fn read(
     }
     let experts = first.or(second).ok_or_else(|| keys.missing(names[0]))?;
     let experts_per_token = keys.needed("num_experts_per_tok", ConfigKeys::size)?;
-    // Mixtral has no such key.
+    // Mixtral does not have this key.
     let normalised = is_mixtral || keys.needed("norm_topk_prob", ConfigKeys::flag)?;
     let moe = MoeConfig {
         experts,
@@ -76,12 +76,12 @@ pub(super) fn read(
     Ok(moe.in_blocks(every, dense))
 }
 
-/// Returns [`MoeConfig::normalized`] for weights that are divided by their sum or not, or `None` if this is the default.
+/// Returns [`MoeConfig::normalized`] for weights that are (not) divided by their sum, or `None` if this is the default.
 pub(super) fn normalized(experts_per_token: usize, is_normalised: bool) -> Option<bool> {
     (is_normalised != (experts_per_token > 1)).then_some(is_normalised)
 }
 
-/// Returns which blocks have experts, as [`MoeConfig::in_blocks`] takes them.
+/// Returns the blocks with experts, as the arguments of [`MoeConfig::in_blocks`].
 fn blocks(keys: &mut ConfigKeys, layers: usize) -> Result<(usize, usize), HfConfigError> {
     let step = keys.needed("decoder_sparse_step", ConfigKeys::size)?;
     let dense = keys.take("mlp_only_layers").unwrap_or_else(|| json!([]));
@@ -95,7 +95,7 @@ fn blocks(keys: &mut ConfigKeys, layers: usize) -> Result<(usize, usize), HfConf
     let first = sparse.first().copied().unwrap_or(layers);
     let every = match sparse.get(1) {
         Some(second) => second - first,
-        // No second one.
+        // There is only one block with experts.
         None => (layers - first).max(1),
     };
     if dense.is_array() && (first..layers).step_by(every).eq(sparse.iter().copied()) {

@@ -1,5 +1,5 @@
-//! Gemma 2: windows in every second block, soft caps, norms after attention and MLP. Gemma 3 without images: norms of each
-//! head's queries and keys, another base in blocks with a window.
+//! Gemma 2 has windows in every second block, soft caps, and norms after attention and MLP. Gemma 3 (without images)
+//! has norms of each head's queries and keys, and another rotary base in blocks with a window.
 
 use burn_megatron::nn::{Activation, QkNorm};
 use serde_json::{Map, Value, json};
@@ -8,10 +8,10 @@ use super::{Conditions, Family, biases, rope, sizes, windows};
 use crate::hf::{ConfigKeys, HfConfigError};
 use crate::{Positions, TransformerConfig};
 
-/// The only activation that they have been trained with.
+/// The only activation that these models were trained with.
 const ACTIVATION: &str = "gelu_pytorch_tanh";
 
-/// The window that is written if no layer has one, as the classes of `transformers` require a number.
+/// The window to write if no layer has a window, because the classes of `transformers` require a number.
 const WINDOW: usize = 4096;
 
 pub(super) struct Gemma {
@@ -60,7 +60,7 @@ impl Family for Gemma {
         }
         let attention_bias = biases::attention(keys, false)?;
         keys.only("use_bidirectional_attention", false)?;
-        // How transformers stores keys and values.
+        // This key sets how transformers stores keys and values.
         keys.take("cache_implementation");
         let (positions, local_base) = if self.is_gemma3 {
             let (positions, local) = rope::read_by_window(keys, sizes.context)?;
@@ -117,7 +117,7 @@ impl Family for Gemma {
 }
 
 impl Gemma {
-    /// Returns the step of the layers without a window in old files, which have no `layer_types`.
+    /// Returns the interval of the layers without a window, for old files without `layer_types`.
     fn window_step(&self, keys: &mut ConfigKeys) -> Result<usize, HfConfigError> {
         if !self.is_gemma3 {
             return Ok(2);

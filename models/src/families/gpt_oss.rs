@@ -7,11 +7,11 @@ use super::{Family, experts, rope, sizes, windows};
 use crate::hf::{ConfigKeys, HfConfigError};
 use crate::{MoeConfig, TransformerConfig};
 
-/// The bound of gate and value, and the factor of the gate, of [`Activation::ClampedSwiGlu`].
+/// The bound of gate and value in [`Activation::ClampedSwiGlu`], followed by the factor of the gate.
 const LIMIT: f64 = 7.0;
 const ALPHA: f64 = 1.702;
 
-/// The window that is written if no layer has one, as the class of `transformers` requires a number.
+/// The window to write if no layer has a window, because the class of `transformers` requires a number.
 const WINDOW: usize = 128;
 
 pub(super) struct GptOss;
@@ -39,7 +39,7 @@ impl Family for GptOss {
         keys.only("swiglu_alpha", ALPHA)?;
         keys.only("hidden_act", "silu")?;
         keys.only("attention_bias", true)?;
-        // The scaling of positions has the value again.
+        // The scaling of positions repeats this value.
         keys.take("initial_context_length");
         let (window, layer_windows) = layer_windows(keys, sizes.layers)?;
         Ok(TransformerConfig {
@@ -73,7 +73,7 @@ impl Family for GptOss {
         });
         let mut keys = sizes::write(model, own);
         if keys.get("rope_scaling").is_some_and(Value::is_null) {
-            // The class would read null as its own default.
+            // The class would read null as its default.
             let scaling = json!({ "rope_type": "default" });
             keys.insert("rope_scaling".into(), scaling);
         }
@@ -81,12 +81,12 @@ impl Family for GptOss {
     }
 }
 
-/// The window of every second layer, from the first, unless `layer_types` has others.
+/// Returns a window in every second layer, starting with the first, unless `layer_types` differs.
 fn layer_windows(keys: &mut ConfigKeys, layers: usize) -> Result<windows::Windows, HfConfigError> {
     if let Some(window) = keys.size("sliding_window")? {
         return windows::by_step(keys, layers, window, 2);
     }
-    // Folders of earlier versions of this crate: no layer has a window.
+    // Folders of earlier versions of this crate, in which no layer has a window.
     match windows::layer_types(keys, layers, false)? {
         Some(_) => Ok((None, vec![])),
         None => Err(keys.missing("sliding_window")),

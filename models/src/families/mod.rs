@@ -1,5 +1,5 @@
-//! The Hugging Face families of [`TransformerConfig`]: a file for each family, and one for several that differ by a few
-//! settings. The other files have the parts that families share.
+//! The Hugging Face families of [`TransformerConfig`]. Each family has a file, and families that differ by a few
+//! settings share a file. The other files have the parts that families share.
 
 mod activation;
 mod biases;
@@ -29,11 +29,11 @@ use crate::{MoeConfig, Positions, TransformerConfig};
 /// The defaults of the classes of `transformers` 5.24, by `model_type`. Written by `index.py` next to the fixtures.
 const CLASS_DEFAULTS: &str = include_str!("../hf/config/defaults.json");
 
-/// The families that a [`TransformerConfig`] describes.
+/// The Hugging Face model families that a [`TransformerConfig`] describes.
 ///
-/// The only training setting in `config.json` is the dropout: for GPT-2 as [`dropout`](TransformerConfig::dropout) and
-/// [`attention_dropout`](TransformerConfig::attention_dropout), of other families only the latter. Label smoothing and
-/// z-loss are left out, and so are the losses of routers, whose definition differs.
+/// The only training setting in `config.json` is dropout. For GPT-2 it sets [`dropout`](TransformerConfig::dropout) and
+/// [`attention_dropout`](TransformerConfig::attention_dropout), and for other families only `attention_dropout`. Label
+/// smoothing, z-loss and router losses are left out. The definition of router losses differs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ModelFamily {
     /// GPT-2: LayerNorm, learned positions, biases, joint query-key-value projection.
@@ -64,16 +64,16 @@ pub enum ModelFamily {
     GptOss,
 }
 
-/// The functions of a family.
+/// The implementation of a family.
 trait Family {
-    /// A small model of the family, of bytes.
+    /// Returns a small byte-level model of the family.
     fn defaults(&self) -> TransformerConfig;
 
-    /// Takes the model from the keys of a `config.json`.
+    /// Reads the model from the keys of a `config.json`.
     fn read(&self, keys: &mut ConfigKeys) -> Result<TransformerConfig, HfConfigError>;
 
-    /// Returns conditions that a model must meet before [`write`](Self::write). A setting that the keys lose needs none: see
-    /// [`check`].
+    /// Returns conditions that a model must meet before [`write`](Self::write). Settings that the keys cannot express
+    /// need no condition: see [`check`].
     fn conditions(&self, _model: &TransformerConfig) -> Conditions {
         vec![]
     }
@@ -110,7 +110,7 @@ impl ModelFamily {
         self.entry().2
     }
 
-    /// A small model of the family, of bytes.
+    /// Returns a small byte-level model of the family.
     pub fn defaults(self) -> TransformerConfig {
         self.family().defaults()
     }

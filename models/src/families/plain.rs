@@ -11,7 +11,7 @@ use super::{Conditions, Family, map, rope, sizes};
 use crate::TransformerConfig;
 use crate::hf::{ConfigKeys, HfConfigError};
 
-/// A family, by its differences from Llama.
+/// A family that is described by its differences from Llama.
 pub(super) struct Plain {
     /// The norm of queries and keys.
     qk_norm: Option<QkNorm>,
@@ -95,7 +95,7 @@ impl Family for Plain {
             keys.not_null("head_dim", "a size, or no such key")?;
         }
         let head_width = sizes::head_width(keys, &sizes)?;
-        // Only the order of the computation depends on it.
+        // It only affects the order of the computation.
         keys.take("pretraining_tp");
         if self.experts == Some(ExpertKeys::Olmoe) {
             keys.only("clip_qkv", Value::Null)?;

@@ -1,4 +1,4 @@
-//! The keys that all families but GPT-2 have.
+//! The keys that all families except GPT-2 share.
 
 use serde_json::{Map, Value, json};
 
@@ -26,7 +26,7 @@ pub(super) fn read(
     })
 }
 
-/// Takes the width of a head; by default all heads together are as wide as the residual stream.
+/// Reads the width of a head. By default, all heads together have the width of the residual stream.
 pub(super) fn head_width(
     keys: &mut ConfigKeys,
     sizes: &TransformerConfig,
@@ -42,7 +42,7 @@ pub(super) fn head_width(
     }
 }
 
-/// Returns the keys of a model, with the family's own keys.
+/// Returns the keys of a model, including the family's own keys.
 pub(super) fn write(model: &TransformerConfig, own: Value) -> Map<String, Value> {
     let mut keys = map(json!({
         "hidden_size": model.hidden,

@@ -6,7 +6,7 @@ use super::ModelFamily;
 use crate::hf::{HfFamily, WeightMapping};
 use crate::{MlaConfig, Positions, TransformerConfig};
 
-/// The tensors of a folder that `has` tensors of these names, in order of their use.
+/// Returns the tensors of a folder in order of their use. `has` returns whether the folder has a tensor with a name.
 pub(super) fn tensors(
     family: ModelFamily,
     config: &TransformerConfig,
@@ -40,21 +40,21 @@ pub(super) fn tensors(
     list.all
 }
 
-/// The widths of queries, keys and values.
+/// Returns the widths of queries, keys and values.
 fn widths(config: &TransformerConfig) -> [usize; 3] {
     let width = config.head_width.unwrap_or(config.hidden / config.heads);
     let kv = config.groups() * width;
     [config.heads * width, kv, kv]
 }
 
-/// The tensors of a model, as they are collected.
+/// The list of tensors of a model.
 pub(super) struct MappingList<'a> {
     pub all: Vec<WeightMapping>,
-    /// Whether a folder has a tensor of this name.
+    /// Returns whether a folder has a tensor with this name.
     pub has: &'a dyn Fn(&str) -> bool,
 }
 
-/// Returns our path and their name of a part of a module.
+/// Returns the path in this crate and the name in the files of a part of a module.
 pub(super) fn within([own, theirs]: [&str; 2], path: &str, name: &str) -> [String; 2] {
     [format!("{own}.{path}"), format!("{theirs}.{name}")]
 }
@@ -65,7 +65,8 @@ impl MappingList<'_> {
         self.all.push(tensor);
     }
 
-    /// Linear layers of PyTorch, side by side in one: its path, their names with output sizes, and whether they have biases.
+    /// Adds linear layers of PyTorch that are concatenated in one layer: its path, their names with output sizes, and
+    /// whether they have biases.
     pub fn linear(
         &mut self,
         [own, theirs]: [&str; 2],
@@ -90,7 +91,7 @@ impl MappingList<'_> {
         }
     }
 
-    /// GPT-2's linear layers have our layout, with joint queries, keys and values.
+    /// Adds a block of GPT-2. Its linear layers have the layout of this crate, with joint queries, keys and values.
     fn gpt2_block(&mut self, layer: usize, config: &TransformerConfig) {
         let (own, theirs) = (format!("blocks.{layer}"), format!("transformer.h.{layer}"));
         let (both, hidden, width) = ([&own[..], &theirs], config.hidden, config.mlp_width());
@@ -109,7 +110,7 @@ impl MappingList<'_> {
         linear(self, "mlp.down", "mlp.c_proj", width, hidden);
     }
 
-    /// Adds the tensors of a block like block `layer`, with our path and theirs.
+    /// Adds the tensors of a block like block `layer`, with its path in this crate and in the files.
     pub fn llama_block(
         &mut self,
         family: ModelFamily,
@@ -165,7 +166,8 @@ impl MappingList<'_> {
         self.linear(both, "attention.output", q, &parts, bias);
     }
 
-    /// Rotated features stay in pairs, as the layer turns them. A head has its keys, then its values.
+    /// Adds the tensors of latent attention. Rotated features stay in pairs, as the layer rotates them. A head has its
+    /// keys, then its values.
     fn latent_attention(&mut self, both: [&str; 2], mla: &MlaConfig, config: &TransformerConfig) {
         let (hidden, heads) = (config.hidden, config.heads);
         let norm = |list: &mut Self, path: &str, name: &str, width: usize| {

@@ -1,4 +1,4 @@
-//! The windows of attention of layers, as keys of a `config.json`.
+//! The attention windows of layers, as keys of a `config.json`.
 
 use serde_json::{Map, Value, json};
 
@@ -6,19 +6,19 @@ use super::map;
 use crate::TransformerConfig;
 use crate::hf::{ConfigKeys, HfConfigError};
 
-/// [`window`](TransformerConfig::window) and [`layer_windows`](TransformerConfig::layer_windows).
+/// Values of [`window`](TransformerConfig::window) and [`layer_windows`](TransformerConfig::layer_windows).
 pub(super) type Windows = (Option<usize>, Vec<usize>);
 
-/// The keys by which a family states its windows.
+/// The keys with which a family describes its windows.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum WindowKeys {
-    /// None.
+    /// The family has no windows.
     None,
-    /// `sliding_window`, for all layers.
+    /// `sliding_window` applies to all layers.
     Whole,
-    /// `sliding_window`, and layers by `layer_types` or `max_window_layers`.
+    /// `sliding_window` applies to the layers in `layer_types` or from `max_window_layers`.
     ByLayer,
-    /// `sliding_window`, for all layers. Keys of single layers must not contradict it.
+    /// `sliding_window` applies to all layers. Keys of single layers must not contradict it.
     Checked,
 }
 
@@ -38,7 +38,7 @@ pub(super) fn read(
     }
 }
 
-/// Returns the window of Qwen models. Without `use_sliding_window` they have no window, whatever `sliding_window` is.
+/// Returns the window of Qwen models. Without `use_sliding_window`, `sliding_window` is ignored.
 fn qwen_window(keys: &mut ConfigKeys) -> Result<Option<usize>, HfConfigError> {
     match keys.flag("use_sliding_window")?.unwrap_or(false) {
         true => keys.size("sliding_window"),
@@ -82,7 +82,7 @@ fn by_layer(keys: &mut ConfigKeys, layers: usize) -> Result<Windows, HfConfigErr
     Ok(of_layers(&is_sliding, window))
 }
 
-/// Whether each layer has a window, by `layer_types`, if there is such a key.
+/// Returns whether each layer has a window, if the key `layer_types` exists.
 pub(super) fn layer_types(
     keys: &mut ConfigKeys,
     layers: usize,
@@ -109,7 +109,7 @@ pub(super) fn layer_types(
     }
 }
 
-/// Returns the windows by `layer_types`. Without this key every layer has the window, except every `step`-th.
+/// Returns the windows from `layer_types`. Without this key, every layer has the window, except every `step`-th layer.
 pub(super) fn by_step(
     keys: &mut ConfigKeys,
     layers: usize,
@@ -125,7 +125,7 @@ pub(super) fn by_step(
     Ok(of_layers(&listed.unwrap_or_else(by_step), window))
 }
 
-/// The windows of a model whose layers have this one or none.
+/// Returns the windows of a model in which each layer has either this window or none.
 fn of_layers(is_sliding: &[bool], window: usize) -> Windows {
     if !is_sliding.contains(&true) {
         return (None, vec![]);
@@ -142,7 +142,7 @@ pub(super) fn size(model: &TransformerConfig) -> Option<usize> {
     model.windows().into_iter().flatten().next()
 }
 
-/// `layer_types` of a model.
+/// Returns the `layer_types` of a model.
 pub(super) fn types(model: &TransformerConfig) -> Value {
     let kind = |window: Option<usize>| if window.is_some() { SLIDING } else { FULL };
     model.windows().into_iter().map(kind).collect()

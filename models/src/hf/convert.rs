@@ -1,4 +1,4 @@
-//! Converts Hugging Face folders to checkpoints, and keeps their files for the way back.
+//! Converts Hugging Face folders to checkpoints, and keeps their files for exporting them again.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -14,17 +14,17 @@ use super::{HfConfig, HfError, HfFamily, HfFolder, ModelFamily, companion_files,
 use crate::TransformerConfig;
 use crate::weights::{CHUNK, FAMILY, Weights};
 
-/// Prefix of a file name in the key of a checkpoint's object.
+/// The prefix of file names in the keys of a checkpoint's objects.
 const OBJECTS: &str = "hf/";
 
 /// File names and contents.
 type Files = Vec<(String, Vec<u8>)>;
 
-/// Saves the model of a folder as step 0 of a new folder of checkpoints. `progress` gets the number of tensor
-/// bytes read since its last call; at most 64 MiB of tensors are in memory.
+/// Saves the model of a folder as step 0 of a new folder of checkpoints. `progress` receives the number of tensor bytes
+/// read since its last call. At most 64 MiB of tensors are in memory.
 ///
-/// The checkpoint also has `config.json`, the tokenizer and the generation settings, for exporting it again.
-/// Its recipe has only a `model`.
+/// The checkpoint also contains `config.json`, the tokenizer and the generation settings, for exporting it again. Its
+/// recipe only has a `model`.
 ///
 /// # Errors
 ///
@@ -60,15 +60,15 @@ pub fn import<F: HfFamily>(
     Ok(weights.save(to, progress)?)
 }
 
-/// Files as objects of a checkpoint.
+/// Converts files to objects of a checkpoint.
 fn as_objects(files: Files) -> Files {
     let files = files.into_iter();
     let keyed = files.map(|(name, bytes)| (format!("{OBJECTS}{name}"), bytes));
     keyed.collect()
 }
 
-/// The objects of a checkpoint that are Hugging Face files, for another model: its `config.json` is that of the model,
-/// or is left out without a family.
+/// Returns the Hugging Face files of a checkpoint, as objects for another model. The `config.json` describes the new
+/// model, and is left out if there is no family.
 pub(crate) fn objects_for(
     checkpoint: &Checkpoint,
     family: Option<ModelFamily>,
@@ -89,7 +89,7 @@ pub(crate) fn objects_for(
     Ok(as_objects(files))
 }
 
-/// The model configuration of a checkpoint.
+/// Returns the model configuration of a checkpoint.
 fn model_of<C: ModelConfig>(checkpoint: &Checkpoint) -> Result<C, CheckpointError> {
     let corrupt = |what: String| CheckpointError::corrupt(checkpoint.path(), what);
     let Some(Value::Object(settings)) = checkpoint.metadata().config.get("model") else {
@@ -105,13 +105,12 @@ fn model_of<C: ModelConfig>(checkpoint: &Checkpoint) -> Result<C, CheckpointErro
     }
 }
 
-/// The `config.json` and the companion files with which to export a checkpoint. Family, special tokens and
-/// files are taken from `like`, a Hugging Face folder, or by default from the folder that the checkpoint was
-/// converted from.
+/// Returns the `config.json` and the companion files for exporting a checkpoint. Family, special tokens and files are
+/// taken from the Hugging Face folder `like`, or by default from the folder that the checkpoint was converted from.
 ///
 /// # Errors
 ///
-/// [`HfError`] if the model differs from that of `like`, or is of no supported family.
+/// [`HfError`] if the model differs from the model of `like`, or if no supported family computes it.
 pub fn export_config<F: HfFamily>(
     checkpoint: &Checkpoint,
     like: Option<&Path>,
@@ -142,13 +141,13 @@ pub fn export_config<F: HfFamily>(
     Ok((HfConfig { model, ..config }, files))
 }
 
-/// Returns the `config.json` and the companion files with which to export a checkpoint of a run that was loaded from
-/// `origin`. This is a Hugging Face folder, or a checkpoint that was converted from such a folder. The special tokens and the
+/// Returns the `config.json` and the companion files for exporting a checkpoint of a run that started from `origin`.
+/// `origin` is a Hugging Face folder, or a checkpoint that was converted from such a folder. The special tokens and the
 /// files come from `origin`. The settings of the model come from the run, which may have changed them.
 ///
 /// # Errors
 ///
-/// [`HfError`] for files of `origin` that cannot be read, and a model of no supported family.
+/// [`HfError`] for files of `origin` that cannot be read, and for a model without a supported family.
 pub fn export_config_of_run<F: HfFamily>(
     checkpoint: &Checkpoint,
     origin: &Path,
@@ -171,8 +170,8 @@ pub fn export_config_of_run<F: HfFamily>(
     Ok((config, files))
 }
 
-/// The files of the Hugging Face folder that a checkpoint was converted from, by name: `config.json`, the
-/// tokenizer and the generation settings; empty if it was not converted.
+/// Returns the files of the Hugging Face folder that a checkpoint was converted from, by name: `config.json`, the
+/// tokenizer and the generation settings. Empty if the checkpoint was not converted.
 ///
 /// # Errors
 ///
@@ -185,7 +184,7 @@ pub fn stored_hf_files(
     Ok(files.into_iter().chain(config).collect())
 }
 
-/// The `config.json` and the other files in a checkpoint.
+/// Returns the `config.json` and the other files in a checkpoint.
 fn kept(checkpoint: &Checkpoint) -> Result<(Option<Vec<u8>>, Files), CheckpointError> {
     let (mut config, mut files) = (None, vec![]);
     for key in checkpoint.objects() {

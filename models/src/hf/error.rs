@@ -4,18 +4,18 @@ use std::path::PathBuf;
 
 use burn_megatron::checkpoint::CheckpointError;
 
-/// An invalid or unsupported `config.json`, or a model that cannot be described by one.
+/// An invalid or unsupported `config.json`, or a model that no `config.json` can describe.
 #[derive(Debug, thiserror::Error)]
 pub enum HfConfigError {
     /// The file is not a JSON object.
     #[error("not a JSON object: {0}")]
     Json(serde_json::Error),
-    /// An unknown `model_type`.
+    /// Unknown `model_type`.
     #[error("unknown model_type = {found}: expected {expected}")]
     Family {
         /// The value in the file.
         found: String,
-        /// The supported ones.
+        /// The supported values.
         expected: String,
     },
     /// A required key is missing.
@@ -26,7 +26,7 @@ pub enum HfConfigError {
         /// The key.
         key: String,
     },
-    /// An unknown key, which may change what the model computes.
+    /// Unknown key, which may change what the model computes.
     #[error("unknown {key} = {value} for {family}, which could change what the model computes")]
     Unknown {
         /// The `model_type`.
@@ -49,7 +49,7 @@ pub enum HfConfigError {
     /// Inconsistent sizes.
     #[error("{0}")]
     Sizes(String),
-    /// A model that no supported family computes.
+    /// No supported family computes the model.
     #[error("no supported Hugging Face family computes this model: {0}")]
     NoFamily(String),
 }
@@ -57,7 +57,7 @@ pub enum HfConfigError {
 /// An error of reading or writing a Hugging Face folder.
 #[derive(Debug, thiserror::Error)]
 pub enum HfError {
-    /// Its configuration is invalid.
+    /// The configuration of the folder is invalid.
     #[error("{}: {source}", path.display())]
     Config {
         /// The `config.json`.
@@ -65,7 +65,7 @@ pub enum HfError {
         /// The reason.
         source: HfConfigError,
     },
-    /// Its tensors cannot be read or written.
+    /// The tensors cannot be read or written.
     #[error(transparent)]
     Tensors(#[from] CheckpointError),
 }

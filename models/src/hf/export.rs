@@ -1,4 +1,4 @@
-//! Exports a model as a folder that `transformers` loads.
+//! Exports a model as a folder that `transformers` can load.
 
 use std::collections::BTreeMap;
 use std::io::{BufWriter, Write};
@@ -20,7 +20,7 @@ use super::transpose::transpose_matrices;
 use super::{HfConfig, HfError, HfFamily};
 use crate::weights::{self, CHUNK};
 
-/// The data of a file begins at a multiple of this many bytes.
+/// The alignment of the data in a file, in bytes.
 const ALIGNMENT: usize = 8;
 
 /// Files that accompany the weights: tokenizer and generation settings.
@@ -39,16 +39,16 @@ const COMPANION_FILES: &[&str] = &[
 /// Options of [`export`].
 #[derive(Clone, Debug)]
 pub struct ExportOptions {
-    /// The element type; by default that of the source.
+    /// The element type; by default the type of the source.
     pub dtype: Option<ElementType>,
-    /// The maximum bytes of tensors per file. A larger tensor has its own file.
+    /// The maximum size of the tensors per file, in bytes. A larger tensor has a separate file.
     pub max_shard_size: u64,
-    /// Names and contents of further files, such as those of a tokenizer; see [`companion_files`].
+    /// Names and contents of additional files, such as tokenizer files: see [`companion_files`].
     pub files: Vec<(String, Vec<u8>)>,
 }
 
 impl Default for ExportOptions {
-    /// The types of the source, and files of 5 GB, as in `transformers` 4.
+    /// Returns the default options: the types of the source, and files of 5 GB, as in `transformers` 4.
     fn default() -> Self {
         Self {
             dtype: None,
@@ -58,14 +58,14 @@ impl Default for ExportOptions {
     }
 }
 
-/// The counts of what was written.
+/// The numbers of written tensors, bytes and files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExportSummary {
-    /// Tensors.
+    /// The number of tensors.
     pub tensors: usize,
-    /// Bytes of tensors.
+    /// The size of the tensors, in bytes.
     pub bytes: u64,
-    /// Safetensors files.
+    /// The number of safetensors files.
     pub files: usize,
 }
 
@@ -83,18 +83,16 @@ pub fn companion_files(folder: &Path) -> Result<Vec<(String, Vec<u8>)>, Checkpoi
     there.map(read).collect()
 }
 
-/// Writes the model of `source` as a folder that `transformers` loads: `config.json`, and one
-/// safetensors file or several with an index. `progress` gets the number of tensor bytes written since its
-/// last call.
+/// Writes the model of `source` as a folder that `transformers` can load: `config.json`, and one or more safetensors
+/// files with an index. `progress` receives the number of tensor bytes written since its last call.
 ///
-/// At most 64 MiB of a tensor, or one row of a larger one, is in memory. The folder is staged beside `to`
-/// and renamed when it is complete. Tensors of the source that are not weights, such as the optimizer state,
-/// are left out.
+/// At most 64 MiB of a tensor are in memory, or one row if the row is larger. The folder is staged next to `to`, and
+/// renamed when it is complete. Tensors of the source that are not weights, such as optimizer state, are left out.
 ///
 /// # Errors
 ///
-/// [`HfError`] if `to` already exists, for a model that the family does not compute, tensors that are
-/// missing, unexpected or of another shape, and for failed reads and writes.
+/// [`HfError`] if `to` already exists, for a model that the family cannot compute, for tensors that are missing,
+/// unexpected or of another shape, and for failed reads and writes.
 pub fn export<F: HfFamily>(
     source: &dyn TensorSource,
     config: &HfConfig<F>,
@@ -179,7 +177,7 @@ impl PlannedTensor {
         (self.len() * self.to.size()) as u64
     }
 
-    /// Reads a slice, converted as it is written.
+    /// Reads a slice, and converts it for writing.
     fn read(
         &self,
         source: &dyn TensorSource,
@@ -222,7 +220,7 @@ pub(super) fn plan(
     planned.collect()
 }
 
-/// Collects tensors into files, in order.
+/// Groups tensors into files, in order.
 fn shards(tensors: &[PlannedTensor], most: u64) -> Vec<&[PlannedTensor]> {
     let (mut shards, mut first, mut size) = (vec![], 0, 0);
     for (number, tensor) in tensors.iter().enumerate() {
@@ -260,7 +258,7 @@ pub(super) fn write_shard(
     file.sync_all().map_err(io)
 }
 
-/// The header of a file, including the length prefix.
+/// Returns the header of a file, including the length prefix.
 fn header(tensors: &[PlannedTensor]) -> Vec<u8> {
     let mut entries = Map::new();
     // `transformers` 4 requires it.

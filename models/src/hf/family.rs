@@ -1,4 +1,4 @@
-//! The differences between families of models in Hugging Face folders.
+//! The interface of a model family in Hugging Face folders.
 
 use std::fmt::Debug;
 
@@ -8,24 +8,24 @@ use serde_json::{Map, Value};
 
 use super::{ConfigKeys, HfConfigError, WeightMapping};
 
-/// The `model_type`s of Hugging Face whose models a [`ModelConfig`] describes: an enum with a variant for each, or a
-/// unit struct for a single one.
+/// The `model_type`s of Hugging Face that a [`ModelConfig`] describes. Implement it for an enum with a variant for each
+/// `model_type`, or for a unit struct if there is a single one.
 ///
-/// With it, [`HfFolder`](super::HfFolder) reads their folders, and [`export`](super::export) writes them.
+/// [`HfFolder`](super::HfFolder) can then read their folders, and [`export`](super::export) can write them.
 pub trait HfFamily: Copy + Debug + PartialEq + Send + Sync + 'static {
-    /// The configuration.
+    /// The configuration of the model.
     type Model: ModelConfig;
 
-    /// All of them.
+    /// All families.
     const ALL: &'static [Self];
 
-    /// The names in its files.
+    /// Returns the names in the files of the family.
     fn names(self) -> HfNames;
 
-    /// The one that computes a model, if any does; see [`check`](Self::check).
+    /// Returns the family that computes a model, if any: see [`check`](Self::check).
     fn of_model(model: &Self::Model) -> Self;
 
-    /// Checks that it computes a model, whose sizes are consistent. By default it computes any.
+    /// Checks that the family can compute a model with consistent sizes. By default, it can compute any model.
     ///
     /// # Errors
     ///
@@ -34,21 +34,22 @@ pub trait HfFamily: Copy + Debug + PartialEq + Send + Sync + 'static {
         Ok(())
     }
 
-    /// Takes the model from the keys of a `config.json`. Special tokens and the type of the weights are read by the
-    /// caller; a key that is left is an error, unless it is known not to change what a model computes.
+    /// Takes the model from the keys of a `config.json`. The caller reads the special tokens and the dtype of the
+    /// weights. A remaining key is an error, unless it is known not to change what a model computes.
     ///
     /// # Errors
     ///
-    /// [`HfConfigError`], which names the key, its value and what is supported.
+    /// [`HfConfigError`], which names the key, its value and the supported values.
     fn read(self, keys: &mut ConfigKeys) -> Result<Self::Model, HfConfigError>;
 
-    /// Returns how the class of `transformers` reads missing keys and `null`. The default has no entries.
+    /// Returns the values with which the class of `transformers` replaces missing keys and `null`. By default, there
+    /// are none.
     fn class_defaults(self) -> ClassDefaults {
         ClassDefaults::default()
     }
 
-    /// The model of a folder that `has` tensors of these names, if a part is missing that `config.json` has and the files may
-    /// lack, and what it is. By default no part may be missing.
+    /// Returns a model without a part that `config.json` describes but the files lack, and a description of this part.
+    /// `has` returns whether the folder has a tensor. By default, no part may be missing.
     fn without_missing(
         self,
         _model: &Self::Model,
@@ -57,22 +58,23 @@ pub trait HfFamily: Copy + Debug + PartialEq + Send + Sync + 'static {
         None
     }
 
-    /// Tensors of the files that repeat others, as names of the copy and the original: by default none. They are written
-    /// after [`tensors`](Self::tensors); those that a folder has are compared with the original and not read.
+    /// Returns tensors of the files that repeat other tensors, as names of the copy and the original. By default, there
+    /// are none. Copies are written after [`tensors`](Self::tensors). Copies in a folder are compared with the
+    /// original, but not loaded.
     fn copies(self, _model: &Self::Model) -> Vec<(String, &'static str)> {
         vec![]
     }
 
-    /// The keys of the model's `config.json`; the caller adds `model_type`, `architectures`, the special tokens and
-    /// the type of the weights.
+    /// Returns the keys of the model's `config.json`. The caller adds `model_type`, `architectures`, the special tokens
+    /// and the dtype of the weights.
     fn write(self, model: &Self::Model) -> Map<String, Value>;
 
-    /// The tensors of its files, in the order in which they are written. Without one for the
-    /// [output](HfNames::output), the output is tied to the embedding.
+    /// Returns the tensors of the files, in the order in which they are written. If the [output](HfNames::output) has
+    /// no tensor, it is tied to the embedding.
     fn tensors(self, model: &Self::Model) -> Vec<WeightMapping>;
 
-    /// The tensors of a folder that `has` tensors of these names: by default those of [`tensors`](Self::tensors), with
-    /// which any folder must fill the same parameters.
+    /// Returns the tensors of a folder. `has` returns whether the folder has a tensor. The default is
+    /// [`tensors`](Self::tensors). The tensors of any folder must fill the same parameters.
     fn stored_tensors(
         self,
         model: &Self::Model,
@@ -81,19 +83,19 @@ pub trait HfFamily: Copy + Debug + PartialEq + Send + Sync + 'static {
         self.tensors(model)
     }
 
-    /// The `model_type`.
+    /// Returns the `model_type`.
     fn name(self) -> &'static str {
         self.names().model_type
     }
 
-    /// The one with this `model_type`.
+    /// Returns the family with this `model_type`.
     fn of_name(name: &str) -> Option<Self> {
         let mut families = Self::ALL.iter().copied();
         families.find(|family| family.name() == name)
     }
 }
 
-/// The values that a class of `transformers` uses for missing keys, and the keys that it requires not to be `null`.
+/// The values that a class of `transformers` uses for missing keys, and the keys that must not be `null`.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 pub struct ClassDefaults {
     /// The values of keys that a `config.json` does not have.
@@ -109,12 +111,12 @@ pub struct HfNames {
     pub model_type: &'static str,
     /// The class of `transformers` for causal language modeling.
     pub architecture: &'static str,
-    /// The prefix of all tensors except the output's. Files of the decoder alone leave it out.
+    /// The prefix of all tensors except the output. Files that contain only the decoder leave it out.
     pub prefix: &'static str,
-    /// The weight of the embedding.
+    /// The name of the embedding weight.
     pub embedding: &'static str,
-    /// The weight of the output layer. Files of a model with a tied output may have it, equal to the embedding.
+    /// The name of the output weight. Files of a model with a tied output may contain it, equal to the embedding.
     pub output: &'static str,
-    /// Endings of the names of buffers in old files, which are not weights and are left out.
+    /// Name endings of buffers in old files. Buffers are not weights, and are ignored.
     pub buffers: &'static [&'static str],
 }

@@ -19,13 +19,15 @@ use super::{HfConfig, HfConfigError, HfError, HfFamily, HfNames, ModelFamily};
 /// The name of the configuration file.
 pub(super) const CONFIG: &str = "config.json";
 
-/// Bytes of two tensors that are compared at once.
+/// The number of bytes of two tensors that are compared at once.
 const COMPARED: usize = 1 << 20;
 
-/// A folder with a `config.json` and weights in safetensors, in one file or several with an index.
+/// A folder with a `config.json` and weights in safetensors, in one file or in several files with an index.
 ///
-/// As a [`TensorSource`] it has the parameters of the model of its [`config`](HfConfig::model), in the types of the
-/// files, and in bf16 those in FP8 or MXFP4. Opening reads only headers; later only the requested ranges are read.
+/// The folder is a [`TensorSource`] of the parameters of the [model](HfConfig::model), in the types of the files. FP8
+/// and MXFP4 weights are provided in bf16. Opening the folder reads only headers, and reading a tensor reads only the
+/// requested ranges.
+/// requested ranges.
 #[derive(Debug)]
 pub struct HfFolder<F: HfFamily = ModelFamily> {
     path: PathBuf,
@@ -35,23 +37,24 @@ pub struct HfFolder<F: HfFamily = ModelFamily> {
     left_out: Option<String>,
 }
 
-/// A parameter of the model.
+/// A parameter of the model, with the tensors that fill it.
 #[derive(Debug)]
 struct MappedTensor {
     meta: TensorMeta,
     parts: Vec<TensorPart>,
 }
 
-/// A tensor of a file, or one of its two halves that alternate, as a part of a parameter of the model.
+/// A part of a parameter of the model: a tensor of a file, or one of its two alternating halves.
 #[derive(Debug)]
 struct TensorPart {
     stored: StoredValues,
     transposed: bool,
-    /// Whether it has the even (0) or the odd (1) places of the tensor along the last dim of the parameter; by default all.
+    /// Selects the even (0) or the odd (1) places of the tensor along the last dim of the parameter; by default all
+    /// places.
     phase: Option<usize>,
     /// The number of dims of the tensor.
     dims: usize,
-    /// Its slice of the parameter.
+    /// The slice of the parameter.
     own: TensorSlice,
 }
 
@@ -71,8 +74,8 @@ impl<F: HfFamily> HfFolder<F> {
     ///
     /// # Errors
     ///
-    /// [`HfError`] for an unsupported `config.json`, a missing file or one that contradicts its header or the
-    /// index, tensors that are missing, unexpected or of another shape, and unsupported types.
+    /// [`HfError`] for an unsupported `config.json`, a missing file, a file that contradicts its header or the index,
+    /// unsupported types, and tensors that are missing, unexpected or of another shape.
     pub fn open_family(path: impl AsRef<Path>) -> Result<Self, HfError> {
         let path = path.as_ref();
         let config = HfConfig::read(path)?;
@@ -80,7 +83,7 @@ impl<F: HfFamily> HfFolder<F> {
         Ok(Self::of_tensors(path, config, shards, found)?)
     }
 
-    /// A folder with these tensors in its files.
+    /// Creates a folder whose files have these tensors.
     pub(super) fn of_tensors(
         path: &Path,
         config: HfConfig<F>,
@@ -103,7 +106,7 @@ impl<F: HfFamily> HfFolder<F> {
         Ok(folder)
     }
 
-    /// Returns the part of `config.json` that the files lack, if there is one, as a sentence for the user.
+    /// Returns a sentence for the user about the part of `config.json` that the files lack, if any.
     pub fn left_out(&self) -> Option<&str> {
         self.left_out.as_deref()
     }
@@ -129,22 +132,22 @@ impl<F: HfFamily> HfFolder<F> {
         Ok(())
     }
 
-    /// The content of its `config.json`.
+    /// Returns the content of the `config.json`.
     pub fn config(&self) -> &HfConfig<F> {
         &self.config
     }
 
-    /// The path of the folder.
+    /// Returns the path of the folder.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The bytes of tensors that were read so far.
+    /// Returns the number of tensor bytes that were read so far.
     pub fn bytes_read(&self) -> u64 {
         self.shards.iter().map(ShardFile::bytes_read).sum()
     }
 
-    /// Adds the prefix that files of the decoder alone leave out.
+    /// Adds the prefix that is missing in files of the decoder alone.
     fn put_prefix(&self, found: &mut StoredTensors) {
         let HfNames { prefix, output, .. } = self.config.family.names();
         if found.keys().any(|name| name.starts_with(prefix)) {
@@ -250,14 +253,14 @@ impl<F: HfFamily> HfFolder<F> {
         Ok(())
     }
 
-    /// Removes the output of files whose model has none, as it is tied: it must equal the embedding.
+    /// Removes the output of files if the output of the model is tied. The output must equal the embedding.
     fn check_tied_output(&self, found: &mut StoredTensors) -> Result<(), CheckpointError> {
         let names = self.config.family.names();
         let why = "tie_word_embeddings is true; set tie_word_embeddings = false to read both";
         self.check_copy(found, names.output, names.embedding, why)
     }
 
-    /// Removes a tensor, if the files have it, that must equal another one.
+    /// Removes a tensor that must equal another tensor, if the files have it.
     fn check_copy(
         &self,
         found: &mut StoredTensors,
@@ -295,14 +298,14 @@ impl<F: HfFamily> HfFolder<F> {
         Ok(())
     }
 
-    /// The elements of a slice of a part, given and returned in the layout of the parameter.
+    /// Returns the elements of a slice of a part. The slice and the elements have the layout of the parameter.
     fn read_part(
         &self,
         part: &TensorPart,
         slice: &TensorSlice,
         size: usize,
     ) -> Result<Vec<u8>, CheckpointError> {
-        // The tensor of an expert lacks the first dim, of size 1.
+        // The tensor of a single expert lacks the first dim of size 1.
         let first = slice.shape.len() - part.dims;
         let mut stored = TensorSlice {
             offset: slice.offset[first..].to_vec(),
@@ -310,7 +313,7 @@ impl<F: HfFamily> HfFolder<F> {
         };
         let last = part.dims - 1;
         if part.phase.is_some() {
-            // Pairs, of which one half is kept.
+            // Elements are read in pairs, and one element of each pair is kept.
             stored.offset[last] *= 2;
             stored.shape[last] *= 2;
         }
@@ -367,7 +370,7 @@ impl<F: HfFamily> TensorSource for HfFolder<F> {
     }
 }
 
-/// The `model_type` of a Hugging Face folder, one of `known`.
+/// Returns the `model_type` of a Hugging Face folder, which must be one of `known`.
 ///
 /// # Errors
 ///
@@ -385,7 +388,7 @@ pub fn model_type<'a>(folder: &Path, known: &[&'a str]) -> Result<&'a str, HfErr
     found.map_err(|source| HfError::Config { path, source })
 }
 
-/// Whether a folder is a Hugging Face folder: it has a `config.json`.
+/// Returns whether a folder is a Hugging Face folder, which has a `config.json`.
 pub fn is_hf_folder(path: &Path) -> bool {
     is_there(&path.join(CONFIG))
 }

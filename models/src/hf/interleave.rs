@@ -1,6 +1,6 @@
-//! Two halves of rows that alternate.
+//! Converts between two halves of a row and alternating elements.
 
-/// Rows of two halves of `half` elements of `size` bytes, whose elements then alternate: the first half has the even
+/// Interleaves rows of two halves of `half` elements of `size` bytes. The elements of the first half get the even
 /// places.
 pub(super) fn interleave(bytes: &[u8], half: usize, size: usize) -> Vec<u8> {
     let mut to = Vec::with_capacity(bytes.len());
@@ -15,7 +15,7 @@ pub(super) fn interleave(bytes: &[u8], half: usize, size: usize) -> Vec<u8> {
     to
 }
 
-/// The even elements of rows of even length, or the odd ones with `phase = 1`.
+/// Returns the even elements of rows with even length, or the odd elements with `phase = 1`.
 pub(super) fn every_second(bytes: &[u8], phase: usize, size: usize) -> Vec<u8> {
     let mut to = Vec::with_capacity(bytes.len() / 2);
     for pair in bytes.chunks_exact(2 * size) {

@@ -5,43 +5,44 @@ use burn_megatron::checkpoint::{MODEL, TensorSlice};
 /// The encoding of a tensor's values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WeightEncoding {
-    /// As floats. A file may have a matrix in FP8 instead, `E4M3` with an f32 scale for each block of 128 x 128 in a
-    /// tensor `NAME_scale_inv`, as those of DeepSeek-V3 do: its values are bf16, scaled in f32 and rounded once.
+    /// Floats. A file may contain a matrix in FP8 (E4M3) instead, as in DeepSeek-V3, with an f32 scale per block of 128
+    /// x 128 in a tensor `NAME_scale_inv`. Its values are bf16, scaled in f32 and rounded once.
     Floats,
-    /// As MXFP4 in the tensors `NAME_blocks` `[.., columns / 32, 16]` and `NAME_scales` `[.., columns / 32]` of bytes,
-    /// as in gpt-oss: E2M1, the first of two values in the low bits, and E8M0. The values are bf16, exactly. It is read
-    /// only.
+    /// MXFP4, as in gpt-oss, in the byte tensors `NAME_blocks` `[.., columns / 32, 16]` and `NAME_scales` `[.., columns
+    /// / 32]`. Blocks hold E2M1 values, the first of two values in the low bits, and scales are E8M0. The values are
+    /// exact in bf16. MXFP4 is only read, not written.
     Mxfp4,
 }
 
-/// A tensor of a Hugging Face file, as a part of a parameter or all of it.
+/// A tensor of a Hugging Face file that fills a parameter or a part of it.
 ///
-/// Several tensors with the same key are concatenated along the last dim of the parameter, in their order.
+/// Several tensors with the same key are concatenated along the last dim of the parameter, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WeightMapping {
-    /// Its name in the file.
+    /// The name in the file.
     pub name: String,
-    /// Its shape in the file, of one dim or more, none of size 0; of an encoded one that of its values.
+    /// The shape in the file, with at least one dim and no dim of size 0. For an encoded tensor, the shape of its
+    /// values.
     pub shape: Vec<usize>,
-    /// The key of the parameter in a checkpoint: [`MODEL`] and its path.
+    /// The key of the parameter in a checkpoint: [`MODEL`] and the path of the parameter.
     pub key: String,
-    /// Its offset along the last dim of the parameter.
+    /// The offset along the last dim of the parameter.
     pub offset: usize,
-    /// Whether its last two dims are transposed.
+    /// Whether the last two dims are transposed.
     pub transposed: bool,
-    /// Whether the two halves of the parameter's last dim alternate in the file: even places have the first half and odd
-    /// ones the second.
+    /// Whether the two halves of the parameter's last dim alternate in the file. The first half has the even places,
+    /// and the second half has the odd places.
     pub interleaved: bool,
-    /// Its index along a first dim that the parameter has and the tensor has not: that of its expert.
+    /// The index of the expert: the index in the first dim of the parameter. The tensor does not have this dim.
     pub expert: Option<usize>,
     /// The encoding of the values.
     pub encoding: WeightEncoding,
-    /// Whether it keeps its type when the type of the weights is changed.
+    /// Whether the tensor keeps its type when the type of the weights is changed.
     pub keeps_type: bool,
 }
 
 impl WeightMapping {
-    /// A tensor with the shape of the parameter at `path`.
+    /// Maps a tensor with the shape of the parameter at `path`.
     pub fn whole(path: &str, name: &str, shape: &[usize]) -> Self {
         Self {
             name: name.into(),
@@ -56,8 +57,8 @@ impl WeightMapping {
         }
     }
 
-    /// The `weight`s `[output, input]` of linear layers of PyTorch and optionally their `bias`es, given by the
-    /// layers' names and output sizes. They are concatenated in the linear layer at `path`.
+    /// Maps the `weight`s `[output, input]` and optionally the `bias`es of linear layers of PyTorch, given by their
+    /// names and output sizes. They are concatenated in the linear layer at `path`.
     pub fn linear(path: &str, input: usize, parts: &[(String, usize)], bias: bool) -> Vec<Self> {
         let mut list = vec![];
         let mut add = |what: &str, shape: &dyn Fn(usize) -> Vec<usize>| {
@@ -79,7 +80,7 @@ impl WeightMapping {
         list
     }
 
-    /// The part of the parameter that it is.
+    /// Returns the slice of the parameter that the tensor fills.
     pub(super) fn own(&self) -> TensorSlice {
         let mut shape = self.shape.clone();
         if self.transposed {
@@ -94,7 +95,7 @@ impl WeightMapping {
         own
     }
 
-    /// The two halves of it that alternate in the file, if they do.
+    /// Returns the two halves of the slice that alternate in the file, if they do.
     pub(super) fn halves(&self) -> Option<[TensorSlice; 2]> {
         let own = self.own();
         let last = own.shape.len() - 1;
@@ -117,8 +118,8 @@ impl WeightMapping {
         }
     }
 
-    /// The slices of the parameter in which it is copied: rows of the file with elements of `size` bytes, at most
-    /// `most` bytes at once unless a single row has more.
+    /// Returns the slices of the parameter in which the tensor is copied: rows of the file with elements of `size`
+    /// bytes. A slice has at most `most` bytes, unless a single row is larger.
     pub(super) fn slices(&self, size: usize, most: usize) -> Vec<TensorSlice> {
         let whole = self.own();
         let last = whole.shape.len() - 1;
@@ -128,7 +129,7 @@ impl WeightMapping {
         let rows = self.shape[0];
         let row = self.shape[1..].iter().product::<usize>() * size;
         let step = if is_turned && self.interleaved {
-            // Rows that are neighbours in the file are apart in the parameter.
+            // Rows that are neighbours in the file are not neighbours in the parameter.
             rows
         } else {
             (most / row).max(1)
@@ -143,7 +144,7 @@ impl WeightMapping {
     }
 }
 
-/// Swaps what belongs to the last two dims.
+/// Swaps the entries of the last two dims.
 pub(super) fn swap_last_two(dims: &mut [usize]) {
     let last = dims.len() - 1;
     dims.swap(last - 1, last);
@@ -200,7 +201,8 @@ mod tests {
         mapped(true).extend(&mut shape);
         assert_eq!(shape, [3, 3, 9]);
     }
-    /// A matrix of each expert in one tensor: an expert at once, whole if halves alternate along its rows.
+    /// A tensor with a matrix per expert is copied one expert at a time. An expert is not divided if halves alternate
+    /// along its rows.
     #[test]
     fn a_tensor_of_all_experts_is_copied_by_expert() {
         let mapped = |shape: &[usize], transposed| WeightMapping {

@@ -1,10 +1,10 @@
 //! Reads and writes Hugging Face models: `config.json` and safetensors.
 //!
-//! [`HfFolder`] is a [source of tensors](burn_megatron::checkpoint::TensorSource), so that any layout
-//! loads it without conversion, and [`export`] writes any source as a folder that `transformers` loads.
-//! An [`HfFamily`] maps `config.json` and the names of tensors to a model: [`ModelFamily`] has GPT-2, Llama, Mistral,
-//! Qwen 2 and Qwen 3, and another implementation adds the families of another model. Adapters have the format of
-//! `peft`: [`peft`].
+//! [`HfFolder`] is a [source of tensors](burn_megatron::checkpoint::TensorSource), so that any layout can load it
+//! without conversion. [`export`] writes any source as a folder that `transformers` can load. An [`HfFamily`] maps
+//! `config.json` and the names of tensors to a model. [`ModelFamily`] has the families of
+//! [`TransformerConfig`](crate::TransformerConfig), and other implementations of `HfFamily` can add families of other
+//! models. [`peft`] reads and writes adapters in the format of `peft`.
 //!
 //! ```no_run
 //! use burn_megatron_models::hf::HfFolder;

@@ -1,4 +1,4 @@
-//! Safetensors files of a folder and their index. Their content is not trusted.
+//! Safetensors files of a folder and their index. The content of the files is not trusted.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -14,9 +14,9 @@ use burn_megatron::regular_file::{self, is_there};
 use safetensors::Dtype;
 use serde::Deserialize;
 
-/// The bytes of the length prefix.
+/// The size of the length prefix, in bytes.
 const LENGTH: u64 = HEADER_LENGTH_BYTES as u64;
-/// The longest header or index that is read.
+/// The maximum size of a header or an index, in bytes.
 const LONGEST: u64 = MAX_HEADER_BYTES as u64;
 
 /// The file of an unsharded model.
@@ -32,7 +32,7 @@ pub(super) type StoredTensors = BTreeMap<String, (usize, HeaderEntry)>;
 pub(super) struct ShardFile {
     path: PathBuf,
     file: File,
-    /// Bytes of tensors that were read.
+    /// The number of tensor bytes that were read.
     bytes_read: AtomicU64,
 }
 
@@ -69,12 +69,12 @@ impl ShardFile {
         Ok((shard, stored))
     }
 
-    /// The file.
+    /// Returns the path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The number of bytes that were read, except for the header.
+    /// Returns the number of bytes that were read, except for the header.
     pub fn bytes_read(&self) -> u64 {
         self.bytes_read.load(Ordering::Relaxed)
     }
@@ -88,13 +88,13 @@ impl ShardFile {
     }
 }
 
-/// Reads a range without moving a cursor; an error if the file was truncated.
+/// Reads a range without moving a cursor. Returns an error if the file was truncated.
 #[cfg(unix)]
 fn read_at(file: &File, bytes: &mut [u8], at: u64) -> io::Result<()> {
     std::os::unix::fs::FileExt::read_exact_at(file, bytes, at)
 }
 
-/// Reads a range without moving a cursor; an error if the file was truncated.
+/// Reads a range without moving a cursor. Returns an error if the file was truncated.
 #[cfg(windows)]
 fn read_at(file: &File, mut bytes: &mut [u8], mut at: u64) -> io::Result<()> {
     while !bytes.is_empty() {
@@ -106,7 +106,7 @@ fn read_at(file: &File, mut bytes: &mut [u8], mut at: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// The element type, if it is supported for weights.
+/// Returns the element type, if it is supported for weights.
 pub(super) fn element_type(dtype: Dtype) -> Option<ElementType> {
     match dtype {
         Dtype::F64 => Some(ElementType::F64),
@@ -120,7 +120,7 @@ pub(super) fn element_type(dtype: Dtype) -> Option<ElementType> {
 /// A `model.safetensors.index.json`: the file of each tensor.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct ShardIndex {
-    /// The name of the file of each tensor, in the folder of the index.
+    /// The file name of each tensor, in the folder of the index.
     #[serde(deserialize_with = "unique_keys")]
     pub weight_map: BTreeMap<String, String>,
 }
@@ -130,7 +130,7 @@ impl ShardIndex {
     ///
     /// # Errors
     ///
-    /// The reason, as text: invalid JSON, no `weight_map`, or a file outside of the folder.
+    /// The reason as text: invalid JSON, no `weight_map`, or a file outside of the folder.
     pub fn parse(bytes: &[u8]) -> Result<Self, String> {
         let index: Self = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
         let is_beside = |file: &str| {

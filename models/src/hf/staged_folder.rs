@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use burn_megatron::atomic_file::{StagedPath, sync_folder, sync_folder_of};
 use burn_megatron::checkpoint::CheckpointError;
 
-/// A staged folder; removed on drop unless it is published.
+/// A staged folder. It is removed on drop unless it is published.
 pub(super) struct StagedFolder {
     partial: StagedPath,
     to: PathBuf,

@@ -1,4 +1,4 @@
-//! The values of a tensor in the files: floats, FP8 with scales of blocks, or MXFP4.
+//! The stored values of a tensor: floats, FP8 with scales per block, or MXFP4.
 
 use burn_megatron::checkpoint::{CheckpointError, ElementType, HeaderEntry, TensorSlice};
 use burn_megatron::kernels::fp8::{Format, e8m0};
@@ -8,18 +8,18 @@ use safetensors::Dtype;
 use super::mapping::{WeightEncoding, WeightMapping};
 use super::shard::{ShardFile, StoredTensors, element_type};
 
-/// The side of a block of FP8 values with one scale.
+/// The side of a block of FP8 values with a common scale.
 const BLOCK: usize = 128;
-/// The MXFP4 values with one scale.
+/// The number of MXFP4 values with a common scale.
 const GROUP: usize = 32;
 
-/// A tensor of a file.
+/// The place of a tensor in a file.
 #[derive(Clone, Debug)]
 struct Place {
     shard: usize,
     begin: u64,
     shape: Vec<usize>,
-    /// The bytes of an element.
+    /// The size of an element, in bytes.
     size: usize,
 }
 
@@ -32,27 +32,27 @@ pub(super) struct StoredValues {
     scales: Scales,
 }
 
-/// The factors of the stored values.
+/// The scales of the stored values.
 #[derive(Clone, Debug)]
 enum Scales {
     None,
-    /// One for each block of [`BLOCK`] x [`BLOCK`].
+    /// One scale per block of [`BLOCK`] x [`BLOCK`] values.
     Blocks(Place),
-    /// One for each [`GROUP`] of a row.
+    /// One scale per [`GROUP`] values of a row.
     Groups(Place),
 }
 
-/// The tensor with the codes of MXFP4 values, and that with their scales.
+/// Returns the names of the tensors with the codes and the scales of MXFP4 values.
 pub(crate) fn mxfp4_names(name: &str) -> [String; 2] {
     ["blocks", "scales"].map(|what| format!("{name}_{what}"))
 }
 
-/// The tensor with the scales of FP8 values.
+/// Returns the name of the tensor with the scales of FP8 values.
 fn fp8_scales(name: &str) -> String {
     format!("{name}_scale_inv")
 }
 
-/// The names of the tensors that a mapping requires.
+/// Returns the names of the tensors that a mapping requires.
 pub(super) fn names(mapping: &WeightMapping) -> Vec<String> {
     match mapping.encoding {
         WeightEncoding::Floats => vec![mapping.name.clone()],
@@ -60,20 +60,20 @@ pub(super) fn names(mapping: &WeightMapping) -> Vec<String> {
     }
 }
 
-/// The tensors that are not assigned yet, and their files.
+/// The tensors that are not assigned yet, with their files.
 pub(super) struct Finder<'a> {
-    /// The folder.
+    /// The name of the folder.
     pub of: String,
     pub shards: &'a [ShardFile],
     pub found: &'a StoredTensors,
 }
 
 impl Finder<'_> {
-    /// The values of a mapping.
+    /// Finds the stored values of a mapping.
     ///
     /// # Errors
     ///
-    /// A missing tensor, one of another shape, and a type that is not supported.
+    /// A missing tensor, a tensor of another shape, or a type that is not supported.
     pub fn values(&self, mapping: &WeightMapping) -> Result<StoredValues, CheckpointError> {
         let WeightMapping { name, shape, .. } = mapping;
         if mapping.encoding == WeightEncoding::Mxfp4 {
@@ -97,7 +97,7 @@ impl Finder<'_> {
         })
     }
 
-    /// The scales of a matrix `[rows, columns]` of FP8.
+    /// Returns the scales of a matrix `[rows, columns]` of FP8.
     fn fp8_blocks(&self, name: &str, shape: &[usize]) -> Result<Scales, CheckpointError> {
         let scales = fp8_scales(name);
         let blocks: Vec<_> = shape.iter().map(|size| size.div_ceil(BLOCK)).collect();
@@ -131,7 +131,7 @@ impl Finder<'_> {
         let codes = bytes(&codes, &[&groups[..], &[GROUP / 2]].concat())?;
         Ok(StoredValues {
             dtype: ElementType::Bf16,
-            // Two values in a byte.
+            // A byte holds two values.
             values: Place {
                 shape: [outer, &[columns / 2]].concat(),
                 ..codes
@@ -194,7 +194,7 @@ impl Place {
 }
 
 impl StoredValues {
-    /// The names of the tensors that have the values, to be taken from those that are left.
+    /// Returns the names of the tensors that store the values. They are removed from the remaining tensors.
     pub fn names(&self, mapping: &WeightMapping) -> Vec<String> {
         let mut names = names(mapping);
         if let Scales::Blocks(_) = self.scales {
@@ -203,7 +203,7 @@ impl StoredValues {
         names
     }
 
-    /// The index of the file with the values.
+    /// Returns the index of the file with the values.
     pub fn shard(&self) -> usize {
         self.values.shard
     }
@@ -291,7 +291,7 @@ impl StoredValues {
     }
 }
 
-/// The groups of so many elements per dim that a slice has elements of.
+/// Converts a slice of elements to the slice of groups that contain them. `sizes` are the sizes of a group per dim.
 fn grouped(slice: &TensorSlice, sizes: &[usize]) -> TensorSlice {
     let mut groups = slice.clone();
     for (dim, size) in sizes.iter().enumerate() {

@@ -1,6 +1,6 @@
 //! Transposes matrices of bytes.
 
-/// Rows and columns of a tile, whose lines stay in the cache.
+/// The number of rows and columns of a tile. The cache holds the lines of a tile.
 const TILE: usize = 32;
 
 /// Transposes a matrix `[rows, columns]` of elements of `size` bytes to `[columns, rows]`.
@@ -13,7 +13,7 @@ fn transpose(bytes: &[u8], rows: usize, columns: usize, size: usize) -> Vec<u8> 
     }
 }
 
-/// Transposes the last two dims of elements of `size` bytes with this shape.
+/// Transposes the last two dims of a tensor of this shape with elements of `size` bytes.
 pub(super) fn transpose_matrices(bytes: &[u8], shape: &[usize], size: usize) -> Vec<u8> {
     let [.., rows, columns] = *shape else {
         unreachable!("a matrix is transposed")

@@ -1,4 +1,4 @@
-//! The slices of an MLP that experts have.
+//! The slices of an MLP from which experts are made.
 
 use burn_megatron::checkpoint::TensorSlice;
 
@@ -6,9 +6,9 @@ use burn_megatron::checkpoint::TensorSlice;
 pub(super) struct ExpertSlices {
     /// The key of the MLP's tensor.
     pub key: String,
-    /// Its dim that is cut; without one each expert has the whole tensor.
+    /// The dim that is sliced. `None` gives the complete tensor to each expert.
     pub dim: Option<usize>,
-    /// The factors of the sections of that dim, of equal widths: gate and value.
+    /// The factors of the sections of the sliced dim (gate and value), which have equal widths.
     pub factors: Vec<f64>,
     /// The number of slices of each section.
     pub granularity: usize,
@@ -16,16 +16,16 @@ pub(super) struct ExpertSlices {
 
 /// A part of a tensor of experts.
 pub(super) struct ExpertPart {
-    /// Its elements in the tensor of experts.
+    /// The slice of the tensor of experts.
     pub own: TensorSlice,
-    /// The same in the tensor of the MLP.
+    /// The slice of the tensor of the MLP.
     pub dense: TensorSlice,
-    /// The factor of these tensors.
+    /// The factor by which the values are multiplied.
     pub factor: f64,
 }
 
 impl ExpertSlices {
-    /// The parts of a slice of a tensor of experts with this shape.
+    /// Returns the parts of a slice of a tensor of experts with this shape.
     pub fn parts(&self, shape: &[usize], slice: &TensorSlice) -> Vec<ExpertPart> {
         let mut parts = vec![];
         for expert in slice.range(0) {
@@ -44,7 +44,7 @@ impl ExpertSlices {
         parts
     }
 
-    /// A section of an expert.
+    /// Returns a section of an expert.
     fn section(&self, shape: &[usize], expert: usize, section: usize) -> TensorSlice {
         let mut whole = TensorSlice::whole(shape);
         (whole.offset[0], whole.shape[0]) = (expert, 1);
@@ -55,7 +55,7 @@ impl ExpertSlices {
         whole
     }
 
-    /// A part of a section in the tensor of the MLP.
+    /// Returns the slice of the MLP's tensor for a part of a section.
     fn dense(
         &self,
         own: &TensorSlice,

@@ -1,19 +1,21 @@
-//! Upcycling: a dense model becomes one with experts, whose outputs before its first step are the same.
+//! Upcycling: converts a dense model to a mixture of experts that has the same outputs before its first training step.
 //!
 //! With `E` experts and granularity `G`, an MLP of width `f` is cut into `G` slices of width `f / G`. Expert `e` has
-//! slice `e mod G`. The router has the first `E / G` columns of one with random weights, each `G` times in a row: the
-//! slices of one copy of the MLP have equal scores, and are chosen together if `k` experts are a multiple of `G`.
+//! slice `e mod G`. The router uses the first `E / G` columns of a random router, and repeats each column `G` times.
+//! The slices of a copy of the MLP then have equal scores, and are chosen together if the number `k` of experts per
+//! token is a multiple of `G`.
 //!
-//! With scores that are normalised over the chosen experts, the copies of a slice then have `1 / G` as the sum of their
-//! weights, so that the output of an expert must be `G` times that of its slice. Weights of
-//! [`PreSoftmax`](ScoreFunction::PreSoftmax) are not normalised: for equal scores that of an expert is `1 / E`, and the
-//! factor `E G / k`. The factor is spread over the matrices that the output is a product of: the values of a gated MLP
-//! have its square root and the up projection before a squared ReLU its cube root, as the nearest power of two, and the
-//! down projection has the rest. So weights are not rounded where the factor is a power of two.
+//! If weights are normalised over the chosen experts, the weights of the copies of a slice sum to `1 / G`. So the
+//! output of an expert must be `G` times the output of its slice. Weights of [`PreSoftmax`](ScoreFunction::PreSoftmax)
+//! are not normalised. For equal scores the weight of an expert is `1 / E`, and the factor is `E G / k`.
 //!
-//! The source is "Upcycling Large Language Models into Mixture of Experts" (He et al. 2024, arXiv:2410.07524), which
-//! multiplies gate, values and down projection by the cube root. That is exact only for an activation that multiplies
-//! with its input, as a squared ReLU does, and SiLU does not.
+//! The factor is spread over the matrices whose product is the output. The values of a gated MLP get its square root,
+//! and the up projection before a squared ReLU gets its cube root, as the nearest power of two. The down projection
+//! gets the rest. So weights are not rounded if the factor is a power of two.
+//!
+//! The method is "Upcycling Large Language Models into Mixture of Experts" (He et al. 2024, arXiv:2410.07524). The
+//! paper multiplies gate, values and down projection by the cube root. That is exact only for an activation that
+//! multiplies with its input, such as a squared ReLU, but not for SiLU.
 
 mod experts;
 mod save;
@@ -35,14 +37,14 @@ use crate::{MoeConfig, TransformerConfig};
 pub use save::save;
 pub use source::Upcycled;
 
-/// The configuration by which a dense model gets experts.
+/// Configuration of upcycling.
 #[derive(Clone, Debug, PartialEq)]
 pub struct UpcycleConfig {
-    /// The experts, of which the number `E` is a multiple of the granularity, and each token chooses `k`: at least 2, except
-    /// with [`PreSoftmax`](ScoreFunction::PreSoftmax), as the weight of a single expert is not normalised. Their width follows
-    /// from the granularity.
+    /// The experts. Their number `E` must be a multiple of the granularity. The number `k` of experts per token must be
+    /// at least 2, except with [`PreSoftmax`](ScoreFunction::PreSoftmax), because the weight of a single expert is not
+    /// normalised. The expert width follows from the granularity.
     pub moe: MoeConfig,
-    /// The number of slices that an MLP is cut into, `G`; 1 for experts that are whole copies.
+    /// The number `G` of slices per MLP. With 1, each expert is a copy of the MLP.
     pub granularity: usize,
     /// The seed of the router's weights.
     pub seed: u64,
@@ -51,10 +53,10 @@ pub struct UpcycleConfig {
 /// An error of upcycling.
 #[derive(Debug, thiserror::Error)]
 pub enum UpcycleError {
-    /// Settings that do not fit the model.
+    /// The settings do not fit the model.
     #[error(transparent)]
     Config(#[from] BuildError),
-    /// Tensors that are not those of the model, or that cannot be read or written.
+    /// The tensors do not belong to the model, or cannot be read or written.
     #[error(transparent)]
     Tensors(#[from] CheckpointError),
 }
@@ -62,9 +64,10 @@ pub enum UpcycleError {
 /// The difference between the outputs of experts before their first step and the outputs of the MLP.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct OutputDifference {
-    /// The factors of the slices that count least and most, for equal scores; 1 if `k` is a multiple of `G`.
+    /// The smallest and the largest factor of a slice in the output, for equal scores; 1 if `k` is a multiple of `G`.
     pub slices: [f64; 2],
-    /// `E / k`, if the output is multiplied by this times the sum of the chosen scores, which is 1 for equal scores.
+    /// `E / k`, if the weights are not normalised. The output is then multiplied by `E / k` times the sum of the chosen
+    /// scores, which is 1 for equal scores.
     pub per_score: Option<f64>,
 }
 
@@ -78,11 +81,11 @@ struct Factors {
 }
 
 impl UpcycleConfig {
-    /// The model with experts.
+    /// Returns the configuration of the model with experts.
     ///
     /// # Errors
     ///
-    /// [`BuildError`] for a model that has experts already, and for sizes that do not fit each other.
+    /// [`BuildError`] for a model that already has experts, and for sizes that do not fit each other.
     pub fn model(&self, dense: &TransformerConfig) -> Result<TransformerConfig, BuildError> {
         let (experts, granularity) = (self.moe.experts, self.granularity);
         if let Some(moe) = &dense.moe {
@@ -129,7 +132,7 @@ impl UpcycleConfig {
         moe.check_blocks(dense.layers)?;
         let all = (0..model.layers).all(|number| moe.is_in(number));
         Ok(TransformerConfig {
-            // Of a Mixtral, whose MLPs are all experts, it is that of an expert.
+            // In a model like Mixtral, whose MLPs are all experts, it is the width of an expert.
             mlp_width: Some(if all { width / granularity } else { width }),
             ..model
         })
@@ -146,13 +149,13 @@ impl UpcycleConfig {
         (!equal).then_some(OutputDifference { slices, per_score })
     }
 
-    /// Whether the weights of a token's experts sum to 1.
+    /// Returns whether the weights of a token's experts sum to 1.
     fn is_normalised(&self) -> bool {
         self.moe.score != ScoreFunction::PreSoftmax
     }
 
     fn factors(&self, activation: Activation) -> Factors {
-        // The sum of a token's weights, for equal scores.
+        // The sum of the weights of a token's experts, for equal scores.
         let weights = if self.is_normalised() {
             1.0
         } else {
@@ -161,7 +164,7 @@ impl UpcycleConfig {
         let whole = self.granularity as f64 / weights;
         let power_of_two = |factor: f64| factor.log2().round().exp2();
         let (up, down) = match activation {
-            // Not linear in its values.
+            // This activation is not linear in its values.
             Activation::ClampedSwiGlu => (vec![1.0; 2], whole),
             _ if activation.is_gated() => {
                 let value = power_of_two(whole.sqrt());

@@ -10,12 +10,12 @@ use crate::TransformerConfig;
 use crate::hf::{HfConfig, HfError, HfFamily, ModelFamily, objects_for};
 use crate::weights::{CHUNK, FAMILY, Weights};
 
-/// Saves `upcycled`, made of the checkpoint `from`, as step 0 of a new folder of checkpoints, without the state of an
-/// optimizer. `progress` gets the number of tensor bytes written since its last call. Tensors are copied in slices of at
-/// most 64 MiB, or one row.
+/// Saves `upcycled`, made from the checkpoint `from`, as step 0 of a new folder of checkpoints, without optimizer
+/// state. `progress` receives the number of tensor bytes written since its last call. Tensors are copied in slices of
+/// at most 64 MiB, or one row.
 ///
-/// Its recipe is that of `from` with the new model, of the Hugging Face family that computes it. Without such a family,
-/// the name stays, and the model cannot be exported.
+/// The recipe is the recipe of `from` with the new model and the Hugging Face family that computes it. If there is no
+/// such family, the name is kept, and the model cannot be exported.
 ///
 /// # Errors
 ///
@@ -41,7 +41,7 @@ pub fn save(
     Ok(weights.save(to, progress)?)
 }
 
-/// The recipe of a checkpoint with another model.
+/// Returns the recipe of a checkpoint, with a different model.
 fn recipe(from: &Checkpoint, family: Option<ModelFamily>, model: &TransformerConfig) -> Value {
     let mut recipe = match &from.metadata().config {
         Value::Object(recipe) => recipe.clone(),
@@ -57,7 +57,7 @@ fn recipe(from: &Checkpoint, family: Option<ModelFamily>, model: &TransformerCon
     recipe.into()
 }
 
-/// A tensor in slices of whole rows, of at most [`CHUNK`] bytes unless a single row has more.
+/// Divides a tensor into slices of complete rows, of at most [`CHUNK`] bytes unless a single row is larger.
 fn shards(tensor: TensorMeta) -> Vec<TensorShard> {
     let row = tensor.shape.last().copied().unwrap_or(1);
     let step = (CHUNK / (row * tensor.dtype.size())).max(1) * row;

@@ -1,4 +1,4 @@
-//! The tensors of a model with experts, read from those of a dense one.
+//! The tensors of a model with experts, read from a dense model.
 
 use std::collections::BTreeMap;
 
@@ -15,11 +15,11 @@ use super::experts::ExpertSlices;
 use super::{Factors, UpcycleConfig, UpcycleError};
 use crate::{TransformerConfig, weights};
 
-/// Elements that are converted at once, in f64.
+/// The number of elements that are converted at once, in f64.
 const BLOCK: usize = 1 << 16;
 
-/// A dense model as the source of tensors of one with experts. Each slice is read from the dense model when it is asked
-/// for.
+/// A source of the tensors of a model with experts, made from a dense model. Slices are read from the dense model on
+/// demand.
 pub struct Upcycled<'a> {
     dense: &'a dyn TensorSource,
     config: UpcycleConfig,
@@ -27,9 +27,9 @@ pub struct Upcycled<'a> {
     tensors: BTreeMap<String, (TensorMeta, Origin)>,
 }
 
-/// Where the values of a tensor come from.
+/// The origin of the values of a tensor.
 enum Origin {
-    /// The tensor of the same key.
+    /// The tensor with the same key.
     Dense,
     /// Slices of an MLP.
     Experts(ExpertSlices),
@@ -38,11 +38,11 @@ enum Origin {
 }
 
 impl<'a> Upcycled<'a> {
-    /// The tensors of `dense`, which is a model of the configuration `model`, with experts.
+    /// Upcycles `dense`, a model with the configuration `model`.
     ///
     /// # Errors
     ///
-    /// [`UpcycleError`] for sizes that do not fit, and for tensors that are not those of the model.
+    /// [`UpcycleError`] for sizes that do not fit, and for tensors that do not belong to the model.
     pub fn new(
         dense: &'a dyn TensorSource,
         model: &TransformerConfig,
@@ -76,12 +76,12 @@ impl<'a> Upcycled<'a> {
         })
     }
 
-    /// The model with experts.
+    /// Returns the configuration of the model with experts.
     pub fn model(&self) -> &TransformerConfig {
         &self.model
     }
 
-    /// Rows of a router, of which the first `E / G` columns of random weights stand `G` times in a row each.
+    /// Returns rows of a router. Each of the first `E / G` columns of random weights is repeated `G` times.
     fn router(&self, stream: u64, slice: &TensorSlice, dtype: ElementType) -> Vec<u8> {
         let (experts, granularity) = (self.config.moe.experts, self.config.granularity);
         let (stream, mut row) = (Stream::new(stream, 0), vec![0.0; experts / granularity]);
@@ -94,7 +94,7 @@ impl<'a> Upcycled<'a> {
         rounded(values, dtype).as_bytes().to_vec()
     }
 
-    /// A slice of a tensor of experts.
+    /// Returns a slice of a tensor of experts.
     fn experts(
         &self,
         tensor: &TensorMeta,
@@ -145,7 +145,7 @@ impl TensorSource for Upcycled<'_> {
 }
 
 impl Origin {
-    /// Returns the origin of a tensor in `blocks.N.moe`; `None` for one that no MLP has.
+    /// Returns the origin of a tensor in `blocks.N.moe`; `None` if an MLP has no corresponding tensor.
     fn of_experts(key: &str, model: &TransformerConfig, config: &UpcycleConfig) -> Option<Self> {
         let (block, name) = key.split_once(".moe.")?;
         let dense = |name: &str| format!("{block}.mlp.{name}");
@@ -175,7 +175,7 @@ impl Origin {
         }))
     }
 
-    /// The key of the dense tensor whose type the tensor `key` has.
+    /// Returns the key of the dense tensor whose type the tensor `key` has.
     fn key<'a>(&'a self, key: &'a str) -> &'a str {
         match self {
             Self::Dense => key,
@@ -185,7 +185,7 @@ impl Origin {
     }
 }
 
-/// The shapes of a model's parameters by their keys.
+/// Returns the shapes of a model's parameters by their keys.
 fn shapes(model: &TransformerConfig) -> Result<BTreeMap<String, Vec<usize>>, BuildError> {
     let outline = model.init_with(builder(0).outline())?;
     let entries = outline.table.entries().iter();
@@ -202,7 +202,7 @@ fn builder(seed: u64) -> ModelBuilder {
     )
 }
 
-/// Values times a factor, rounded once; `None` if one becomes infinite.
+/// Returns values times a factor, rounded once; `None` if a value becomes infinite.
 fn multiplied(values: Vec<u8>, factor: f64, dtype: ElementType) -> Option<Vec<u8>> {
     if factor == 1.0 {
         return Some(values);

@@ -1,4 +1,4 @@
-//! Outputs of the upcycled model, in f64, against those of the dense one.
+//! Compares the outputs of the upcycled model with the outputs of the dense model, in f64.
 
 use std::collections::BTreeMap;
 
@@ -23,7 +23,7 @@ struct Memory {
 }
 
 impl Memory {
-    /// Random weights of a model, the norms around 1.
+    /// Creates random weights of a model, with norms around 1.
     fn new(model: &TransformerConfig) -> Self {
         let parameters = model.init_with(builder().outline()).unwrap();
         let entries = parameters.table.entries().iter().enumerate();
@@ -136,7 +136,7 @@ fn after_dense(first_dense: usize, config: UpcycleConfig) -> UpcycleConfig {
     UpcycleConfig { moe, ..config }
 }
 
-/// The largest difference, relative to the largest logit.
+/// Returns the largest difference, relative to the largest logit.
 fn apart(found: &[f64], wanted: &[f64]) -> f64 {
     let largest = |values: &mut dyn Iterator<Item = f64>| {
         // NaN counts as infinite.
@@ -192,7 +192,7 @@ fn every_activation_with_and_without_biases() {
     }
 }
 
-/// The output layer has no weight of its own, before and after.
+/// The output layer has no separate weight, neither before nor after.
 #[test]
 fn tied_embeddings() {
     let model = TransformerConfig {
@@ -224,7 +224,7 @@ fn some_blocks_stay_dense() {
     assert_eq!(widths(&all), (Some(6), Some(6)));
 }
 
-/// All scores are equal, and the first experts are chosen.
+/// Returns a model in which all scores are equal and the first experts are chosen.
 fn without_router(activation: Activation) -> TransformerConfig {
     TransformerConfig {
         init_std: 0.0,
@@ -232,7 +232,7 @@ fn without_router(activation: Activation) -> TransformerConfig {
     }
 }
 
-/// With equal scores the weight of each expert is 1 / E.
+/// With equal scores, the weight of each expert is 1 / E.
 #[test]
 fn weights_that_are_not_normalised_are_scaled_for_equal_scores() {
     for (experts, granularity, k) in [(4, 1, 1), (4, 1, 2), (8, 2, 4)] {
@@ -248,7 +248,7 @@ fn weights_that_are_not_normalised_are_scaled_for_equal_scores() {
     }
 }
 
-/// Of three experts two have the first slice.
+/// Two of three experts have the first slice.
 #[test]
 fn slices_that_are_chosen_unevenly_count_as_said() {
     let model = without_router(Activation::Gelu);
@@ -308,7 +308,7 @@ fn experts_are_slices_of_the_mlp() {
     assert_eq!(bias, memory.values("blocks.1.mlp.down.bias")[3..5]);
 }
 
-/// The router is that of a fresh model of the seed, with the first columns repeated.
+/// The router is equal to the router of a new model with this seed, with the first columns repeated.
 #[test]
 fn the_router_is_a_fresh_one() {
     let model = dense(Activation::SwiGlu, false);

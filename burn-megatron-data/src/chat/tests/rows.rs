@@ -1,11 +1,11 @@
-//! Rows of whole examples from a file.
+//! Rows of complete examples from a file.
 
 use super::super::*;
 use crate::{Batch, IGNORE};
 use burn_megatron_test_support::TestFolder;
 use insta::assert_snapshot;
 
-/// A file of plain examples, of 3 to 12 tokens, after an empty line.
+/// Returns a file of plain examples, of 3 to 12 tokens, after an empty line.
 fn file(folder: &TestFolder, examples: usize) -> PathBuf {
     let lines = (0..examples).map(|i| {
         let prompt = "p".repeat(1 + i % 7);
@@ -37,7 +37,7 @@ fn open(config: ChatDataConfig) -> Result<ChatData, String> {
     opened.map_err(|error| error.to_string())
 }
 
-/// The examples of a row, as inputs and targets.
+/// Returns the examples of a row, as inputs and targets.
 fn documents(sample: &Sample) -> Vec<(Vec<i32>, Vec<i32>)> {
     let length = sample.tokens.len();
     let ends = sample.documents[1..].iter().chain([&length]);
@@ -118,7 +118,7 @@ fn rows_hold_whole_examples_and_every_one_once_per_epoch() {
         .collect();
     expected.sort();
     assert_eq!(all, expected);
-    // Another order of the same rows; the beginning does not depend on the length of the run.
+    // A different order of the same rows. The beginning does not depend on the length of the run.
     let second = epoch(&samples, 1);
     assert_ne!(first, second);
     assert_eq!(texts(&first), texts(&second));
@@ -127,7 +127,7 @@ fn rows_hold_whole_examples_and_every_one_once_per_epoch() {
     let other = data.training(&sampling(6, 3)).unwrap();
     assert_ne!(other.batch(0..9).unwrap(), samples.batch(0..9).unwrap());
     assert_eq!(samples.sample(0).unwrap(), first[0], "after another epoch");
-    // The threads that tokenize do not matter.
+    // The result does not depend on the number of threads.
     let pool = rayon::ThreadPoolBuilder::new()
         .num_threads(1)
         .build()

@@ -18,7 +18,7 @@ fn description() -> Value {
     json!({"what": "numbers", "count": 3})
 }
 
-/// Two arrays; counts how often they are built.
+/// Returns two arrays, and counts how often they are built.
 fn build(built: &AtomicUsize) -> Result<Vec<(&'static str, NpyArray)>, DataError> {
     built.fetch_add(1, Ordering::SeqCst);
     Ok(vec![
@@ -33,7 +33,7 @@ fn check(arrays: &[NpyArray]) {
     assert_eq!(arrays[1].shape(), [2, 2]);
 }
 
-/// The files with this suffix.
+/// Returns the files with this suffix.
 fn files(folder: &Path, ending: &str) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder)
         .unwrap()
@@ -138,7 +138,7 @@ fn the_wait_for_another_ends_and_names_it() {
     let cache = IndexCache::new(folder.path()).with_wait(Duration::from_millis(100));
     let built = AtomicUsize::new(0);
     let taken = cache.arrays(&description(), || {
-        // Another caller wants the same while this is built.
+        // Another caller requests the same indices while they are built.
         let error = cache.arrays(&description(), || build(&built)).unwrap_err();
         let error = error.to_string();
         let holder = format!("held by process {}", std::process::id());

@@ -60,7 +60,7 @@ fn splits_are_those_of_the_reference() {
     }
 }
 
-/// The data set of a case, and the case.
+/// Returns the data set of a case, and the case.
 fn data_sets() -> impl Iterator<Item = (GptDataset, &'static Value)> {
     cases("gpt").as_array().unwrap().iter().map(|case| {
         let split: Split = of::<String>(case, "split").parse().unwrap();
@@ -99,7 +99,7 @@ fn indices_are_those_of_the_reference() {
     }
 }
 
-/// The positions that are 0.
+/// Returns the positions that are 0.
 fn documents(positions: &[i64]) -> Vec<usize> {
     let begins = positions.iter().enumerate().filter(|(_, at)| **at == 0);
     begins.map(|(place, _)| place).collect()
@@ -145,7 +145,7 @@ fn all() -> Split {
     "1".parse().unwrap()
 }
 
-/// A data set over documents of these lengths.
+/// Returns a data set over documents of these lengths.
 fn over(lengths: &[usize], samples: Option<u64>, options: &GptOptions) -> GptDataset {
     let folder = TestFolder::new();
     let file = written(&folder, "x", lengths);

@@ -1,4 +1,4 @@
-//! The environment that templates run in.
+//! The Jinja environment of chat templates.
 
 use chrono::NaiveDate;
 use minijinja::syntax::SyntaxConfig;
@@ -8,14 +8,15 @@ use minijinja_contrib::pycompat::unknown_method_callback;
 
 use super::json;
 
-/// The marks before and after an answer while a template is rendered: noncharacters of Unicode, which no text has.
+/// The marks before and after an answer while a template is rendered. They are Unicode noncharacters, which do not
+/// occur in text.
 pub(in super::super) const ANSWER_BEGINS: char = '\u{fdd0}';
 pub(in super::super) const ANSWER_ENDS: char = '\u{fdd1}';
 
 /// The function that `{% generation %}` calls.
 const GENERATION: &str = "__generation";
 
-/// The environment of `transformers`.
+/// Creates an environment like the environment of `transformers`.
 pub(super) fn environment(date: Option<NaiveDate>) -> Environment<'static> {
     let mut environment = Environment::new();
     let syntax = SyntaxConfig::builder()
@@ -34,7 +35,7 @@ pub(super) fn environment(date: Option<NaiveDate>) -> Environment<'static> {
     environment
 }
 
-/// Prints a value as Python does. A list or a map is refused, as its text there is no JSON.
+/// Prints a value like Python. Lists and maps are rejected, because Python prints them as text that is not JSON.
 fn print(out: &mut Output, state: &mut State, value: &Value) -> Result<(), Error> {
     match value.kind() {
         ValueKind::None => out.write_str("None").map_err(Error::from),
@@ -52,7 +53,7 @@ fn raise_exception(message: &str) -> Result<Value, Error> {
     Err(Error::new(ErrorKind::InvalidOperation, message.to_string()))
 }
 
-/// The text of a block `{% generation %}` between the marks.
+/// Returns the text of a `{% generation %}` block between the marks.
 fn generation(state: &mut State, kwargs: Kwargs) -> Result<Value, Error> {
     let text = kwargs.get::<Value>("caller")?.call(state, &[])?;
     let text = text.as_str().unwrap_or_default();
@@ -72,8 +73,8 @@ fn strftime(date: NaiveDate, format: &str) -> Result<String, Error> {
     }
 }
 
-/// A template in which `{% generation %}` blocks are calls of a function, as they are in `transformers`, and whether
-/// there is one.
+/// Replaces `{% generation %}` blocks of a template with function calls, like `transformers`. Also returns whether
+/// there is a block.
 pub(super) fn with_calls(source: &str) -> (String, bool) {
     let (mut text, mut left, mut marks) = (String::new(), source, false);
     while let Some(begin) = left.find("{%") {

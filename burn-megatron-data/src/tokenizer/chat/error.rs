@@ -17,10 +17,10 @@ pub enum ChatTemplateError {
         /// The cause.
         source: io::Error,
     },
-    /// A file beside the tokenizer is not JSON.
+    /// A file next to the tokenizer is not JSON.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
-    /// The configuration has a `chat_template` that is neither a text nor a list with one named `default`.
+    /// The `chat_template` of the configuration is neither a text nor a list with an entry named `default`.
     #[error(
         "'{path}' has a chat_template without a text: expected a string, or a list of {{name, template}} with the name \
          \"default\""
@@ -32,30 +32,30 @@ pub enum ChatTemplateError {
     /// The template is not valid.
     #[error("the chat template of {name} is not valid: {source}")]
     Invalid {
-        /// Where it was read.
+        /// The file or folder from which it was read.
         name: String,
         /// The cause.
         source: Box<minijinja::Error>,
     },
-    /// The template asks for the date, and there is none.
+    /// The template asks for the date, but no date is set.
     #[error(
         "the chat template of {name} writes the date (strftime_now): set data.chat.date, as in \"2025-01-31\""
     )]
     Date {
-        /// Where it was read.
+        /// The file or folder from which it was read.
         name: String,
     },
     /// The template does not accept the conversation.
     #[error("the chat template of {name}: {}", causes(source))]
     Render {
-        /// Where it was read.
+        /// The file or folder from which it was read.
         name: String,
         /// The cause.
         source: Box<minijinja::Error>,
     },
 }
 
-/// An error with its causes, as an error within a macro has the line of its call.
+/// Formats an error with its causes, because the line of an error within a macro is the line of its call.
 fn causes(error: &minijinja::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

@@ -1,4 +1,4 @@
-//! `tojson`: JSON as Python writes it.
+//! The filter `tojson`: writes JSON like Python.
 
 use std::io::{self, Write};
 
@@ -7,7 +7,8 @@ use minijinja::{Error, ErrorKind, Value};
 use serde::Serialize;
 use serde_json::ser::{Formatter, Serializer};
 
-/// The filter of `transformers`: `json.dumps(x, ensure_ascii=False, indent=None, separators=None, sort_keys=False)`.
+/// Formats a value like the filter of `transformers`: `json.dumps(x, ensure_ascii=False, indent=None, separators=None,
+/// sort_keys=False)`.
 pub(super) fn tojson(value: &Value, kwargs: Kwargs) -> Result<Value, Error> {
     let indent = kwargs.get::<Option<usize>>("indent")?;
     let separators = kwargs.get::<Option<Vec<String>>>("separators")?;
@@ -17,7 +18,7 @@ pub(super) fn tojson(value: &Value, kwargs: Kwargs) -> Result<Value, Error> {
             let what = "tojson: expected two separators";
             return Err(Error::new(ErrorKind::InvalidOperation, what));
         }
-        // Lines end without a space.
+        // With indentation, lines end without a space.
         None if indent.is_some() => [",".into(), ": ".into()],
         None => [", ".into(), ": ".into()],
     };
@@ -32,7 +33,7 @@ pub(super) fn tojson(value: &Value, kwargs: Kwargs) -> Result<Value, Error> {
     let mut serializer = Serializer::with_formatter(&mut written, python);
     let sorted = kwargs.get::<Option<bool>>("sort_keys")?.unwrap_or(false);
     let done = if sorted {
-        // Maps of serde_json are sorted.
+        // Maps of serde_json are sorted by key.
         serde_json::to_value(value).and_then(|value| value.serialize(&mut serializer))
     } else {
         value.serialize(&mut serializer)
@@ -47,7 +48,7 @@ pub(super) fn tojson(value: &Value, kwargs: Kwargs) -> Result<Value, Error> {
     Ok(Value::from(text))
 }
 
-/// Escapes the characters of strings that are not ASCII, and DEL.
+/// Escapes non-ASCII characters and DEL in strings.
 fn ascii(text: &str) -> String {
     let escaped = |character: char| {
         let mut units = [0; 2];
@@ -67,13 +68,13 @@ fn ascii(text: &str) -> String {
 
 /// The layout of `json.dumps`.
 struct Python {
-    /// Between two items.
+    /// The separator between two items.
     item: String,
-    /// Between a key and its value.
+    /// The separator between a key and its value.
     key: String,
     indent: Option<usize>,
     depth: usize,
-    /// Whether the array or object has had no item.
+    /// Whether the array or object has no item yet.
     is_empty: bool,
 }
 
@@ -109,7 +110,7 @@ impl Python {
 }
 
 impl Formatter for Python {
-    /// The shortest digits, as both have; an exponent has a sign and two digits in Python.
+    /// Writes the shortest digits, like Rust and Python. Python writes an exponent with a sign and at least two digits.
     fn write_f64<W: ?Sized + Write>(&mut self, writer: &mut W, value: f64) -> io::Result<()> {
         let text = serde_json::Number::from_f64(value).map(|number| number.to_string());
         let text = text.unwrap_or_else(|| value.to_string());

@@ -1,8 +1,8 @@
-//! Chat templates: the text of a conversation, as `transformers` renders it.
+//! Chat templates: render a conversation as text, like `transformers`.
 //!
-//! A [`ChatTemplate`] is the Jinja template of a tokenizer's folder, in the environment of `transformers` 5.24
-//! (`utils/chat_template_utils.py`): blocks are trimmed, `tojson` is Python's `json.dumps`, methods of strings and
-//! dictionaries are Python's, and `{% generation %}` marks what the assistant writes.
+//! A [`ChatTemplate`] is the Jinja template in a tokenizer's folder. Its environment is compatible with `transformers`
+//! 5.24 (`utils/chat_template_utils.py`): blocks are trimmed, `tojson` is Python's `json.dumps`, strings and
+//! dictionaries have Python's methods, and `{% generation %}` marks the text of the assistant.
 
 mod environment;
 mod error;
@@ -28,10 +28,10 @@ pub use value::{JsonValue, ordered_map};
 /// A value of a conversation: a message, or another variable of a template.
 pub type ChatValue = minijinja::Value;
 
-/// The template of a conversation without tools, and of one with them.
+/// The names of the templates for conversations without and with tools.
 const NAMES: [&str; 2] = ["default", "tool_use"];
 
-/// A chat template with the special tokens that it writes.
+/// A chat template and the special tokens that it can write.
 pub struct ChatTemplate {
     environment: Environment<'static>,
     name: String,
@@ -41,10 +41,10 @@ pub struct ChatTemplate {
     fingerprint: u64,
 }
 
-/// A conversation, as a template reads it.
+/// A conversation, as the input of a template.
 #[derive(Clone, Copy, Debug)]
 pub struct Chat<'a> {
-    /// The messages: maps with a `role`, a `content` and what else the template reads.
+    /// The messages: maps with a `role`, a `content` and other keys that the template reads.
     pub messages: &'a [ChatValue],
     /// The schemas of tools.
     pub tools: Option<&'a ChatValue>,
@@ -57,14 +57,15 @@ pub struct Chat<'a> {
 pub struct RenderedChat {
     /// The text.
     pub text: String,
-    /// The parts of the text that `{% generation %}` marks, as ranges of bytes, ascending.
+    /// The byte ranges of the text that `{% generation %}` marks, ascending.
     pub answers: Vec<Range<usize>>,
 }
 
 impl ChatTemplate {
-    /// The template of a tokenizer's folder: `chat_template.jinja`, or else the `chat_template` of its
-    /// `tokenizer_config.json`; `None` if there is neither, as for bytes. `date` is the date of `strftime_now`, which is
-    /// undefined without one, so that what is rendered does not depend on the day.
+    /// Reads the template in a tokenizer's folder: `chat_template.jinja`, or else the `chat_template` of
+    /// `tokenizer_config.json`. Returns `None` if there is neither, for example for the byte-level tokenizer. `date` is
+    /// the date that `strftime_now` returns. Without a date `strftime_now` is undefined, so the rendered text does not
+    /// depend on the current day.
     ///
     /// # Errors
     ///
@@ -79,7 +80,7 @@ impl ChatTemplate {
             .transpose()
     }
 
-    /// The template of a file, with the special tokens of a tokenizer.
+    /// Reads the template in a file, with the special tokens of a tokenizer.
     ///
     /// # Errors
     ///
@@ -127,27 +128,27 @@ impl ChatTemplate {
         })
     }
 
-    /// Where it was read.
+    /// Returns the path from which the template was read.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// A hash of all that it renders with.
+    /// Returns a hash of everything that affects the rendered text.
     pub fn fingerprint(&self) -> u64 {
         self.fingerprint
     }
 
-    /// Whether it has `{% generation %}`.
+    /// Returns whether the template has `{% generation %}` blocks.
     pub fn marks_answers(&self) -> bool {
         self.marks_answers
     }
 
-    /// The text of a conversation, with the header of an answer at its end if `add_generation_prompt`.
+    /// Renders a conversation as text. `add_generation_prompt` adds the header of an answer at the end.
     ///
     /// # Errors
     ///
-    /// [`ChatTemplateError::Render`] for what the template does not accept; [`ChatTemplateError::Date`] if it needs a
-    /// date.
+    /// [`ChatTemplateError::Render`] if the template rejects the conversation; [`ChatTemplateError::Date`] if it needs
+    /// a date.
     pub fn render(
         &self,
         chat: &Chat<'_>,
@@ -198,7 +199,7 @@ impl ChatTemplate {
     }
 }
 
-/// Removes the marks around answers, and says where they were.
+/// Removes the marks around answers, and returns the ranges of the answers.
 fn without_marks(marked: &str) -> RenderedChat {
     let mut rendered = RenderedChat::default();
     let mut begins = vec![];

@@ -1,4 +1,4 @@
-//! Where a chat template and its special tokens are read.
+//! Reads a chat template and its special tokens.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -10,13 +10,13 @@ use super::{ChatTemplateError, NAMES};
 use burn_megatron::regular_file;
 use burn_megatron::regular_file::is_there;
 
-/// The file of a template.
+/// The name of a template file.
 const FILE: &str = "chat_template.jinja";
 
-/// The configuration, which may have the template, and the file that older folders have their special tokens in.
+/// The tokenizer configuration, which may contain the template, and the file with the special tokens in older folders.
 const CONFIGS: [&str; 2] = ["tokenizer_config.json", "special_tokens_map.json"];
 
-/// The special tokens that a template may write, by the names that `transformers` gives them.
+/// The special tokens that a template may write, with their names in `transformers`.
 const SPECIAL: [&str; 7] = [
     "bos_token",
     "eos_token",
@@ -27,16 +27,16 @@ const SPECIAL: [&str; 7] = [
     "mask_token",
 ];
 
-/// The text of a template, or of two.
+/// The text of one or two templates.
 pub(super) struct TemplateSource {
-    /// Where it was read.
+    /// The path from which it was read.
     pub name: String,
-    /// By [`NAMES`].
+    /// The templates, with their names in [`NAMES`].
     pub templates: Vec<(&'static str, String)>,
 }
 
 impl TemplateSource {
-    /// The template of a file.
+    /// Reads the template in a file.
     pub fn read(file: &Path) -> Result<Self, ChatTemplateError> {
         let text = regular_file::read_text(file, MAX_FILE_BYTES);
         let text = text.map_err(|source| ChatTemplateError::Unreadable {
@@ -49,7 +49,7 @@ impl TemplateSource {
         })
     }
 
-    /// The template of a tokenizer's folder.
+    /// Reads the template in a tokenizer's folder.
     pub fn beside(tokenizer: &Tokenizer) -> Result<Option<Self>, ChatTemplateError> {
         let Some(folder) = folder(tokenizer) else {
             return Ok(None);
@@ -75,7 +75,7 @@ impl TemplateSource {
     }
 }
 
-/// The template of this name in a list of several.
+/// Returns the template with this name in a list of templates.
 fn named(several: &Value, name: &str) -> Option<String> {
     let found = several
         .as_array()?
@@ -84,7 +84,7 @@ fn named(several: &Value, name: &str) -> Option<String> {
     Some(found["template"].as_str()?.into())
 }
 
-/// The special tokens by name, of the first file that has each.
+/// Returns the special tokens by name. Each token comes from the first file that has it.
 pub(super) fn special_tokens(
     tokenizer: &Tokenizer,
 ) -> Result<Vec<(String, String)>, TokenizerError> {
@@ -106,7 +106,7 @@ pub(super) fn special_tokens(
     Ok(SPECIAL.iter().filter_map(|name| token(name)).collect())
 }
 
-/// The folder of a tokenizer; `None` for bytes.
+/// Returns the folder of a tokenizer; `None` for bytes.
 fn folder(tokenizer: &Tokenizer) -> Option<PathBuf> {
     if tokenizer.is_bytes() {
         return None;
@@ -120,7 +120,7 @@ fn folder(tokenizer: &Tokenizer) -> Option<PathBuf> {
     })
 }
 
-/// The content of a file of JSON; null if there is none.
+/// Reads a JSON file; returns null if there is no file.
 fn config(path: &Path) -> Result<Value, TokenizerError> {
     match regular_file::read(path, MAX_FILE_BYTES) {
         Ok(content) => {

@@ -5,7 +5,7 @@ use super::*;
 
 const FIXTURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures");
 
-/// What `transformers` renders, made by `make.py`.
+/// Returns the conversations that `transformers` has rendered, from `make.py`.
 fn cases() -> Value {
     let text = std::fs::read(format!("{FIXTURES}/chat/cases.json")).unwrap();
     serde_json::from_slice(&text).unwrap()
@@ -27,7 +27,7 @@ fn ordered() -> Chats {
     serde_json::from_slice(&text).unwrap()
 }
 
-/// A value, unless it is not there.
+/// Returns a value, unless it is not there.
 fn of(value: &ChatValue, key: &str) -> Option<ChatValue> {
     Some(value.get_attr(key).unwrap()).filter(|value| !value.is_undefined())
 }

@@ -1,4 +1,4 @@
-//! Values of JSON whose keys keep their order, as those of Python do.
+//! JSON values whose keys keep their order, as in Python.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor}
 
 use super::ChatValue;
 
-/// A value of JSON.
+/// A JSON value.
 #[derive(Clone, Debug)]
 pub struct JsonValue(pub ChatValue);
 
@@ -40,7 +40,7 @@ impl Object for OrderedMap {
     }
 }
 
-/// A map of these keys, of which the last value of each counts.
+/// Returns a map of these keys. The last value of each key is used.
 pub fn ordered_map<K: Into<String>>(pairs: impl IntoIterator<Item = (K, ChatValue)>) -> ChatValue {
     let mut map = OrderedMap::default();
     for (key, value) in pairs {

@@ -1,4 +1,4 @@
-//! Smaller batches in the first steps of a run.
+//! Batch size warm-up: smaller batches in the first steps of a run.
 
 use std::ops::Range;
 
@@ -12,15 +12,15 @@ pub(super) use hook::BatchWarmupHook;
 /// The name of the hook.
 pub(super) const NAME: &str = "batch_warmup";
 
-/// The global batch of the first steps of a run (batch size warm-up, as in GPT-3, arXiv:2005.14165).
+/// The global batch size of the first steps of a run (batch size warm-up, as in GPT-3, arXiv:2005.14165).
 ///
-/// Micro-batches keep their size: a step has fewer of them. Samples are read in the same order.
+/// The micro-batch size stays the same: a step has fewer micro-batches. The order of the samples is the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct BatchWarmup {
-    /// The first step, from 0, that is after it.
+    /// The first step after this part, counted from 0.
     pub until_step: usize,
-    /// Samples of a step, over all ranks of the data axis and all micro-batches.
+    /// The number of samples per step, over all ranks of the data axis and all micro-batches.
     pub global_batch_size: usize,
 }
 
@@ -31,27 +31,28 @@ pub struct BatchWarmup {
     part.global_batch_size, part.until_step
 )]
 pub struct BatchWarmupError {
-    /// The part.
+    /// The invalid part.
     pub part: BatchWarmup,
-    /// The values that would fit.
+    /// The expected values.
     pub expected: String,
 }
 
-/// The samples of every step of a run.
+/// The number of samples of each step of a run.
 #[derive(Clone, Debug)]
 pub(crate) struct BatchSizes {
     warmup: Vec<BatchWarmup>,
-    /// After the warm-up.
+    /// The number of samples per step after the warm-up.
     whole: usize,
 }
 
 impl BatchSizes {
-    /// `whole` samples after a warm-up.
+    /// Creates the sizes of a run with `whole` samples per step after the warm-up.
     pub fn new(warmup: Vec<BatchWarmup>, whole: usize) -> Self {
         Self { warmup, whole }
     }
 
-    /// Checks the parts of the warm-up in a run of `steps` steps; how they split is checked as the global batch is.
+    /// Checks the parts of the warm-up in a run of `steps` steps. Divisibility is checked like for the global batch
+    /// size.
     pub fn check(&self, steps: usize) -> Result<(), BatchWarmupError> {
         let mut before = BatchWarmup {
             until_step: 0,
@@ -77,18 +78,18 @@ impl BatchSizes {
         Ok(())
     }
 
-    /// The samples after the warm-up.
+    /// Returns the number of samples per step after the warm-up.
     pub fn whole(&self) -> usize {
         self.whole
     }
 
-    /// The samples of a step.
+    /// Returns the number of samples of a step.
     pub fn of(&self, step: usize) -> usize {
         let part = self.warmup.iter().find(|part| step < part.until_step);
         part.map_or(self.whole, |part| part.global_batch_size)
     }
 
-    /// The steps from `first` on, in runs of one size.
+    /// Returns ranges of steps with equal batch size, starting at step `first`, with their sizes.
     fn runs(&self, first: usize) -> impl Iterator<Item = (Range<usize>, usize)> {
         let mut start = first;
         let parts = self.warmup.iter();
@@ -101,7 +102,7 @@ impl BatchSizes {
         })
     }
 
-    /// The samples of these steps.
+    /// Returns the number of samples in the given steps.
     pub fn sum(&self, steps: Range<usize>) -> u64 {
         let runs = self.runs(steps.start);
         let samples = runs.map(|(run, size)| {
@@ -111,7 +112,8 @@ impl BatchSizes {
         samples.sum()
     }
 
-    /// The step that reads a sample, `before` of which are read from step `first` on.
+    /// Returns the step that reads a sample. `before` is the number of samples between the start of step `first` and
+    /// the sample.
     pub fn step_of(&self, first: usize, mut before: u64) -> usize {
         for (run, size) in self.runs(first) {
             let steps = (before / size as u64) as usize;
@@ -145,7 +147,7 @@ mod tests {
         }
     }
 
-    /// Against a list of all steps.
+    /// Compares the sums with a list of all steps.
     #[test]
     fn each_step_has_the_samples_of_its_part() {
         let sizes = config(&[(2, 4), (5, 8)]).sizes();
@@ -204,7 +206,7 @@ mod tests {
             "4 samples until_step 9",
             "until_step below 9, the steps of the run",
         );
-        // Two ranks, in micro-batches of 2.
+        // Two ranks with micro-batches of 2 samples.
         let refused = check(&[(2, 6)]).unwrap_err();
         assert!(refused.contains("the micro-batch size 2"), "{refused}");
     }

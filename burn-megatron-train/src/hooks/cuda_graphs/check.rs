@@ -11,7 +11,7 @@ use burn_megatron::model::LanguageModel;
 use burn_megatron::nn::DropoutPosition;
 use burn_megatron::optim::LossScale;
 
-/// Checks settings and layout, before anything is built.
+/// Checks the settings and the layout, before anything is built.
 pub(crate) fn check(config: &TrainConfig, layout: &ParallelConfig) -> Result<(), ConfigError> {
     let axes = [
         ("tensor", layout.tensor),
@@ -90,7 +90,7 @@ pub(super) fn check_model<M: LanguageModel>(
     ])
 }
 
-/// Checks the device and the ranks, and what the device would repeat.
+/// Checks the device and the ranks, and the random numbers that the graph would repeat.
 pub(crate) fn check_device(
     groups: &ParallelContext,
     device: &Device,

@@ -1,13 +1,18 @@
-//! Micro-batches as CUDA graphs: forward and backward are captured once for each shape of rows, and replayed by one call.
+//! Runs micro-batches as CUDA graphs: forward and backward are captured once per shape of rows, and replayed with one
+//! call.
 //!
-//! The tensors that a replay reads and writes keep their addresses: ids and targets are written into the same tensors,
-//! gradients are added to static buffers, and the optimizer changes the parameters in place. Three things of a
-//! micro-batch differ from one to the next and run outside of the graph: the gradient of the embedding is added to the
-//! rows of its own tokens, gradients are counted, and reductions start, after each micro-batch with ZeRO-2 and after
-//! the last one otherwise. So a graph has no collective, and the deadlines of collectives hold as without graphs.
+//! The tensors that a replay reads and writes keep their addresses. Ids and targets are written into the same tensors,
+//! gradients are added to static buffers, and the optimizer changes the parameters in place. Three operations depend on
+//! the micro-batch and run outside of the graph:
 //!
-//! `verify` runs on the CPU, which has no graphs: the host then runs the body for each micro-batch, with all that happens outside
-//! of a graph outside of it.
+//! - The gradient of the embedding is added to the rows of its tokens.
+//! - Gradients are counted.
+//! - Reductions start: after each micro-batch with ZeRO-2, and after the last micro-batch otherwise.
+//!
+//! So a graph has no collective, and the deadlines of collectives hold as without graphs.
+//!
+//! `verify` runs on the CPU, which has no graphs. The host then runs the body of the graph for each micro-batch, and
+//! runs the other operations outside of the body.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -37,13 +42,13 @@ mod stats;
 pub(crate) use check::{check, check_device};
 pub use stats::CudaGraphStats;
 
-/// The micro-batches of a shape that run without a graph, the last one of which is captured.
+/// The number of micro-batches of a shape that run without a graph. The last of them is captured.
 const WARM_UPS: usize = 3;
 
-/// The hook of [`cuda_graph`](TrainConfig::cuda_graph): the graphs of a trainer, by the shape of rows.
+/// The hook of [`cuda_graph`](TrainConfig::cuda_graph): the graphs of a trainer, keyed by the shape of rows.
 #[derive(Default)]
 pub(crate) struct CudaGraphs {
-    /// Whether the host runs what would be captured.
+    /// Whether the host runs the body instead of a captured graph.
     on_host: bool,
     by_shape: BTreeMap<ShapeKey, ShapeGraph>,
     pub stats: CudaGraphStats,
@@ -57,15 +62,15 @@ struct ShapeGraph {
     captured: Option<CapturedMicroBatch>,
 }
 
-/// A graph, and what is left to the host.
+/// A graph, and the data for the operations outside of it.
 struct CapturedMicroBatch {
     graph: CudaGraph,
-    /// Where the graph leaves the loss and its parts.
+    /// The tensor into which the graph writes the loss.
     loss: Tensor<1>,
     parts: Option<Tensor<1>>,
     lookups: Vec<DeferredLookup>,
     uses: MicroBatchUses,
-    /// The memory that the graph uses and has not allocated.
+    /// The memory that the graph uses but has not allocated.
     memory: Vec<Option<usize>>,
 }
 
@@ -100,12 +105,12 @@ impl<M: LanguageModel> StepHook<M> for CudaGraphs {
 }
 
 impl CudaGraphs {
-    /// None if they are off.
+    /// Returns `None` if CUDA graphs are off.
     pub fn new(config: &TrainConfig) -> Option<Self> {
         config.cuda_graph.then(Self::default)
     }
 
-    /// Without graphs: the host runs each micro-batch as one that is captured, then counted as replayed.
+    /// Creates a hook without graphs: the host runs each micro-batch like a captured one, and counts it as replayed.
     pub fn on_host() -> Self {
         Self {
             on_host: true,
@@ -113,7 +118,7 @@ impl CudaGraphs {
         }
     }
 
-    /// Runs the micro-batches of a step. Returns their losses, `[1]` each, and the times of the host.
+    /// Runs the micro-batches of a step. Returns their losses (`[1]` each) and the timed actions of the host.
     fn run<M: LanguageModel>(
         &mut self,
         stages: &TrainStages<'_, M>,
@@ -141,7 +146,7 @@ impl CudaGraphs {
 }
 
 impl ShapeGraph {
-    /// Runs a micro-batch; its loss.
+    /// Runs a micro-batch, and returns its loss.
     fn micro_batch<M: LanguageModel>(
         &mut self,
         number: usize,
@@ -167,7 +172,8 @@ impl ShapeGraph {
         let start = Instant::now();
         if let Some(captured) = &self.captured {
             stats.replayed += 1;
-            // SAFETY: everything that the body used and did not create is in `memory`, and only this thread uses it.
+            // SAFETY: `memory` holds all tensors that the body used and did not create, and only this thread uses the
+            // graph.
             unsafe { captured.graph.replay() }?;
             let replayed = Instant::now();
             events.push(event(ActionKind::Forward, number, [start, replayed]));
@@ -177,7 +183,7 @@ impl ShapeGraph {
                 number,
                 [replayed, Instant::now()],
             ));
-            // The next replay overwrites the graph's own.
+            // Copied because the next replay overwrites the tensors of the graph.
             let copy = |x: &Tensor<1>| x.clone().mul_scalar(1.0);
             stages
                 .parts
@@ -203,7 +209,7 @@ impl ShapeGraph {
     }
 }
 
-/// Counts the gradients of a micro-batch that a graph has added to their buffers, and adds those of its tokens.
+/// Counts the gradients that a graph has added to the buffers, and adds the gradients of the embedding's tokens.
 fn finish<M: LanguageModel>(
     number: usize,
     stages: &TrainStages<'_, M>,
@@ -232,7 +238,7 @@ fn micro_batch_on_host<M: LanguageModel>(
 }
 
 impl DeviceBatch {
-    /// The values of another batch of this shape, in the memory of this one.
+    /// Copies the values of another batch of the same shape into the memory of this batch.
     fn overwritten(self, new: Self) -> Self {
         let [rows, seq] = self.ids.dims();
         let all = [0..rows, 0..seq];
@@ -244,7 +250,7 @@ impl DeviceBatch {
     }
 }
 
-/// The memory that a micro-batch uses and does not allocate.
+/// Returns the memory that a micro-batch uses but does not allocate.
 fn used_memory<M: LanguageModel>(
     inputs: &DeviceBatch,
     ddp: &DistributedDataParallel<M>,
@@ -255,7 +261,7 @@ fn used_memory<M: LanguageModel>(
     memory
 }
 
-/// The forward and the backward of a micro-batch: its loss, and when they began, met and ended.
+/// Runs the forward and the backward of a micro-batch. Returns the loss, and the start, middle and end times.
 fn forward_backward<M: LanguageModel>(
     number: usize,
     stages: &TrainStages<'_, M>,
@@ -275,8 +281,8 @@ fn forward_backward<M: LanguageModel>(
     (loss.inner(), [start, forward, Instant::now()])
 }
 
-/// Captures on one rank after the other, as all ranks capture the same micro-batch: where ranks are threads of a process, the
-/// capture of one forbids calls of the others.
+/// Captures on one rank at a time. If ranks are threads of one process, a capture on one rank forbids device calls of
+/// the others. All ranks capture the same micro-batch.
 fn in_turn<M: LanguageModel>(
     stages: &TrainStages<'_, M>,
     capture: impl FnOnce() -> Result<CapturedMicroBatch, TrainError>,

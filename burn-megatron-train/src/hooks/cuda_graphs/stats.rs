@@ -1,16 +1,16 @@
-//! The statistics of CUDA graphs.
+//! Statistics of CUDA graphs.
 
 use std::fmt;
 
-/// The numbers of captured, replayed and other micro-batches of a rank.
+/// The numbers of captured, replayed and eager micro-batches of a rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CudaGraphStats {
-    /// Graphs that were captured: one for each shape of rows, and one more each time that parameters have moved, as a checkpoint
-    /// was loaded.
+    /// The number of captured graphs: one per shape of rows, and another each time a loaded checkpoint moves the
+    /// parameters.
     pub captured: u64,
-    /// Micro-batches by a graph.
+    /// The number of micro-batches that a graph ran.
     pub replayed: u64,
-    /// Micro-batches without one: the first three of a shape.
+    /// The number of micro-batches without a graph: the first three of each shape.
     pub eager: u64,
 }
 

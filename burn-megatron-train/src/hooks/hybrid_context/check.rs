@@ -5,13 +5,13 @@ use burn_megatron::mesh::{LayoutError, ParallelConfig};
 use burn_megatron::nn::tp_comm_overlap::sequence_multiple;
 use burn_megatron_data::hybrid_context::{HybridContextConfig, SampleFlops};
 
-/// Checks the settings of a run on rows of `length` tokens, for a model with a context of `context`.
+/// Checks the settings of a run on rows of `length` tokens, for a model with a context of `context` tokens.
 pub(crate) fn check(
     config: &TrainConfig,
     layout: &ParallelConfig,
     (length, context): (usize, usize),
 ) -> Result<(), ConfigError> {
-    // Only their proportion matters, and not here.
+    // The checks do not depend on these costs.
     let flops = SampleFlops {
         per_token: 1.0,
         per_pair: 0.0,
@@ -19,7 +19,7 @@ pub(crate) fn check(
     let Some(hybrid) = config_of(layout, flops) else {
         return Ok(());
     };
-    // Before anything is computed of the ranks.
+    // Must run before anything is computed from the number of ranks.
     hybrid.check()?;
     let divisor = hybrid.row_divisor();
     let refused = [
@@ -52,7 +52,7 @@ pub(crate) fn check(
     Ok(hybrid.check_length("a row", length)?)
 }
 
-/// The settings of the plan of a step; `None` if it is off.
+/// Returns the settings of hybrid context parallelism; `None` if it is off.
 pub(super) fn config_of(
     layout: &ParallelConfig,
     flops: SampleFlops,

@@ -1,4 +1,4 @@
-//! Hybrid context parallelism: the documents of a global batch to micro-batches of the ranks of context x data.
+//! Hybrid context parallelism: assigns the documents of a global batch to micro-batches of the context x data ranks.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -25,7 +25,8 @@ pub(super) const NAME: &str = "hybrid_context";
 pub(super) struct HybridContextHook(Arc<HybridContext>);
 
 impl HybridContextHook {
-    /// Returns `None` if it is off. `length` is the length of a row, and `routers` are the routers of all stages.
+    /// Returns `None` if hybrid context parallelism is off. `length` is the number of tokens per row, and `routers` are
+    /// the routers of all stages.
     ///
     /// Collective: call on all ranks of the stage.
     pub fn new(
@@ -63,14 +64,14 @@ impl<M: LanguageModel> StepHook<M> for HybridContextHook {
     }
 }
 
-/// The plan of a rank for the rows of a step.
+/// Plans the micro-batches of a rank from the rows of a step.
 struct HybridContext {
     config: HybridContextConfig,
-    /// This rank among those of context x data.
+    /// The index of this rank among the context x data ranks.
     rank: usize,
 }
 
-/// Returns the cost of a model's rows: the FLOPs per token of a row of `s` tokens are `per_token + per_pair s / 2`.
+/// Returns the cost of rows: a row of `s` tokens has `per_token + per_pair s / 2` FLOPs per token.
 fn flops_of(model: &impl LanguageModel, length: usize) -> SampleFlops {
     let [short, long] = [1, length.max(2)].map(|seq| model.flops_per_token(seq));
     let slope = ((long - short) / (length.max(2) - 1) as f64).max(0.0);
@@ -81,8 +82,8 @@ fn flops_of(model: &impl LanguageModel, length: usize) -> SampleFlops {
 }
 
 impl HybridContext {
-    /// The micro-batches of this rank, of the rows of the global batch. Documents without targets are left out. All ranks
-    /// have the same number of micro-batches, at least one.
+    /// Returns the micro-batches of this rank for the rows of the global batch. Documents without targets are left out.
+    /// All ranks have the same number of micro-batches, at least one.
     fn micro_batches(&self, rows: &Batch) -> Result<Vec<Batch>, DataError> {
         let has_targets = |document: &Range<usize>| {
             let mut targets = rows.targets[document.clone()].iter();

@@ -1,4 +1,4 @@
-//! Where a difference between two runs of a step comes from.
+//! Finds the origin of a difference between two runs of a step.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -6,23 +6,24 @@ use std::fmt;
 use super::compare::Difference;
 use burn_megatron::fingerprint::{CallKey, Site};
 
-/// The operation that returned something else for the same inputs.
+/// An operation that returned a different result for the same inputs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Origin {
-    /// The ranks on which it did; several for a collective.
+    /// The ranks on which the results differ. A collective can have several.
     pub ranks: Vec<usize>,
-    /// The computation.
+    /// The operation.
     pub site: Site,
-    /// Whether its inputs differ already, while nothing before it does: what computed them is not recorded.
+    /// Whether its inputs already differ although no earlier operation differs. The operation that computed them is not
+    /// recorded.
     pub is_before: bool,
-    /// The numbers of the tensors that differ among those that an operation returned; empty if it returned one.
+    /// The indices of the differing tensors among the results; empty if the operation returned a single tensor.
     pub tensors: Vec<usize>,
 }
 
-/// The origins of the differences of all ranks.
+/// Returns the origins of the differences of all ranks.
 ///
-/// The first difference of a rank has its origin there, unless it is a call that got the same input: if another rank of
-/// the call gave another input, it has its origin on that rank, else it is the call itself.
+/// The first difference of a rank is an origin, unless it is a collective with equal inputs on this rank. If another
+/// rank gave a different input to the collective, the origin is on that rank. Otherwise the origin is the collective.
 pub(super) fn attribute(ranks: &[Vec<Difference>]) -> Vec<Origin> {
     let mut origins = vec![];
     let mut calls: BTreeMap<&CallKey, Vec<usize>> = BTreeMap::new();
@@ -120,7 +121,7 @@ mod tests {
         })
     }
 
-    /// Events with the sites in this order, from their inputs and outputs.
+    /// Creates events from their sites, inputs and outputs.
     fn events(values: &[(Site, u64, u64)]) -> Vec<Event> {
         let event = |(site, input, output): &(Site, u64, u64)| Event {
             site: site.clone(),
@@ -178,11 +179,11 @@ mod tests {
         let good = events(&[(call(0), 2, 4), (operation("b"), 4, 5), (call(1), 5, 10)]);
         let flipped = events(&[(call(0), 2, 6), (operation("b"), 6, 7), (call(1), 7, 12)]);
         let victim = events(&[(call(0), 2, 4), (operation("b"), 4, 5), (call(1), 5, 12)]);
-        // A result on one rank.
+        // The collective returns a different result on one rank.
         let found = attribute(&[differences(&good, &flipped), differences(&good, &victim)]);
         assert_eq!((&found[0].ranks[..], &found[0].site), (&[0][..], &call(0)));
         assert_eq!(found.len(), 1);
-        // What one of them sent.
+        // The collective returns a different result on both ranks.
         let found = attribute(&[differences(&good, &flipped), differences(&good, &flipped)]);
         assert_eq!((&found[0].ranks[..], found.len()), (&[0, 1][..], 1));
     }

@@ -1,4 +1,5 @@
-//! Tells what a bad loss is due to: it is computed again here, and then on another rank of the data axis.
+//! Finds the cause of a bad loss: the step is computed again on the same rank, and then on another rank of the data
+//! axis.
 
 use std::collections::BTreeMap;
 
@@ -13,16 +14,16 @@ use burn_megatron::model::LanguageModel;
 use burn_megatron::nn::fp8::Fp8Snapshot;
 use burn_megatron_data::{Batch, DataError};
 
-/// The facts about a step with a bad loss.
+/// A step with a bad loss.
 pub(super) struct BadLoss<'a> {
     pub decision: &'a StepDecision<'a>,
-    /// The 8-bit layers before the step.
+    /// The state of the FP8 layers before the step.
     pub fp8: &'a Fp8Snapshot,
-    /// The fault, for the report: `the loss is not finite`.
+    /// The fault, as text of the report: `the loss is not finite`.
     pub what: &'static str,
 }
 
-/// Returns the fault of a step, if it has one that no loss scale explains.
+/// Returns the fault of a step, unless a dynamic loss scale explains it.
 pub(super) fn fault<M: LanguageModel>(
     decision: &StepDecision<'_>,
     context: &StepContext<'_, M>,
@@ -48,7 +49,7 @@ impl BadLoss<'_> {
     }
 }
 
-/// The fingerprints of what a rank computes of some samples, before it is summed over ranks.
+/// The fingerprints of the results that a rank computes from some samples, before the reduction over ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct OfSamples {
     losses: u64,
@@ -69,12 +70,12 @@ impl OfSamples {
 }
 
 impl Replay {
-    /// Computes a step with a bad loss again, on this rank, and its batches on another rank of the data axis. Collective:
-    /// call on all ranks of the world.
+    /// Computes a step with a bad loss again: first on this rank, then its batches on another rank of the data axis.
+    /// Collective: call on all ranks of the world.
     ///
     /// # Errors
     ///
-    /// [`TrainError::Replay`] on all ranks, if another result was computed here or there.
+    /// [`TrainError::Replay`] on all ranks, if a repeated computation has a different result.
     pub(super) fn examine<M: LanguageModel>(
         &mut self,
         context: &mut StepContext<'_, M>,
@@ -112,7 +113,7 @@ impl Replay {
         Ok(())
     }
 
-    /// Fails if a second run on the same ranks has other losses or gradients.
+    /// Returns an error if a second run on the same ranks has different losses or gradients.
     fn compute_again<M: LanguageModel>(
         &mut self,
         context: &mut StepContext<'_, M>,
@@ -150,8 +151,8 @@ impl Replay {
         Ok(OfSamples::of(&events))
     }
 
-    /// Fails if the samples of a rank have other losses or gradients `shift` data-parallel ranks before it. `own` are those
-    /// of this rank's samples here.
+    /// Returns an error if the samples of a rank have different losses or gradients on the rank that is `shift`
+    /// data-parallel ranks before it. `own` holds the fingerprints of this rank's samples, computed on this rank.
     fn compute_elsewhere<M: LanguageModel>(
         &mut self,
         context: &mut StepContext<'_, M>,
@@ -171,7 +172,7 @@ impl Replay {
         context.ddp.fp8().restore(bad.fp8);
         let (_, events) = self.observed_run(context, &input, next, true)?;
         let OfSamples { losses, gradients } = OfSamples::of(&events);
-        // Each rank has computed those of another one.
+        // Each rank has computed the samples of another rank.
         let found = vec![losses as i64, gradients as i64];
         let all: Vec<i64> = data.all_gather(found.into())?.into_vec();
         let there = &all[2 * to..2 * to + 2];
@@ -193,7 +194,7 @@ impl Replay {
     }
 }
 
-/// The micro-batches of a rank of the data axis in the step that runs.
+/// Returns the micro-batches of a rank of the data axis in the step that runs.
 fn batches_of<M: LanguageModel>(
     context: &StepContext<'_, M>,
     decision: &StepDecision<'_>,
@@ -204,8 +205,8 @@ fn batches_of<M: LanguageModel>(
     plan.batches((step, before), data_rank, decision.samples)
 }
 
-/// By how many ranks of the data axis samples move, so that all they are computed on are other devices, which have the same
-/// parts of the weights: the ranks of one replica of the experts move together. `None` where there is no other replica.
+/// Returns the number of data-parallel ranks by which samples move, so that other devices with the same weights compute
+/// them. The ranks of a replica of the experts move together. `None` if there is no other replica.
 fn shift(mesh: &Mesh) -> Option<usize> {
     let data = mesh.size(Grid::Dense, Axis::Data);
     let moved = |rank: usize, by: usize| {

@@ -1,39 +1,39 @@
-//! The differences between two runs of a step on one rank.
+//! Compares two runs of a step on one rank.
 
 use std::collections::HashMap;
 
 use burn_megatron::fingerprint::{Event, Site};
 use serde::{Deserialize, Serialize};
 
-/// Something that two runs computed differently.
+/// A result that differs between two runs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Difference {
-    /// The position among what the rank computed.
+    /// The position in the list of recorded results of the rank.
     pub position: usize,
-    /// The computation.
+    /// The operation.
     pub site: Site,
-    /// Whether it got other inputs.
+    /// Whether its inputs differ.
     pub input: bool,
-    /// The numbers of the tensors of what it returned that are others; of a backward, those of the inputs whose gradients
-    /// are.
+    /// The indices of the returned tensors that differ. For a backward, the indices of the inputs whose gradients
+    /// differ.
     pub outputs: Vec<usize>,
-    /// The number of tensors that it returned.
+    /// The number of tensors that the operation returned.
     pub returned: usize,
 }
 
-/// Two runs of a step on one rank.
+/// The result of comparing two runs of a step on one rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Comparison {
-    /// They are bit-equal.
+    /// The runs are bit-equal.
     Equal,
-    /// They had the same results until the second ran other operations than the first.
+    /// The results were equal until the runs executed different operations.
     OtherOperations {
-        /// Where the first run is; `None` if it has ended.
+        /// The next operation of the first run; `None` if the run has ended.
         first: Option<Site>,
-        /// Where the second run is; `None` if it has ended.
+        /// The next operation of the second run; `None` if the run has ended.
         second: Option<Site>,
     },
-    /// They differ: the first difference, and all those of calls, which other ranks take part in.
+    /// Results differ: holds the first difference, and all differences of collectives.
     Differ(Vec<Difference>),
 }
 
@@ -62,7 +62,7 @@ pub(super) fn compare(a: &[Event], b: &[Event]) -> Comparison {
         }
     };
     let mut all = vec![difference(equal, first, other)];
-    // By their keys: from the first difference on, the operations between the calls may be others.
+    // Calls are matched by their keys: after the first difference, the operations between the calls may differ.
     let is_call = |event: &&Event| matches!(event.site, Site::Call(_));
     let calls: HashMap<_, _> = b.iter().filter(is_call).map(|it| (&it.site, it)).collect();
     for (at, event) in a.iter().enumerate().skip(equal + 1) {

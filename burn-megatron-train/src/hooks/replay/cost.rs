@@ -1,25 +1,25 @@
-//! The time that the checks of a run have taken.
+//! The time that the replay checks of a run take.
 
 use std::fmt;
 use std::time::Instant;
 
-/// The time that the checks of the steps have taken on a rank, by its clock.
+/// The wall time that the replay checks take on a rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ReplayCost {
-    /// Forwards, backwards and reductions of the steps that were computed twice.
+    /// The forward, backward and reduction of the steps that were computed twice.
     pub checked: MeanTime,
-    /// The time of the other steps.
+    /// The forward, backward and reduction of the other steps.
     pub plain: MeanTime,
-    /// Comparisons of weights and optimizer state, of each step.
+    /// The comparisons of weights and optimizer state in each step.
     pub state: MeanTime,
 }
 
-/// The mean of some times.
+/// The mean of a number of times.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct MeanTime {
-    /// The number of times.
+    /// The number of measurements.
     pub count: usize,
-    /// Their sum.
+    /// The sum of the measurements, in seconds.
     pub seconds: f64,
 }
 
@@ -29,7 +29,7 @@ impl MeanTime {
         self.seconds += began.elapsed().as_secs_f64();
     }
 
-    /// The mean, in seconds; 0 of no times.
+    /// Returns the mean, in seconds; 0 without measurements.
     pub fn mean(self) -> f64 {
         self.seconds / self.count.max(1) as f64
     }

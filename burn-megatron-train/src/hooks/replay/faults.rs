@@ -1,4 +1,4 @@
-//! Bits of the state that are flipped on purpose.
+//! Injects bit flips into the state, for tests.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -15,7 +15,8 @@ use burn_megatron::optim::OptimizerState;
 use burn_megatron_comm_testing::fault_injection::{BitFlip, FaultPlan, FlipTarget};
 
 impl<M: LanguageModel> Trainer<M> {
-    /// Flips the bits that `faults` name. The communicators must have the same plan: they tell it the step.
+    /// Flips the bits of the plan `faults`. The communicators must have the same plan, because they pass the current
+    /// step to it.
     pub fn inject(&mut self, faults: Arc<FaultPlan>) {
         if self.hooks.get::<Replay>().is_none() {
             self.hooks.add(Some(Replay::default()));
@@ -73,7 +74,7 @@ impl Replay {
     }
 }
 
-/// The bucket of a slice of a parameter, and its place there.
+/// Returns the index of the bucket that holds a slice of a parameter, and the offset of the slice there.
 fn slice_of(shards: &[BucketShard], number: usize) -> (usize, usize) {
     let mut left = number;
     for (bucket, shard) in shards.iter().enumerate() {
@@ -85,7 +86,7 @@ fn slice_of(shards: &[BucketShard], number: usize) -> (usize, usize) {
     unreachable!("the plan is asked for the slices that there are")
 }
 
-/// A bit flipped in a range of elements.
+/// Flips a bit in a range of elements.
 fn flip_in(x: Tensor<1>, range: Range<usize>, flip: BitFlip) -> Tensor<1> {
     let changed = flipped(x.clone().slice([range.clone()]), flip);
     x.slice_assign([range], changed)

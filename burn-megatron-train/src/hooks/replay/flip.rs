@@ -1,4 +1,4 @@
-//! Bits of tensors that are flipped on purpose.
+//! Injects bit flips into tensors, for tests.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use burn::tensor::{Tensor, TensorData};
 use burn_megatron::fingerprint::{Corruption, host_data};
 use burn_megatron_comm_testing::fault_injection::{BitFlip, FaultPlan, FlipTarget};
 
-/// Flips the bits of activations and gradients that the plan of a rank names.
+/// Returns a function that flips the bits of activations and gradients which the plan lists for a rank.
 pub(super) fn corruption(faults: Arc<FaultPlan>, rank: usize) -> Box<Corruption> {
     Box::new(move |is_gradient, tensor| {
         let target = match is_gradient {
@@ -20,13 +20,13 @@ pub(super) fn corruption(faults: Arc<FaultPlan>, rank: usize) -> Box<Corruption>
     })
 }
 
-/// A copy of a tensor with a bit flipped; the same tensor if it has no elements.
+/// Returns a copy of a tensor with one bit flipped; the same tensor if it has no elements.
 pub(super) fn flipped<const D: usize>(x: Tensor<D>, flip: BitFlip) -> Tensor<D> {
     let (device, dtype) = (x.device(), x.dtype());
     Tensor::from_data(flipped_data(host_data(x), flip), (&device, dtype))
 }
 
-/// The same of a tensor of any rank.
+/// Flips a bit of a tensor with any number of dims.
 fn flip_dispatch(tensor: &mut DispatchTensor, flip: BitFlip) {
     let x = Tensor::<1>::from_dispatch(tensor.clone());
     let (device, dtype) = (x.device(), x.dtype());

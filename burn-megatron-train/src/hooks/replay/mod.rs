@@ -1,11 +1,12 @@
-//! Checks of a step by computing it again.
+//! Checks steps by computing them again.
 //!
-//! Every [`check_replay_every`](crate::TrainConfig::check_replay_every) steps the forwards, the backwards and the reduction
-//! of a step run twice from one state. All random numbers are counter-based, and what else a forward changes (the
-//! magnitudes of FP8 layers) is restored, so both runs compute the same bits; [fingerprints](burn_megatron::fingerprint) tell what
-//! does not. A third run tells a transient fault from a program that is not deterministic. What is changed before both
-//! runs, such as a flipped bit of a weight, repeats in them: it is found by fingerprints of the state between the steps, and
-//! of that of ranks which hold the same.
+//! Every [`check_replay_every`](crate::TrainConfig::check_replay_every) steps, the forward, backward and reduction of a
+//! step run twice from the same state. Random numbers are counter-based, and the FP8 magnitudes that a forward changes
+//! are restored. So both runs compute the same bits, and [fingerprints](burn_megatron::fingerprint) find the results
+//! that differ. A third run distinguishes a transient fault from a program that is not deterministic.
+//!
+//! A change before both runs, such as a flipped bit of a weight, affects both. Such changes are found by comparing
+//! fingerprints of the state between steps and between ranks that hold the same state.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -40,24 +41,24 @@ pub use verdict::{ReplayError, Verdict};
 /// The name of the hook.
 pub(super) const NAME: &str = "replay";
 
-/// The hook of [`check_replay_every`](TrainConfig::check_replay_every), and of bits that are flipped on purpose.
+/// The hook of [`check_replay_every`](TrainConfig::check_replay_every) and of injected bit flips.
 #[derive(Default)]
 pub(crate) struct Replay {
-    /// The steps between two that are computed twice; `None` if nothing is checked.
+    /// The number of steps between two replayed steps; `None` if nothing is checked.
     every: Option<usize>,
     faults: Option<Arc<FaultPlan>>,
     /// The fingerprints of the state after the last step.
     state: Option<StateFingerprints>,
-    /// Whether the trainer has run a step: the first one learns the order in which parameters are gathered.
+    /// Whether the trainer has run a step. The first step records the order in which parameters are gathered.
     has_run: bool,
     cost: ReplayCost,
     /// Whether the last bad loss was the same on another rank.
     is_bad_elsewhere: bool,
-    /// The 8-bit layers before the step, until it is decided.
+    /// The state of the FP8 layers before the step, kept until the step is decided.
     fp8_before: Option<Fp8Snapshot>,
 }
 
-/// The ways in which two runs compare, over all ranks; the larger one counts.
+/// The results of a comparison, reduced over all ranks with the maximum.
 const EQUAL: i32 = 0;
 const OTHER_OPERATIONS: i32 = 1;
 const DIFFER: i32 = 2;
@@ -67,7 +68,7 @@ impl<M: LanguageModel> StepHook<M> for Replay {
         NAME
     }
 
-    /// Runs a step, and checks it where a check is due.
+    /// Runs a step, and checks it if a check is due.
     fn wrap_run(
         &mut self,
         context: &mut StepContext<'_, M>,
@@ -111,12 +112,12 @@ impl<M: LanguageModel> StepHook<M> for Replay {
         Ok(())
     }
 
-    /// Compares the state between ranks, so that no checkpoint has a state that differs.
+    /// Compares the state between ranks, so that no checkpoint contains a differing state.
     fn before_save(&mut self, context: &mut StepContext<'_, M>) -> Result<(), TrainError> {
         self.check_state(context, context.step)
     }
 
-    /// Forgets the fingerprints, as the state is replaced.
+    /// Drops the fingerprints, because the state is replaced.
     fn load_state(
         &mut self,
         _: &mut StepContext<'_, M>,
@@ -151,7 +152,7 @@ impl<M: LanguageModel> StepHook<M> for Replay {
 }
 
 impl Replay {
-    /// For a run that checks steps.
+    /// Creates the hook of a run that checks steps; `None` if the run checks none.
     pub fn new(config: &TrainConfig) -> Option<Self> {
         let every = config.check_replay_every;
         every.map(|_| Self {
@@ -160,12 +161,12 @@ impl Replay {
         })
     }
 
-    /// Whether steps are checked by computing them again.
+    /// Returns whether steps are checked by computing them again.
     fn checks(&self) -> bool {
         self.every.is_some()
     }
 
-    /// Runs a step, and returns what it computes, if `records`.
+    /// Runs a step. Also returns its recorded results, if `records` is set.
     fn observed_run<M: LanguageModel>(
         &self,
         context: &mut StepContext<'_, M>,
@@ -186,11 +187,11 @@ impl Replay {
         Ok((run, recorder.take()))
     }
 
-    /// The forwards, the backwards and the reduction of a step; where it is due, checked by running them again.
+    /// Runs the forward, backward and reduction of a step. If a check is due, runs them again and compares the results.
     ///
     /// # Errors
     ///
-    /// [`TrainError::Replay`] on all ranks for a difference.
+    /// [`TrainError::Replay`] on all ranks if the results differ.
     fn checked_run<M: LanguageModel>(
         &mut self,
         context: &mut StepContext<'_, M>,
@@ -204,7 +205,7 @@ impl Replay {
         if !is_due {
             let (run, _) = self.observed_run(context, input, next, false)?;
             if self.checks() {
-                // An error is that of the next reading.
+                // The next reading reports the error.
                 let _ = context.device.sync();
                 self.cost.plain.add(began);
             }
@@ -214,15 +215,16 @@ impl Replay {
         let _span = tracing::info_span!("check_replay", step).entered();
         let before = context.ddp.fp8().snapshot();
         if !has_run {
-            // It learns the order in which parameters are gathered, which changes the calls of the next one.
+            // The first run records the order in which parameters are gathered, which changes the calls of the next
+            // run.
             self.observed_run(context, input, next, false)?;
             context.ddp.fp8().restore(&before);
         }
         context.ddp.reshard();
-        // An evaluation may have quantised weights. Both runs quantise them, so that they make the same calls.
+        // An evaluation may have quantized weights. Both runs must quantize them, so that they make the same calls.
         context.ddp.fp8().invalidate_weights();
         let (first, a) = self.observed_run(context, input, next, true)?;
-        // The second run needs the memory.
+        // Frees memory for the second run.
         drop(first);
         let after = context.ddp.fp8().snapshot();
         context.ddp.fp8().restore(&before);
@@ -241,7 +243,7 @@ impl Replay {
     }
 }
 
-/// Returns the verdict on three runs, of which the first two differ.
+/// Returns the verdict on three runs. The first two runs differ.
 fn verdict(
     step: usize,
     [a, b, c]: [&[Event]; 3],
@@ -278,7 +280,8 @@ fn verdict(
     })
 }
 
-/// The largest difference between two runs on any rank. Collective: call on all ranks of the world.
+/// Returns the comparison of two runs as a number, the maximum over all ranks. Collective: call on all ranks of the
+/// world.
 fn over_all_ranks(comparison: &Comparison, groups: &ParallelContext) -> Result<i32, CommError> {
     let own = match comparison {
         Comparison::Equal => EQUAL,
@@ -288,7 +291,8 @@ fn over_all_ranks(comparison: &Comparison, groups: &ParallelContext) -> Result<i
     groups.world().all_reduce_scalar(own, ReduceOp::Max)
 }
 
-/// The origins of what differs, or the operations that only one run has. Collective: call on all ranks of the world.
+/// Returns the origins of the differences, or a text about operations that only one run has. Collective: call on all
+/// ranks of the world.
 fn origins(
     comparison: &Comparison,
     groups: &ParallelContext,
@@ -315,7 +319,7 @@ fn origins(
     })
 }
 
-/// A value of each rank, in the order of the ranks. Collective: call on all ranks of the world.
+/// Gathers a value of each rank, in the order of the ranks. Collective: call on all ranks of the world.
 fn gather<S: serde::Serialize, T: serde::de::DeserializeOwned>(
     own: &S,
     groups: &ParallelContext,

@@ -1,4 +1,4 @@
-//! Compares what several ranks hold the same.
+//! Compares values that must be equal on several ranks.
 
 use std::collections::BTreeMap;
 
@@ -6,17 +6,17 @@ use burn_megatron::collective::Comm;
 use burn_megatron::comm::{CommError, all_gather_bytes};
 use burn_megatron::fingerprint::folded;
 
-/// Ranks that hold different values of what is the same.
+/// The ranks of a group that hold different values of the same item.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct DifferingRanks {
-    /// The ranks with another value than most; empty if no value has a majority.
+    /// The ranks that differ from the majority; empty if no value has a majority.
     others: Vec<usize>,
-    /// The rest.
+    /// The other ranks.
     most: Vec<usize>,
 }
 
-/// Compares the fingerprints of all ranks of a group, which have as many: on its first rank, the number of the first that
-/// differs, and the ranks. Collective: call on all ranks of the group.
+/// Compares the fingerprints of all ranks of a group, which must have equal length. The first rank of the group returns
+/// the index of the first differing fingerprint and the ranks. Collective: call on all ranks of the group.
 pub(super) fn differing(
     own: &[u64],
     comm: &Comm,
@@ -41,7 +41,7 @@ pub(super) fn differing(
     Ok(found.filter(|_| comm.rank() == 0))
 }
 
-/// The ranks with another value than most.
+/// Splits the ranks by whether they have the value of the majority.
 fn split<T: Ord>(ranks: &[usize], values: &[T]) -> DifferingRanks {
     let mut counts = BTreeMap::new();
     for value in values {
@@ -60,7 +60,7 @@ fn split<T: Ord>(ranks: &[usize], values: &[T]) -> DifferingRanks {
 }
 
 impl DifferingRanks {
-    /// `on rank 1 WHAT differs from that on ranks 0, 2`
+    /// Formats as `on rank 1 WHAT differs from that on ranks 0, 2`.
     pub fn describe(&self, what: &str) -> String {
         let list = |ranks: &[usize]| {
             let word = if ranks.len() == 1 { "rank" } else { "ranks" };

@@ -1,4 +1,4 @@
-//! Fingerprints of weights and optimizer state between the steps.
+//! Checks weights and optimizer state between steps by their fingerprints.
 
 use std::collections::HashMap;
 use std::time::Instant;
@@ -20,15 +20,15 @@ use burn_megatron::optim::{OptimizerState, all_finite};
 pub(super) enum StatePart {
     /// This rank's shard of a parameter.
     Weight(usize),
-    /// A tensor of the optimizer, by the kind.
+    /// A tensor of the optimizer state, with its kind.
     Optimizer(usize, usize),
-    /// A parameter in the type of the model, gathered from all ranks.
+    /// A parameter in the compute type of the model, gathered from all ranks.
     Copy(usize),
     /// A parameter that is not trained.
     Frozen(usize),
-    /// A bias of a router of experts.
+    /// A bias of an expert router.
     Bias(String),
-    /// The scales of an 8-bit layer.
+    /// The scales of an FP8 layer.
     Scales(String),
 }
 
@@ -36,7 +36,7 @@ pub(super) enum StatePart {
 pub(super) struct StateFingerprints(Vec<(StatePart, u64)>);
 
 impl Replay {
-    /// Takes the fingerprints of the state before the first step, and flips the bits of it that are to be flipped.
+    /// Takes the fingerprints of the state before the first step, and injects the bit flips of the plan.
     pub(super) fn begin_state<M: LanguageModel>(&mut self, context: &mut StepContext<'_, M>) {
         if self.state.is_none() {
             self.end_state(context);
@@ -47,7 +47,7 @@ impl Replay {
         }
     }
 
-    /// Takes the fingerprints of the state that the next step must find.
+    /// Takes the fingerprints of the state after a step, to compare them in the next step.
     pub(super) fn end_state<M: LanguageModel>(&mut self, context: &StepContext<'_, M>) {
         if self.checks() {
             let began = Instant::now();
@@ -56,12 +56,12 @@ impl Replay {
         }
     }
 
-    /// Checks, before the optimizer's step, that the state is that of the last step, and of ranks that hold the same.
-    /// Collective: call on all ranks of the world.
+    /// Checks, before the optimizer step, that the state is unchanged since the last step, and equal on ranks that hold
+    /// the same state. Collective: call on all ranks of the world.
     ///
     /// # Errors
     ///
-    /// [`TrainError::Replay`] on all ranks.
+    /// [`TrainError::Replay`] on all ranks if the state differs.
     pub(super) fn check_state<M: LanguageModel>(
         &mut self,
         context: &StepContext<'_, M>,
@@ -72,7 +72,7 @@ impl Replay {
         };
         let began = Instant::now();
         let now = fingerprints(context);
-        // What was being gathered after the step has no fingerprint.
+        // Parameters that were still being gathered after the step have no fingerprint.
         let known: HashMap<_, _> = before.iter().map(|(part, sum)| (part, sum)).collect();
         let is_changed =
             |(part, sum): &&(StatePart, u64)| known.get(part).is_some_and(|before| *before != sum);
@@ -96,7 +96,7 @@ impl Replay {
             .filter_map(of_rank)
             .collect();
         if ranks.is_empty() {
-            // Replicas of what has changed differ too.
+            // Replicas of a changed part differ too.
             ranks = others.concat();
         }
         Err(ReplayError {
@@ -125,7 +125,7 @@ fn other_replicas<M: LanguageModel>(
         let (copies, weights): (Vec<_>, Vec<_>) = own
             .into_iter()
             .partition(|(part, _)| matches!(part, StatePart::Copy(_)));
-        // Copies are the same on all data-parallel ranks, masters on those with the same shard.
+        // Copies are equal on all data-parallel ranks. Masters are equal on ranks with the same shard.
         for (parts, comm) in [(copies, &groups.data), (weights, &groups.replicas)] {
             let sums: Vec<_> = parts.iter().map(|(_, sum)| *sum).collect();
             if let Some((number, ranks)) = replicas::differing(&sums, comm)? {

@@ -1,8 +1,8 @@
-//! The reason for which a check of a step ended a run.
+//! The errors of replay checks.
 
 use std::fmt;
 
-/// A check of a step found a wrong result. The same on all ranks.
+/// A replay check found a wrong result. All ranks return the same error.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("step {step}: {verdict}: {message}")]
 pub struct ReplayError {
@@ -14,24 +14,24 @@ pub struct ReplayError {
     pub message: String,
 }
 
-/// The cause of a wrong result of a step, as far as a second computation of the step tells. Each is an exit code of a
-/// rank, by which a launcher decides whether to start the run again.
+/// The cause of a wrong result, as far as repeated computations can tell. Each verdict has an exit code, from which a
+/// launcher decides whether to restart the run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// One of several equal computations gave another result, once.
+    /// A single one of several equal computations gave a different result.
     Transient,
-    /// Weights or the state of the optimizer changed between two steps, or weights differ on ranks that have the same.
+    /// Weights or optimizer state changed between two steps, or differ on ranks that hold the same state.
     StateChanged,
-    /// The device of a rank computes another result than that of another rank.
+    /// The device of a rank computes a different result than the device of another rank.
     Device,
-    /// Equal computations always give other results: the program or a library is not deterministic.
+    /// Equal computations give different results: the program or a library is not deterministic.
     NotDeterministic,
-    /// The result is the same on another device: it is due to the data, the settings or the program.
+    /// The result is the same on another device, so its cause is the data, the settings or the program.
     DataOrSoftware,
 }
 
 impl Verdict {
-    /// All of them, in the order of their exit codes.
+    /// All verdicts, in the order of their exit codes.
     pub const ALL: [Self; 5] = [
         Self::Transient,
         Self::StateChanged,
@@ -40,7 +40,7 @@ impl Verdict {
         Self::DataOrSoftware,
     ];
 
-    /// The exit code of a process that ends with it.
+    /// Returns the exit code of a process that ends with this verdict.
     pub const fn exit_code(self) -> u8 {
         match self {
             Self::Transient => 5,
@@ -51,12 +51,12 @@ impl Verdict {
         }
     }
 
-    /// The verdict with this exit code.
+    /// Returns the verdict with this exit code.
     pub fn from_exit_code(code: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|it| it.exit_code() == code)
     }
 
-    /// Whether a run that is resumed from its last checkpoint on the same devices may succeed.
+    /// Returns whether a run that is resumed from its last checkpoint on the same devices may succeed.
     pub const fn may_pass_after_restart(self) -> bool {
         matches!(self, Self::Transient | Self::StateChanged)
     }

@@ -1,4 +1,4 @@
-//! Shorter rows in the first steps of a run.
+//! Sequence length warm-up: shorter rows in the first steps of a run.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -10,16 +10,17 @@ pub(super) use hook::SequenceWarmupHook;
 /// The name of the hook.
 pub(super) const NAME: &str = "sequence_warmup";
 
-/// The length of the rows of the first steps (sequence length warm-up: Li et al. 2021, arXiv:2108.06084).
+/// The row length of the first steps of a run (sequence length warm-up: Li et al. 2021, arXiv:2108.06084).
 ///
-/// A sample of `sequence_length` tokens is cut into rows of `length`, so that each token is read once, in the same
-/// order, and a step has the same tokens. Positions begin in each row, and attention does not leave it.
+/// A sample of `sequence_length` tokens is cut into rows of `length` tokens. Each token is read once, in the same
+/// order, and a step has the same number of tokens. Positions start at 0 in each row, and attention does not cross
+/// rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SequenceWarmup {
-    /// The first step, from 0, that is after it.
+    /// The first step after this part, counted from 0.
     pub until_step: usize,
-    /// Tokens of a row.
+    /// The number of tokens per row.
     pub length: usize,
 }
 
@@ -30,21 +31,21 @@ pub struct SequenceWarmup {
     part.length, part.until_step
 )]
 pub struct SequenceWarmupError {
-    /// The part.
+    /// The invalid part.
     pub part: SequenceWarmup,
-    /// Tokens of a sample.
+    /// The number of tokens per sample.
     pub whole: usize,
-    /// The values that would fit.
+    /// The expected values.
     pub expected: String,
 }
 
-/// The length of the rows at a step; `whole` after all parts of the warm-up.
+/// Returns the number of tokens per row at a step; `whole` after the warm-up.
 pub(crate) fn row_length(warmup: &[SequenceWarmup], step: usize, whole: usize) -> usize {
     let part = warmup.iter().find(|part| step < part.until_step);
     part.map_or(whole, |part| part.length)
 }
 
-/// Checks the parts of a warm-up to `whole` tokens, in a run of `steps` steps.
+/// Checks the parts of a warm-up to rows of `whole` tokens, in a run of `steps` steps.
 pub(crate) fn check(
     warmup: &[SequenceWarmup],
     steps: usize,

@@ -1,4 +1,4 @@
-//! The load of the experts of a step as a heat map: experts across, layers down.
+//! Heat map of the expert load of a step: one column per expert, one row per layer.
 
 mod svg;
 mod terminal;
@@ -11,10 +11,10 @@ use crate::expert_metrics::{ExpertLoad, even_shares};
 use crate::metrics::MetricsRecord;
 use burn_megatron_plot::{PlotError, write};
 
-/// The load of the experts of a step, each as a multiple of the even share of its layer.
+/// Heat map of the expert load of a step. Each load is a multiple of the even share of its layer.
 ///
-/// If there are more experts than fit, a cell is the mean of several neighbours, and the axis says of how many.
-/// A layer without tokens is empty.
+/// If there are too many experts, a cell is the mean of several neighbours, and the axis shows their number. A layer
+/// without tokens is empty.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ExpertHeatMap {
     step: usize,
@@ -24,22 +24,22 @@ pub struct ExpertHeatMap {
 #[derive(Debug, Clone, PartialEq)]
 struct LayerRow {
     layer: String,
-    /// Multiples of the even share.
+    /// The load of each expert as a multiple of the even share.
     shares: Vec<f64>,
 }
 
 /// The cells of a heat map.
 struct HeatCells {
-    /// The experts of a cell; the last of a row may have fewer.
+    /// The number of experts per cell; the last cell of a row may have fewer.
     experts: usize,
-    /// The cells of the longest row.
+    /// The number of cells of the longest row.
     columns: usize,
-    /// By layer, the mean of each cell.
+    /// The mean of each cell, per layer.
     rows: Vec<Vec<f64>>,
 }
 
 impl ExpertHeatMap {
-    /// The heat map of a step.
+    /// Creates the heat map of a step.
     pub fn new(load: &ExpertLoad) -> Self {
         let rows = load.layers.iter().map(|layer| LayerRow {
             layer: layer.layer.clone(),
@@ -51,8 +51,8 @@ impl ExpertHeatMap {
         }
     }
 
-    /// The last load of a metrics file, from [`read_metrics`](crate::metrics::read_metrics); `None` if it
-    /// has none.
+    /// Creates the heat map of the last load in the records of a metrics file, from
+    /// [`read_metrics`](crate::metrics::read_metrics). `None` if there is no load.
     pub fn from_records(records: &[MetricsRecord]) -> Option<Self> {
         records.iter().rev().find_map(|record| match record {
             MetricsRecord::ExpertLoad(load) => Some(Self::new(load)),
@@ -60,7 +60,7 @@ impl ExpertHeatMap {
         })
     }
 
-    /// The heat map as an SVG 960 pixels wide, with the numbers where they fit.
+    /// Returns the heat map as an SVG, 960 pixels wide. Cells show their numbers if they fit.
     ///
     /// # Errors
     ///
@@ -78,18 +78,18 @@ impl ExpertHeatMap {
         write(path, &self.svg()?)
     }
 
-    /// The heat map in shades of text: four lines and one per layer, at most `columns` (and at least 40)
-    /// characters wide.
+    /// Returns the heat map as text with shaded cells: four lines plus one line per layer, with at most `columns` (and
+    /// at least 40) characters per line.
     pub fn terminal(&self, columns: usize) -> String {
         terminal::draw(self, columns)
     }
 
-    /// The title.
+    /// Returns the title.
     fn title(&self) -> String {
         format!("load of the experts in step {}", self.step)
     }
 
-    /// At most `most` cells per row.
+    /// Returns cells, at most `most` per row.
     fn cells(&self, most: usize) -> HeatCells {
         let longest = self.rows.iter().map(|row| row.shares.len()).max();
         let longest = longest.unwrap_or(0);
@@ -105,7 +105,7 @@ impl ExpertHeatMap {
 }
 
 impl HeatCells {
-    /// The label of the horizontal axis.
+    /// Returns the label of the horizontal axis.
     fn label(&self) -> String {
         match self.experts {
             1 => "expert".into(),

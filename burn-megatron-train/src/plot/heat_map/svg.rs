@@ -1,7 +1,6 @@
 //! The heat map as SVG.
 //!
-//! Colors get darker from the smallest load to the largest, so that they are told apart without their hue; that of
-//! the even share is gray.
+//! Colors get darker with the load, so that they are distinguishable by lightness alone. The even share is gray.
 
 use burn_megatron_plot::{Area, FONT, PlotError, TEXT, failed, render};
 use plotters::prelude::*;
@@ -13,19 +12,19 @@ use super::{ExpertHeatMap, HeatCells};
 const RIGHT: i32 = 32;
 const TOP: i32 = 124;
 const BOTTOM: i32 = 64;
-/// The height of all rows, if a row is then in the range of [`ROW`].
+/// The height of all rows in pixels, if the row height is then in the range of [`ROW`].
 const ROWS: i32 = 360;
 const ROW: (i32, i32) = (14, 44);
-/// More cells would be too narrow to see.
+/// The maximum number of cells per row: more cells would be too narrow to see.
 const MAX_CELLS: usize = 256;
-/// The narrowest cell with a white edge.
+/// The minimum width of a cell with a white edge.
 const EDGED: i32 = 8;
-/// The smallest cell with its number.
+/// The minimum size of a cell with its number.
 const NUMBERED: (i32, i32) = (36, 18);
-/// The most labels of the horizontal axis.
+/// The maximum number of labels on the horizontal axis.
 const LABELS: usize = 16;
 
-/// Below each of these multiples of the even share a load has the color of the same place, else the last one.
+/// Upper limits of the colors, as multiples of the even share. Larger loads have the last color.
 const LIMITS: [f64; 8] = [0.25, 0.5, 0.7, 0.9, 1.1, 1.4, 2.0, 4.0];
 const COLORS: [RGBColor; 9] = [
     RGBColor(232, 246, 255),
@@ -38,7 +37,7 @@ const COLORS: [RGBColor; 9] = [
     RGBColor(153, 67, 15),
     RGBColor(82, 29, 0),
 ];
-/// From this place on the numbers are white.
+/// The index of the first color on which numbers are white.
 const DARK: usize = 6;
 
 type Point = (i32, i32);
@@ -66,7 +65,7 @@ struct Picture<'a, 'b> {
     map: &'a ExpertHeatMap,
     cells: HeatCells,
     area: &'a Area<'b>,
-    /// Where the first cell begins.
+    /// The left edge of the first cell.
     left: i32,
     /// The height of a row.
     row: i32,
@@ -90,7 +89,7 @@ impl Picture<'_, '_> {
         self.axis()
     }
 
-    /// The cells of a row; narrow neighbours of the same color are one rectangle.
+    /// Draws the cells of a row. Narrow neighbours of the same color are drawn as one rectangle.
     fn cells_of(&self, number: usize, top: i32) -> Result<(), PlotError> {
         let places: Vec<_> = self.cells.rows[number]
             .iter()
@@ -111,7 +110,7 @@ impl Picture<'_, '_> {
         Ok(())
     }
 
-    /// The number in a cell, where it fits.
+    /// Draws the number in a cell, if it fits.
     fn number(&self, share: f64, place: usize, at: Point) -> Result<(), PlotError> {
         if self.width() < NUMBERED.0 || self.row < NUMBERED.1 {
             return Ok(());
@@ -121,7 +120,7 @@ impl Picture<'_, '_> {
         self.text(&format!("{share:.2}"), middle, 14, HPos::Center, color)
     }
 
-    /// The numbers of experts below the cells, and the name of the axis.
+    /// Draws the expert numbers below the cells, and the name of the axis.
     fn axis(&self) -> Result<(), PlotError> {
         let bottom = TOP + self.map.rows.len() as i32 * self.row;
         let experts = self.cells.columns * self.cells.experts;
@@ -143,7 +142,7 @@ impl Picture<'_, '_> {
         self.text(&label, (middle, bottom + 30), 17, HPos::Center, TEXT)
     }
 
-    /// The colors with the limits between them.
+    /// Draws the colors with the limits between them.
     fn legend(&self) -> Result<(), PlotError> {
         let (width, height, top) = (44, 14, 58);
         let left = WIDTH as i32 - RIGHT - width * COLORS.len() as i32;
@@ -160,14 +159,14 @@ impl Picture<'_, '_> {
         Ok(())
     }
 
-    /// The left edge of a cell.
+    /// Returns the left edge of a cell.
     fn x(&self, cell: usize) -> i32 {
         let all = i64::from(WIDTH as i32 - RIGHT - self.left);
         let columns = self.cells.columns.max(1) as i64;
         self.left + (cell as i64 * all / columns) as i32
     }
 
-    /// The width of a cell, in whole pixels.
+    /// Returns the width of a cell, in pixels.
     fn width(&self) -> i32 {
         self.x(1) - self.left
     }
@@ -192,7 +191,7 @@ impl Picture<'_, '_> {
     }
 }
 
-/// The place of the color of a load; `None` without a load.
+/// Returns the index of the color of a load; `None` without a load.
 fn place(share: f64) -> Option<usize> {
     let reached = LIMITS.iter().filter(|limit| share >= **limit);
     (!share.is_nan()).then_some(reached.count())

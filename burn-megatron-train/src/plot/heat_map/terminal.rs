@@ -1,11 +1,11 @@
-//! The heat map as lines of text, in shades that show on a light and on a dark background.
+//! The heat map as lines of text, with shades that are visible on light and dark backgrounds.
 
 use super::ExpertHeatMap;
 
 const MIN_COLUMNS: usize = 40;
-/// The widest cell.
+/// The maximum width of a cell.
 const MAX_CELL: usize = 4;
-/// Below each of these multiples of the even share a load has the shade of the same place, else the last one.
+/// Upper limits of the shades, as multiples of the even share. Larger loads have the last shade.
 const LIMITS: [f64; 4] = [0.5, 0.8, 1.25, 2.0];
 const SHADES: [char; 5] = ['·', '░', '▒', '▓', '█'];
 
@@ -38,7 +38,7 @@ fn shade(share: f64) -> char {
     SHADES[place]
 }
 
-/// The shades, with the limits between them.
+/// Returns a line with the shades and the limits between them.
 fn legend() -> String {
     let mut text = format!("even share = 1: {}", SHADES[0]);
     for (limit, shade) in LIMITS.iter().zip(&SHADES[1..]) {
@@ -47,7 +47,7 @@ fn legend() -> String {
     text
 }
 
-/// The end of a name that is too long, which tells layers apart.
+/// Returns the end of a name that is too long, because the end distinguishes the layers.
 fn shortened(name: &str, most: usize) -> String {
     let length = name.chars().count();
     if length <= most {
@@ -57,7 +57,7 @@ fn shortened(name: &str, most: usize) -> String {
     format!("…{end}")
 }
 
-/// The first and the last expert below their cells, and the label of the axis below.
+/// Returns the lines below the cells: the first and the last expert, and the label of the axis.
 fn footer(gutter: usize, width: usize, last: usize, label: &str, columns: usize) -> String {
     let last = last.to_string();
     let between = width.saturating_sub(1 + last.len());

@@ -13,13 +13,13 @@ fn load(step: usize, layers: &[&[u64]]) -> ExpertLoad {
     }
 }
 
-/// Layers in which every expert has the even share.
+/// Returns layers in which every expert has the even share.
 fn even(layers: usize, experts: usize) -> ExpertHeatMap {
     let row = vec![3; experts];
     ExpertHeatMap::new(&load(0, &vec![&row[..]; layers]))
 }
 
-/// The rectangles of a color.
+/// Returns the number of rectangles of a color.
 fn count(svg: &str, color: &str) -> usize {
     let is_of = |line: &&str| line.contains("<rect") && line.contains(color);
     svg.lines().filter(is_of).count()
@@ -108,7 +108,7 @@ fn a_picture_has_axes_a_scale_and_the_numbers_that_fit() {
     {
         assert!(svg.contains(&format!("\n{text}\n")), "{text} in {svg}");
     }
-    // One of each color is in the scale; a layer without tokens has no cells.
+    // The scale has one rectangle of each color. A layer without tokens has no cells.
     assert_eq!(count(&svg, EVEN), 1 + 4);
     assert_eq!(
         (count(&svg, "#E8F6FF"), count(&svg, "#521D00")),

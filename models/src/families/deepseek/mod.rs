@@ -1,5 +1,5 @@
-//! DeepSeek-V2: latent attention, and shared experts in addition to routed experts, which are chosen from the best groups or
-//! from all. DeepSeek-V3 chooses them by sigmoids and biases.
+//! DeepSeek-V2 has latent attention, and shared experts in addition to routed experts. Experts are chosen from the best
+//! groups or from all experts. DeepSeek-V3 chooses them with sigmoids and biases.
 
 use serde_json::{Map, Value, json};
 
@@ -15,7 +15,7 @@ use routing::Routing;
 /// The epsilon of the norms of latents, which no key sets.
 const LATENT_EPSILON: f64 = 1e-6;
 
-/// A family, by its routing.
+/// A DeepSeek family, with its routing.
 pub(super) struct Deepseek(Routing);
 
 pub(super) const V2: Deepseek = Deepseek(routing::V2);
@@ -29,7 +29,7 @@ impl Family for Deepseek {
             return v3;
         }
         TransformerConfig {
-            // As in DeepSeek-V2-Lite. A recipe could not remove a rank that the family has.
+            // As in DeepSeek-V2-Lite. A recipe could not remove a rank that the defaults of the family have.
             mla: v3.mla.map(|mla| MlaConfig {
                 q_rank: None,
                 ..mla
@@ -52,7 +52,7 @@ impl Family for Deepseek {
         keys.only("num_key_value_heads", sizes.heads)?;
         keys.only("head_dim", mla.rope_width)?;
         keys.only("qk_head_dim", mla.head_width())?;
-        // Only the order of the computation depends on it.
+        // It only affects the order of the computation.
         keys.take("pretraining_tp");
         keys.only("attention_bias", false)?;
         keys.only("mlp_bias", false)?;
@@ -61,7 +61,7 @@ impl Family for Deepseek {
             "true, as transformers reads null as false",
         )?;
         keys.only("rope_interleave", true)?;
-        // By its old or new name.
+        // The key has an old and a new name.
         let depths = keys.count("num_nextn_predict_layers")?;
         let depths = keys.count("num_mtp_layers")?.or(depths).unwrap_or(0);
         Ok(TransformerConfig {

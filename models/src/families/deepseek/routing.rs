@@ -36,7 +36,7 @@ pub(super) const V3: Routing = Routing {
 
 impl Routing {
     pub fn read(&self, keys: &mut ConfigKeys) -> Result<MoeConfig, HfConfigError> {
-        // They belong to the loss of the routers and to the layout.
+        // These keys belong to the router losses and to the layout.
         for key in ["aux_loss_alpha", "seq_aux", "ep_size"] {
             keys.take(key);
         }
@@ -44,7 +44,7 @@ impl Routing {
         keys.only("scoring_func", self.scoring)?;
         let per_token = keys.needed("num_experts_per_tok", ConfigKeys::size)?;
         if !self.is_v3 {
-            // The class of transformers ignores the key, the code next to the published weights does not.
+            // The class of transformers ignores the key, but the code next to the published weights does not.
             keys.only("norm_topk_prob", false)?;
         }
         let normalised = keys.flag("norm_topk_prob")?.unwrap_or(false);
@@ -62,7 +62,7 @@ impl Routing {
             score: self.score,
             factor: keys.needed("routed_scaling_factor", ConfigKeys::number)?,
             groups: self.groups(keys)?,
-            // The biases stay as they are unless a recipe has a rate.
+            // The biases are constant unless a recipe sets a rate.
             bias_update_rate: self.is_v3.then_some(0.0),
             shared_width: Some(width * shared),
             ..MoeConfig::default()
@@ -92,7 +92,7 @@ impl Routing {
         })
     }
 
-    /// Returns the groups of experts, or `None` if all are chosen or V2's `topk_method` ignores them.
+    /// Returns the groups of experts, or `None` if all groups are chosen or `topk_method` of V2 ignores them.
     fn groups(&self, keys: &mut ConfigKeys) -> Result<Option<ExpertGroups>, HfConfigError> {
         let groups = keys.size("n_group")?;
         let chosen = keys.size("topk_group")?;
@@ -115,7 +115,7 @@ impl Routing {
             let fits = format!("at most n_group = {groups}");
             return Err(keys.refused("topk_group", &json!(chosen), fits));
         }
-        // Without a limit if all groups are chosen.
+        // There is no limit if all groups are chosen.
         Ok((chosen < groups).then_some(ExpertGroups {
             groups,
             chosen,

@@ -9,18 +9,18 @@ use crate::{Positions, RotaryScaling, TransformerConfig};
 mod scaling;
 mod yarn;
 
-/// The base of Gemma 3 in layers with a window.
+/// The rotary base of Gemma 3 in layers with a window.
 const WINDOW_BASE: f64 = 10_000.0;
 
-/// The base of Gemma 3 in layers without a window.
+/// The rotary base of Gemma 3 in layers without a window.
 const FULL_BASE: f64 = 1_000_000.0;
 
-/// The model around an object of scaling parameters.
+/// The settings of the model that scaling parameters depend on.
 #[derive(Clone, Copy)]
 struct Around {
     /// `max_position_embeddings`.
     context: usize,
-    /// The key outside the object. `transformers` prefers it to the key inside the object.
+    /// The value of the key outside of the object. `transformers` prefers it to the key inside the object.
     original: Option<usize>,
     /// Whether the object belongs to layers of one kind.
     is_of_layers: bool,
@@ -65,7 +65,7 @@ fn both_objects(keys: &ConfigKeys) -> HfConfigError {
     keys.refused("rope_scaling", &both, "only one of the two")
 }
 
-/// The positions of layers without a window, and the base of those with one, as in Gemma 3.
+/// Returns the positions of layers without a window, and the rotary base of layers with a window, as in Gemma 3.
 pub(super) fn read_by_window(
     keys: &mut ConfigKeys,
     context: usize,
@@ -80,7 +80,7 @@ pub(super) fn read_by_window(
         && !old.has("rope_type")
         && old.has("type")
     {
-        // The class of transformers would overlook it.
+        // The class of transformers would ignore it.
         return Err(old.missing("rope_type"));
     }
     let (mut full, mut sliding) = (old, None);
@@ -114,7 +114,7 @@ pub(super) fn read_by_window(
     Ok((positions, local_base.or(local).unwrap_or(WINDOW_BASE)))
 }
 
-/// Writes the format that both versions read.
+/// Writes the positions in a format that both versions read.
 pub(super) fn write(model: &TransformerConfig, to: &mut Map<String, Value>) {
     if let Positions::Rotary { base, scaling } = &model.positions {
         to.insert("rope_theta".into(), json!(base));

@@ -58,7 +58,7 @@ pub(super) fn read(
     Ok((base, scaling))
 }
 
-/// Returns whether a scaling scales nothing.
+/// Returns whether a scaling has no effect.
 fn is_plain(scaling: &RotaryScaling) -> bool {
     match scaling {
         RotaryScaling::Linear { factor } | RotaryScaling::Llama3 { factor, .. } => *factor == 1.0,
@@ -81,7 +81,7 @@ fn is_plain(scaling: &RotaryScaling) -> bool {
     }
 }
 
-/// Returns the context of the original training. The default is the context of the model.
+/// Returns the context length of the original training. The default is the context of the model.
 pub(super) fn original(keys: &mut ConfigKeys, around: Around) -> Result<usize, HfConfigError> {
     let key = "original_max_position_embeddings";
     keys.not_null(key, "a number of tokens")?;

@@ -7,7 +7,7 @@ use super::scaling::original;
 use crate::RotaryScaling;
 use crate::hf::{ConfigKeys, HfConfigError};
 
-/// Returns the amplitude of queries and keys.
+/// Returns the factor of queries and keys.
 fn amplitude(scale: f64, factor: f64) -> f64 {
     0.1 * scale * factor.ln() + 1.0
 }
@@ -15,7 +15,7 @@ fn amplitude(scale: f64, factor: f64) -> f64 {
 /// Reads YaRN with the defaults of `transformers`: 32 and 1 rotations, and an amplitude of `0.1 ln factor + 1` unless
 /// both `mscale` and `mscale_all_dim` are given.
 pub(super) fn read(keys: &mut ConfigKeys, around: Around) -> Result<RotaryScaling, HfConfigError> {
-    // Null means false.
+    // Null means false here.
     let truncate = match keys.has("truncate") {
         true => keys.flag("truncate")?.unwrap_or(false),
         false => true,
@@ -25,13 +25,13 @@ pub(super) fn read(keys: &mut ConfigKeys, around: Around) -> Result<RotaryScalin
         return Err(keys.refused("truncate", &json!(truncate), "true"));
     }
     let original = original(keys, around)?;
-    // Null means the ratio of the contexts.
+    // Null means the ratio of the contexts here.
     let factor = match keys.has("factor") {
         true => keys.number("factor")?,
         false => return Err(keys.missing("factor")),
     };
     let factor = factor.unwrap_or(around.context as f64 / original as f64);
-    // 0 counts as not given.
+    // 0 counts as missing.
     let mut given = |key| Ok(keys.number(key)?.filter(|x| *x != 0.0));
     let (fast, slow) = (given("beta_fast")?, given("beta_slow")?);
     let (mscale, all_dim) = (given("mscale")?, given("mscale_all_dim")?);

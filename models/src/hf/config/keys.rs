@@ -10,14 +10,14 @@ use super::meaning::{Meaning, meaning};
 use crate::hf::family::ClassDefaults;
 use crate::hf::{HfConfigError, HfFamily};
 
-/// The objects with the scaling of rotary positions. `transformers` 5 writes the first key, and `transformers` 4 writes the
-/// second key.
+/// The keys of the object with the scaling of rotary positions: the key of `transformers` 5, and the key of
+/// `transformers` 4.
 const ROPE: [&str; 2] = ["rope_parameters", "rope_scaling"];
 
-/// The largest size that is accepted; products of a few of them do not overflow.
+/// The maximum of any size. Products of a few sizes do not overflow.
 const MAX_SIZE: u64 = 1 << 24;
 
-/// The keys of a `config.json`, or of an object in it, that were not taken yet.
+/// The remaining keys of a `config.json`, or of an object in it.
 #[derive(Debug)]
 pub struct ConfigKeys {
     map: Map<String, Value>,
@@ -31,11 +31,11 @@ pub struct ConfigKeys {
 
 #[cfg(test)]
 thread_local! {
-    /// The keys that were asked for.
+    /// The keys that were requested.
     pub(super) static ASKED: RefCell<std::collections::BTreeSet<String>> = RefCell::default();
 }
 
-/// A value for an error, shortened if it is long.
+/// Formats a value for an error, shortened if it is long.
 fn shown(value: &Value) -> String {
     let text = value.to_string();
     match text.char_indices().nth(80) {
@@ -49,7 +49,7 @@ fn number(value: &Value) -> Option<f64> {
     value.as_f64().filter(|x| x.is_finite() && *x >= 0.0)
 }
 
-/// The error for a `model_type` that is none of `known`, or for a missing one.
+/// Returns the error for a `model_type` that is not in `known`, or for a missing `model_type`.
 pub(in crate::hf) fn unknown_type(found: Option<&Value>, known: &[&str]) -> HfConfigError {
     HfConfigError::Family {
         found: shown(found.unwrap_or(&Value::Null)),
@@ -61,7 +61,7 @@ pub(in crate::hf) fn unknown_type(found: Option<&Value>, known: &[&str]) -> HfCo
 }
 
 impl ConfigKeys {
-    /// The keys of a file, and its family.
+    /// Returns the keys of a file, and its family.
     pub(crate) fn new<F: HfFamily>(map: Map<String, Value>) -> Result<(Self, F), HfConfigError> {
         let mut keys = Self {
             map,
@@ -89,7 +89,7 @@ impl ConfigKeys {
         }
     }
 
-    /// Adds the values of the class for missing keys. Refuses `null` where the class refuses it.
+    /// Adds the values of the class for missing keys. Rejects `null` where the class rejects it.
     fn fill(&mut self, defaults: ClassDefaults) -> Result<(), HfConfigError> {
         let is_null = |key: &String| self.is_null(key);
         if let Some(key) = defaults.not_null.iter().find(|key| is_null(key)) {
@@ -122,7 +122,7 @@ impl ConfigKeys {
         Ok(())
     }
 
-    /// Adds the scaling of the class, which holds for `null` too, and for an empty object of the old key.
+    /// Adds the default scaling of the class. It also replaces `null`, and an empty object of the old key.
     fn fill_rope(&mut self, scaling: Value) {
         let [new, old] = ROPE.map(|key| self.map.get(key));
         let is_empty = |old: &Value| old.as_object().is_none_or(Map::is_empty);
@@ -132,7 +132,7 @@ impl ConfigKeys {
         }
     }
 
-    /// Takes a nested object; `None` if it is missing. Its keys are to be [finished](Self::finish) as well.
+    /// Takes a nested object; `None` if it is missing. Its keys must be [finished](Self::finish) too.
     ///
     /// # Errors
     ///
@@ -157,7 +157,7 @@ impl ConfigKeys {
         self.map.remove(key).filter(|value| !value.is_null())
     }
 
-    /// Whether there is a value, including `null`, that was not taken.
+    /// Returns whether a key has a value, including `null`, that was not taken.
     pub fn has(&self, key: &str) -> bool {
         self.map.contains_key(key)
     }
@@ -167,7 +167,7 @@ impl ConfigKeys {
         self.map.get(key).is_some_and(Value::is_null)
     }
 
-    /// Refuses `null`, which counts as missing otherwise.
+    /// Rejects `null`, which otherwise counts as missing.
     ///
     /// # Errors
     ///
@@ -179,17 +179,17 @@ impl ConfigKeys {
         }
     }
 
-    /// Returns the keys that are left, for an error.
+    /// Returns the remaining keys, for an error.
     pub(crate) fn rest(self) -> Value {
         Value::Object(self.map)
     }
 
-    /// Returns whether no key is left.
+    /// Returns whether no keys remain.
     pub fn is_empty(&self) -> bool {
         self.map.is_empty()
     }
 
-    /// Takes a value that `read` accepts, or refuses it.
+    /// Takes a value that `read` accepts, or rejects it.
     fn typed<T>(
         &mut self,
         key: &str,
@@ -318,12 +318,14 @@ impl ConfigKeys {
         }
     }
 
-    /// Takes how the weights are quantized, which the tensors tell: FP8 in blocks of 128 x 128, or MXFP4.
+    /// Takes the quantization settings of the weights. The tensors have the same information: FP8 in blocks of 128 x
+    /// 128, or MXFP4.
     fn quantization(&mut self) -> Result<(), HfConfigError> {
         let Some(mut keys) = self.object("quantization_config")? else {
             return Ok(());
         };
-        // The scheme of activations, tensors that are not quantized, and how scales were rounded before they were stored.
+        // The scheme of activations, tensors that are not quantized, and the rounding of scales before they were
+        // stored.
         for key in [
             "activation_scheme",
             "modules_to_not_convert",
@@ -343,7 +345,7 @@ impl ConfigKeys {
         keys.finish()
     }
 
-    /// An error for a missing key.
+    /// Returns an error for a missing key.
     pub fn missing(&self, key: &str) -> HfConfigError {
         HfConfigError::Missing {
             family: self.family,
@@ -351,7 +353,7 @@ impl ConfigKeys {
         }
     }
 
-    /// An error for an unsupported value.
+    /// Returns an error for an unsupported value.
     pub fn refused(&self, key: &str, value: &Value, fits: impl Into<String>) -> HfConfigError {
         HfConfigError::Value {
             key: self.path(key),
@@ -367,8 +369,8 @@ impl ConfigKeys {
         }
     }
 
-    /// Checks the keys that are left. A key that changes no result is ignored. The others are errors, or
-    /// [ignored with a warning](super::HfConfig::ignored).
+    /// Checks the remaining keys. Keys that do not change results are ignored. The other keys are errors, or [ignored
+    /// with a warning](super::HfConfig::ignored).
     ///
     /// # Errors
     ///
@@ -382,7 +384,7 @@ impl ConfigKeys {
                 ("pruned_heads", Value::Object(Map::new())),
                 ("tie_encoder_decoder", Value::Bool(false)),
                 ("use_mrope", Value::Bool(false)),
-                // For these families it only causes a warning.
+                // For these families, it only causes a warning.
                 ("is_decoder", Value::Bool(false)),
             ] {
                 self.only(key, off)?;
@@ -404,7 +406,7 @@ impl ConfigKeys {
         Ok(())
     }
 
-    /// The list of ignored keys, which [`finish`](Self::finish) completes.
+    /// Returns the list of ignored keys, which [`finish`](Self::finish) completes.
     pub(super) fn ignored(&self) -> Rc<RefCell<Vec<String>>> {
         self.ignored.clone()
     }

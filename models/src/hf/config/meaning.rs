@@ -5,12 +5,12 @@ use std::sync::LazyLock;
 
 use serde_json::Value;
 
-/// The attributes of configurations that the code of `transformers` 5.24 reads: for all families and for each.
+/// The attributes of configurations that the code of `transformers` 5.24 reads: for all families, and for each family.
 /// Written by `index.py` next to the fixtures.
 const READ: &str = include_str!("read.json");
 
-/// Keys that do not change what a model computes for given tokens and weights: names, generation, outputs, other
-/// heads, memory, the programs that wrote the file.
+/// Keys that do not change what a model computes for given tokens and weights. They concern names, generation, outputs,
+/// other heads, memory, and the programs that wrote the file.
 const HARMLESS: &[&str] = &[
     "_attn_implementation",
     "_attn_implementation_autoset",
@@ -114,9 +114,9 @@ const DANGEROUS: &[&str] = &[
     "use_qk_norm",
 ];
 
-/// The consequence of a key that is left.
+/// The meaning of a remaining key.
 pub(super) enum Meaning {
-    /// The key is known not to matter.
+    /// The key is known to have no effect.
     Harmless,
     /// Neither `transformers` nor this crate reads the key.
     Ignored,

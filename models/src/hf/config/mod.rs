@@ -22,9 +22,9 @@ pub(super) use keys::unknown_type;
 /// The special tokens of a configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SpecialTokenIds {
-    /// Begin of a sequence.
+    /// Beginning of a sequence.
     pub bos: Option<u32>,
-    /// End of a sequence: any of these.
+    /// Ends of a sequence: any of these tokens.
     pub eos: Vec<u32>,
     /// Padding.
     pub pad: Option<u32>,
@@ -37,12 +37,12 @@ pub struct HfConfig<F: HfFamily = ModelFamily> {
     pub family: F,
     /// The model.
     pub model: F::Model,
-    /// The declared type of the weights (`torch_dtype` or `dtype`); the files' own types are used.
+    /// The declared dtype of the weights (`torch_dtype` or `dtype`). The dtypes in the files take precedence.
     pub dtype: Option<ElementType>,
     /// The special tokens.
     pub tokens: SpecialTokenIds,
-    /// The keys that were ignored, as neither `transformers` nor this crate reads them. Keys that are known not to
-    /// matter are left out.
+    /// The ignored keys, which neither `transformers` nor this crate reads. Keys that are known to have no effect are
+    /// left out.
     pub ignored: Vec<String>,
 }
 
@@ -57,7 +57,7 @@ impl<F: HfFamily> HfConfig<F> {
         Self::parse_at(&path, &read_text(&path)?)
     }
 
-    /// Parses a `config.json`, which errors name by `path`.
+    /// Parses a `config.json`. Errors name the file as `path`.
     pub(super) fn parse_at(path: &Path, bytes: &[u8]) -> Result<Self, HfError> {
         Self::parse(bytes).map_err(|source| HfError::Config {
             path: path.to_path_buf(),
@@ -89,7 +89,7 @@ impl<F: HfFamily> HfConfig<F> {
         Ok(config)
     }
 
-    /// The configuration of a model, in the family that computes it.
+    /// Creates the configuration of a model, for the family that computes it.
     ///
     /// # Errors
     ///
@@ -106,7 +106,7 @@ impl<F: HfFamily> HfConfig<F> {
         Ok(config)
     }
 
-    /// Checks that the sizes of the model are consistent, and that the family computes it.
+    /// Checks that the sizes of the model are consistent, and that the family can compute it.
     ///
     /// # Errors
     ///
@@ -118,7 +118,7 @@ impl<F: HfFamily> HfConfig<F> {
         }
     }
 
-    /// The content of its `config.json`, for `transformers` 4 and 5.
+    /// Returns the content of its `config.json`, for `transformers` 4 and 5.
     ///
     /// # Errors
     ///

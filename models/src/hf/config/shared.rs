@@ -1,4 +1,4 @@
-//! The keys that every family has: its names, the special tokens and the type of the weights.
+//! The keys that every family has: names, special tokens and the dtype of the weights.
 
 use burn_megatron::checkpoint::ElementType;
 use serde_json::{Map, Value, json};
@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 use super::{ConfigKeys, HfConfig, SpecialTokenIds};
 use crate::hf::{HfConfigError, HfFamily};
 
-/// The type of the weights, by its old or new key.
+/// Returns the dtype of the weights, from its old or new key.
 pub(super) fn dtype(keys: &mut ConfigKeys) -> Result<Option<ElementType>, HfConfigError> {
     let (old, new) = (keys.text("torch_dtype")?, keys.text("dtype")?);
     let Some(name) = new.or(old) else {
@@ -33,7 +33,7 @@ pub(super) fn tokens(keys: &mut ConfigKeys) -> Result<SpecialTokenIds, HfConfigE
         let token = value.as_i64();
         match token.and_then(|token| u32::try_from(token).ok()) {
             Some(token) => Ok(Some(token)),
-            // Some files write -1 for none.
+            // Some files use -1 for no token.
             None if token == Some(-1) => Ok(None),
             None => Err(keys.refused(key, value, "a token id")),
         }
@@ -53,7 +53,7 @@ pub(super) fn tokens(keys: &mut ConfigKeys) -> Result<SpecialTokenIds, HfConfigE
     })
 }
 
-/// The keys of a configuration, with those of its family.
+/// Returns the keys of a configuration, including the keys of its family.
 pub(super) fn keys<F: HfFamily>(config: &HfConfig<F>) -> Map<String, Value> {
     let names = config.family.names();
     let mut keys = config.family.write(&config.model);

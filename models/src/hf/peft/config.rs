@@ -1,4 +1,4 @@
-//! `adapter_config.json`.
+//! Reads and writes `adapter_config.json`.
 
 use std::path::{Path, PathBuf};
 
@@ -32,12 +32,12 @@ const IGNORED: [&str; 15] = [
 /// Values of `init_lora_weights` that keep the weights of the base model.
 const PLAIN_INITS: [&str; 4] = ["gaussian", "eva", "orthogonal", "mica"];
 
-/// Whether a folder has an adapter of `peft`.
+/// Returns whether a folder contains an adapter in the format of `peft`.
 pub fn is_peft_folder(path: &Path) -> bool {
     is_there(&path.join(CONFIG))
 }
 
-/// The settings as `adapter_config.json`; `base` is the model that was adapted.
+/// Returns the settings as an `adapter_config.json`. `base` is the adapted model.
 pub(super) fn write(lora: &LoraConfig, targets: &[LoraTarget], base: Option<&Path>) -> String {
     let targets: Vec<_> = targets.iter().map(|target| target.name()).collect();
     let alpha = match lora.alpha {
@@ -61,7 +61,7 @@ pub(super) fn write(lora: &LoraConfig, targets: &[LoraTarget], base: Option<&Pat
     format!("{config:#}\n")
 }
 
-/// Reads the settings of a folder. The targets are those of its tensors, not read here.
+/// Reads the settings of a folder. The targets follow from the tensors, and are not read here.
 pub(super) fn read(path: &Path) -> Result<LoraConfig, HfError> {
     let path = path.join(CONFIG);
     let parsed = serde_json::from_slice(&read_text(&path)?).map_err(HfConfigError::Json);
@@ -69,7 +69,7 @@ pub(super) fn read(path: &Path) -> Result<LoraConfig, HfError> {
     config.map_err(|source| HfError::Config { path, source })
 }
 
-/// The path in `base_model_name_or_path`, if there is one.
+/// Returns the path in `base_model_name_or_path`, if there is one.
 ///
 /// # Errors
 ///
@@ -132,7 +132,7 @@ fn parse(mut keys: Map<String, Value>) -> Result<LoraConfig, HfConfigError> {
         base_model: base,
         ..defaults
     };
-    // The rest are settings that are not supported, which must be off.
+    // The other keys are settings that are not supported, so they must be off.
     let is_off = |value: &Value| match value {
         Value::Null | Value::Bool(false) => true,
         Value::Array(list) => list.is_empty(),
@@ -157,7 +157,7 @@ fn keeps_base(init: &Value) -> bool {
     }
 }
 
-/// The file of the factors in a folder.
+/// Returns the path of the file with the factors in a folder.
 pub(super) fn weights(path: &Path) -> PathBuf {
     path.join(WEIGHTS)
 }

@@ -1,4 +1,4 @@
-//! Writes an adapter as a folder that `peft` loads.
+//! Writes an adapter as a folder that `peft` can load.
 
 use std::path::Path;
 
@@ -11,11 +11,11 @@ use super::super::{HfConfigError, HfError, HfFamily};
 use super::{CONFIG, WEIGHTS, all_mappings, config};
 use crate::weights::check_tensor;
 
-/// Checks that each layer is a module of its own in `transformers`, so that [`export_adapter`] can write its adapter.
+/// Checks that each layer is a separate module in `transformers`, so that [`export_adapter`] can write its adapter.
 ///
 /// # Errors
 ///
-/// [`HfConfigError::Sizes`] for the first one that is not.
+/// [`HfConfigError::Sizes`] for the first layer that is not a separate module.
 pub fn check_export<F: HfFamily>(
     (family, model): (F, &F::Model),
     layers: &LoraLayers,
@@ -23,15 +23,15 @@ pub fn check_export<F: HfFamily>(
     all_mappings(family, model, layers).map(drop)
 }
 
-/// Writes the adapters of `source` as a folder that `peft` loads. Other tensors of the source are left out. `progress`
-/// gets the number of tensor bytes written since its last call.
+/// Writes the adapters of `source` as a folder that `peft` can load. Other tensors of the source are left out.
+/// `progress` receives the number of tensor bytes written since its last call.
 ///
-/// The folder is staged beside `to` and renamed when it is complete.
+/// The folder is staged next to `to`, and renamed when it is complete.
 ///
 /// # Errors
 ///
-/// [`HfError`] if `to` already exists, for a layer that is not a module of its own in `transformers`, for missing factors
-/// and those of another shape, and for failed reads and writes.
+/// [`HfError`] if `to` already exists, for a layer that is not a separate module in `transformers`, for factors that
+/// are missing or have another shape, and for failed reads and writes.
 pub fn export_adapter<F: HfFamily>(
     source: &dyn TensorSource,
     (family, model): (F, &F::Model),

@@ -1,4 +1,4 @@
-//! The weights of a model with those of its adapters: added to them, or beside them.
+//! Combines the weights of a model with its adapters: merged into the weights, or as separate tensors.
 
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 use burn_megatron::checkpoint::{
@@ -8,8 +8,8 @@ use burn_megatron::nn::lora::{AdaptedLayer, LoraLayers};
 
 use crate::weights::check_tensor;
 
-/// The weights of a model, to each of which the product of its factors is added: `W + s A B`, computed in f32 (f64 for f64
-/// weights) and rounded once to the type of the weight.
+/// The weights of a model with merged adapters: `W + s A B`. The sum is computed in f32 (f64 for f64 weights), and
+/// rounded once to the type of the weight.
 pub struct MergedAdapters {
     base: Box<dyn TensorSource>,
     adapters: Box<dyn TensorSource>,
@@ -17,7 +17,7 @@ pub struct MergedAdapters {
 }
 
 impl MergedAdapters {
-    /// Of a model and its adapters.
+    /// Merges a model and its adapters.
     ///
     /// # Errors
     ///
@@ -48,7 +48,7 @@ impl MergedAdapters {
         })
     }
 
-    /// Adds the product of a layer's factors to the columns of a slice that it has.
+    /// Adds the product of a layer's factors to the columns of the layer in a slice.
     fn add(
         &self,
         weight: Tensor<2>,
@@ -86,7 +86,7 @@ impl MergedAdapters {
     }
 }
 
-/// A slice of a matrix, in this type.
+/// Reads a slice of a matrix in the given type.
 fn read(
     source: &dyn TensorSource,
     key: &str,
@@ -138,7 +138,7 @@ impl TensorSource for MergedAdapters {
     }
 }
 
-/// The weights of a model beside its adapters, for one that trains them further.
+/// The weights of a model and its adapters as separate tensors, for a run that continues to train the adapters.
 pub struct WithAdapters {
     /// The weights.
     pub base: Box<dyn TensorSource>,

@@ -1,7 +1,7 @@
 //! Adapters in the format of `peft`: `adapter_config.json` and `adapter_model.safetensors`.
 //!
-//! [`export_adapter`] writes those of a checkpoint, [`PeftAdapter`] reads them, and [`MergedAdapters`] adds them to the
-//! weights of their model.
+//! [`export_adapter`] writes the adapters of a checkpoint, [`PeftAdapter`] reads adapters, and [`MergedAdapters`]
+//! merges them into the weights of their model.
 
 mod config;
 mod export;
@@ -26,10 +26,10 @@ pub use source::PeftAdapter;
 const CONFIG: &str = "adapter_config.json";
 /// The file of the factors.
 const WEIGHTS: &str = "adapter_model.safetensors";
-/// The prefix of every tensor: the modules in which `peft` wraps a model.
+/// The prefix of every tensor: the modules with which `peft` wraps a model.
 const PREFIX: &str = "base_model.model.";
 
-/// The layers of a model that have adapters with these settings. Nothing is allocated.
+/// Returns the layers of a model that have adapters with these settings. Nothing is allocated.
 ///
 /// # Errors
 ///
@@ -49,11 +49,12 @@ pub fn adapted_layers<C: ModelConfig>(
     Ok(layers)
 }
 
-/// Both factors of a layer as tensors of `peft`, `lora_A` `[rank, in]` and `lora_B` `[out, rank]`.
+/// Maps both factors of a layer to tensors of `peft`: `lora_A` `[rank, in]` and `lora_B` `[out, rank]`.
 ///
 /// # Errors
 ///
-/// [`HfConfigError::Sizes`] for a layer that is not one module of `transformers`, so that `peft` has no adapter for it.
+/// [`HfConfigError::Sizes`] for a layer that is not a separate module in `transformers`, so that `peft` has no adapter
+/// for it.
 fn mappings<F: HfFamily>(
     family: F,
     tensors: &[WeightMapping],

@@ -1,4 +1,4 @@
-//! A folder of `peft` as a source of tensors.
+//! A `peft` folder as a source of tensors.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use super::super::transpose::transpose_matrices;
 use super::super::{HfConfigError, HfError, HfFamily};
 use super::{CONFIG, adapted_layers, all_mappings, config};
 
-/// The factors in a folder of `peft`, as a [`TensorSource`] with the adapters of a model. Only the requested ranges are
+/// The factors in a `peft` folder, as a [`TensorSource`] of the adapters of a model. Only the requested ranges are
 /// read.
 #[derive(Debug)]
 pub struct PeftAdapter {
@@ -77,13 +77,13 @@ impl PeftAdapter {
         })
     }
 
-    /// The settings; the targets are those of the tensors.
+    /// Returns the settings. The targets follow from the tensors.
     pub fn lora(&self) -> &LoraConfig {
         &self.lora
     }
 }
 
-/// The names of the targets that tensors are of.
+/// Returns the names of the targets that have tensors.
 fn targets(found: &StoredTensors) -> Vec<String> {
     let is_of = |target: &LoraTarget| {
         let part = format!(".{target}.lora_");

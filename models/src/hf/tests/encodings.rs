@@ -1,4 +1,5 @@
-//! Values that are not stored as in our parameters: halves that alternate, FP8, MXFP4, experts in one tensor.
+//! Values that are stored differently from the parameters: alternating halves, FP8, MXFP4, and all experts in one
+//! tensor.
 
 use burn_megatron::checkpoint::ElementType;
 use half::bf16;
@@ -11,11 +12,11 @@ use super::*;
 const EXPERTS: usize = 3;
 const HIDDEN: usize = 64;
 const WIDTH: usize = 5;
-/// The rows and columns of a matrix in FP8: more than one block, and less than two.
+/// The rows and columns of a matrix in FP8: more than one block, but less than two.
 const ROWS: usize = 129;
 const COLUMNS: usize = 130;
 
-/// A family whose experts are stored as those of gpt-oss.
+/// A family whose experts are stored like the experts of gpt-oss.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Packed;
 
@@ -79,7 +80,7 @@ fn bf16s(values: impl IntoIterator<Item = f32>) -> Vec<u8> {
     values.flat_map(bf16::to_le_bytes).collect()
 }
 
-/// In bf16, except for the bias: each value is its place.
+/// Returns tensors in bf16, except for the bias. Each value is its index.
 fn counted() -> Stored {
     let up = [EXPERTS, HIDDEN, 2 * WIDTH];
     let places = |count: usize| (0..count).map(|place| place as f32);
@@ -114,7 +115,7 @@ fn folder_of(tensors: Stored) -> (Temporary, HfFolder<Packed>) {
     (temporary, folder)
 }
 
-/// The values of a whole parameter in bf16.
+/// Returns the values of a whole parameter in bf16.
 fn values(folder: &HfFolder<Packed>, key: &str) -> Vec<f32> {
     assert_eq!(folder.tensor(key).unwrap().dtype, ElementType::Bf16);
     let bytes = whole(folder, key);
@@ -123,7 +124,8 @@ fn values(folder: &HfFolder<Packed>, key: &str) -> Vec<f32> {
     values.map(f32::from).collect()
 }
 
-/// Slices are those of the whole, and reading them reads so many bytes.
+/// Checks that slices are equal to slices of the complete tensor, and that reading them reads the expected number of
+/// bytes.
 fn assert_slices(folder: &HfFolder<Packed>, key: &str, slices: &[(&[usize], &[usize], u64)]) {
     let all = whole(folder, key);
     let meta = folder.tensor(key).unwrap();
@@ -149,7 +151,7 @@ fn halves_that_alternate_are_set_apart_and_joined_again() {
         let stored = row * 2 * WIDTH + 2 * (column % WIDTH) + column / WIDTH;
         assert_eq!(*value, (stored % 251) as f32, "row {row}, column {column}");
     }
-    // Pairs of columns 1 and 2 of an expert's first half; all of it, each half by itself.
+    // Pairs of columns 1 and 2 of an expert's first half, then the complete expert, then each half.
     let row = 2 * WIDTH as u64 * 2;
     let slices: [(&[_], &[_], _); 3] = [
         (&[1, 3, 1], &[1, 4, 2], 4 * 2 * 2 * 2),
@@ -266,7 +268,7 @@ fn mxfp4_is_decoded_exactly() {
     );
 }
 
-/// E4M3 (arXiv:2209.05433) by its definition.
+/// Decodes E4M3 by its definition (arXiv:2209.05433).
 fn e4m3(code: u8) -> f32 {
     let (exponent, mantissa) = (i32::from(code >> 3 & 15), f32::from(code & 7));
     let size = match exponent {
@@ -278,7 +280,7 @@ fn e4m3(code: u8) -> f32 {
 
 #[test]
 fn fp8_is_scaled_by_blocks_and_rounded_once() {
-    // No NaN, which is not equal to itself.
+    // Without NaN, which is not equal to itself.
     let codes: Vec<u8> = (0..ROWS * COLUMNS)
         .map(|at| (at * 31 + at / COLUMNS) as u8)
         .map(|code| if code & 127 == 127 { 0 } else { code })
@@ -356,7 +358,7 @@ fn scales_of_fp8_may_be_bf16() {
     assert_eq!(output("BF16", bf16s(scales)), output("F32", wide.collect()));
 }
 
-/// Experts of `transformers` 5 as it has them in memory: `gate_up_proj` `[experts, 2 width, hidden]` and `down_proj`
+/// Fuses experts like `transformers` 5 in memory: `gate_up_proj` `[experts, 2 width, hidden]` and `down_proj`
 /// `[experts, hidden, width]`.
 fn fuse(tensors: &mut Stored, module: &str, linears: [&str; 3]) {
     let names: Vec<_> = tensors.keys().cloned().collect();

@@ -61,7 +61,7 @@ impl Temporary {
         Self(path)
     }
 
-    /// A copy of a fixture.
+    /// Returns a copy of a fixture.
     fn copy(name: &str) -> Self {
         let copy = Self::new();
         for entry in fs::read_dir(fixture(name)).unwrap() {
@@ -94,10 +94,10 @@ impl Drop for Temporary {
     }
 }
 
-/// Types, shapes and bytes of tensors by their names.
+/// Types, shapes and bytes of tensors, keyed by name.
 type Stored = BTreeMap<String, (String, Vec<usize>, Vec<u8>)>;
 
-/// The types, shapes and bytes of all tensors in the files of a folder, by their names.
+/// Returns the types, shapes and bytes of all tensors in the files of a folder, by their names.
 fn stored(folder: &Path) -> Stored {
     let mut stored = BTreeMap::new();
     for entry in fs::read_dir(folder).unwrap() {
@@ -120,7 +120,7 @@ fn whole(source: &dyn TensorSource, key: &str) -> Vec<u8> {
     source.read(key, &TensorSlice::whole(&shape)).unwrap()
 }
 
-/// A fixture with modified tensors, in one file.
+/// Returns a fixture with modified tensors, in one file.
 fn rewrite(name: &str, change: impl FnOnce(&mut Stored)) -> Temporary {
     let copy = Temporary::copy(name);
     let mut tensors = stored(&fixture(name));
@@ -148,7 +148,7 @@ fn write_tensors(path: &Path, tensors: Stored) {
     fs::write(path, file).unwrap();
 }
 
-/// The part of a tensor in a slice of it.
+/// Returns the part of a tensor in a slice of it.
 fn cut(all: &[u8], shape: &[usize], slice: &TensorSlice, size: usize) -> Vec<u8> {
     let runs = slice.runs(shape).into_iter();
     runs.flat_map(|run| all[run.in_tensor * size..(run.in_tensor + run.len) * size].to_vec())

@@ -1,4 +1,4 @@
-//! The tensors of published models by name, type and shape, from `index.py` beside the fixtures.
+//! The tensors of published models by name, type and shape, from `index.py` next to the fixtures.
 
 use burn_megatron::checkpoint::HeaderEntry;
 use safetensors::Dtype;
@@ -14,7 +14,7 @@ struct Published {
     tensors: Vec<(String, Dtype, Vec<usize>)>,
 }
 
-/// The names of a pattern such as `layers.0-2.up`.
+/// Returns the names of a pattern such as `layers.0-2.up`.
 fn names(pattern: &str) -> Vec<String> {
     let mut names = vec![String::new()];
     for (place, part) in pattern.split('.').enumerate() {
@@ -37,7 +37,7 @@ fn published() -> BTreeMap<String, Published> {
     serde_json::from_slice(&fs::read(fixture("published.json")).unwrap()).unwrap()
 }
 
-/// All tensors are known and none is missing; the parameters are as many as those of `transformers`.
+/// All tensors are known and none is missing. The number of parameters equals the number in `transformers`.
 #[test]
 fn published_models_have_their_tensors() {
     let published = published();
@@ -65,7 +65,7 @@ fn published_models_have_their_tensors() {
         let parameters: u64 = sizes
             .map(|shape| shape.iter().product::<usize>() as u64)
             .sum();
-        // Those of `transformers`, which has no module for further tokens.
+        // The parameters of `transformers`, which has no module for multi-token prediction.
         let further = if name == "deepseek-v3" {
             11_610_067_968
         } else {

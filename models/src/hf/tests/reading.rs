@@ -179,7 +179,7 @@ fn packed_experts_have_two_orientations() {
     assert_eq!(own, value("down_proj", [2, 9, width - 1]));
 }
 
-/// `transformers` keeps the number of further tokens in `config.json`, and writes no tensors of them.
+/// `transformers` keeps the number of MTP layers in `config.json`, but writes no tensors for them.
 #[test]
 fn a_model_has_no_further_tokens_without_their_tensors() {
     let copy = Temporary::copy("deepseek-v3");
@@ -195,7 +195,7 @@ fn a_model_has_no_further_tokens_without_their_tensors() {
     );
 }
 
-/// Files repeat the embedding and the output layer for further tokens.
+/// Files repeat the embedding and the output layer for multi-token prediction.
 #[test]
 fn copies_of_tensors_must_be_equal() {
     let whole = open("deepseek-v3-mtp");
@@ -279,7 +279,7 @@ proptest! {
         prop_assert_eq!(folder.read(&meta.key, &slice).unwrap(), wanted);
     }
 
-    /// Damaged files are read or refused, without a panic.
+    /// Damaged files are read or rejected, without a panic.
     #[test]
     fn a_broken_byte_does_no_harm(
         file in prop::sample::select(vec!["config.json", "model.safetensors.index.json",

@@ -1,4 +1,4 @@
-//! Folders that are refused.
+//! Rejected folders.
 
 use burn_megatron::checkpoint::CheckpointError;
 

@@ -1,4 +1,4 @@
-//! Writing folders, and what is kept.
+//! Writing folders, and the files that are kept.
 
 use burn_megatron::checkpoint::{Checkpoint, CheckpointError, ElementType};
 
@@ -120,7 +120,7 @@ fn other_types_are_rounded_and_what_is_too_large_is_refused() {
             );
         }
     }
-    /// With one element beyond the range of f16.
+    /// A folder with one element beyond the range of f16.
     struct Large(HfFolder);
     impl TensorSource for Large {
         fn name(&self) -> String {

@@ -1,4 +1,4 @@
-//! The meaning of published configurations, in both formats, and what is refused.
+//! The meaning of published configurations in both formats, and rejected configurations.
 
 mod keys;
 mod latent;
@@ -17,7 +17,7 @@ use published::{
     gemma2, gemma3, gpt2, llama, mistral, mixtral, olmoe, published, qwen2, qwen3, qwen3_moe,
 };
 
-/// Of [`ModelFamily`].
+/// The configuration of a [`ModelFamily`].
 type HfConfig = super::HfConfig;
 
 fn parse(value: &Value) -> Result<HfConfig, HfConfigError> {
@@ -204,7 +204,7 @@ fn what_is_written_says_the_same() {
     }
 }
 
-/// Null would mean YaRN to the class of `transformers`, and a window of null ends its forward pass.
+/// Null would mean YaRN for the class of `transformers`, and a window of null makes its forward pass fail.
 #[test]
 fn gpt_oss_without_scaling_or_windows_is_written_in_full() {
     let mut model = ModelFamily::GptOss.defaults();
@@ -256,7 +256,7 @@ fn with(mut value: Value, key: &str, to: Value) -> Value {
 }
 
 proptest! {
-    /// Any content is parsed or refused, and what is parsed can be written.
+    /// Any content is either parsed or rejected, and parsed content can be written.
     #[test]
     fn no_text_ends_the_program(
         which in 0usize..10, key in any::<prop::sample::Index>(),

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-/// The configuration of Llama 3.1 8B, as `transformers` 4.42 writes it.
+/// Returns the configuration of Llama 3.1 8B, as `transformers` 4.42 writes it.
 pub(super) fn llama() -> Value {
     json!({
         "architectures": ["LlamaForCausalLM"],
@@ -38,7 +38,7 @@ pub(super) fn llama() -> Value {
     })
 }
 
-/// The published configuration of GPT-2.
+/// Returns the published configuration of GPT-2.
 pub(super) fn gpt2() -> Value {
     json!({
         "activation_function": "gelu_new",
@@ -66,7 +66,7 @@ pub(super) fn gpt2() -> Value {
     })
 }
 
-/// The configuration of Qwen 2.5 7B.
+/// Returns the configuration of Qwen 2.5 7B.
 pub(super) fn qwen2() -> Value {
     json!({
         "architectures": ["Qwen2ForCausalLM"],
@@ -96,7 +96,7 @@ pub(super) fn qwen2() -> Value {
     })
 }
 
-/// The configuration of Qwen 3 0.6B.
+/// Returns the configuration of Qwen 3 0.6B.
 pub(super) fn qwen3() -> Value {
     json!({
         "architectures": ["Qwen3ForCausalLM"],
@@ -128,7 +128,7 @@ pub(super) fn qwen3() -> Value {
     })
 }
 
-/// The configuration of Mistral 7B v0.1.
+/// Returns the configuration of Mistral 7B v0.1.
 pub(super) fn mistral() -> Value {
     json!({
         "architectures": ["MistralForCausalLM"],
@@ -154,7 +154,7 @@ pub(super) fn mistral() -> Value {
     })
 }
 
-/// As Mixtral 8x7B v0.1.
+/// Returns a configuration like Mixtral 8x7B v0.1.
 pub(super) fn mixtral() -> Value {
     json!({
         "architectures": ["MixtralForCausalLM"],
@@ -185,7 +185,7 @@ pub(super) fn mixtral() -> Value {
     })
 }
 
-/// As Qwen 3 30B-A3B.
+/// Returns a configuration like Qwen 3 30B-A3B.
 pub(super) fn qwen3_moe() -> Value {
     let mut keys = qwen3();
     for (key, value) in [
@@ -212,7 +212,7 @@ pub(super) fn qwen3_moe() -> Value {
     keys
 }
 
-/// As OLMoE 1B-7B 0924.
+/// Returns a configuration like OLMoE 1B-7B 0924.
 pub(super) fn olmoe() -> Value {
     json!({
         "architectures": ["OlmoeForCausalLM"],
@@ -246,7 +246,7 @@ pub(super) fn olmoe() -> Value {
     })
 }
 
-/// As Gemma 2 27B.
+/// Returns a configuration like Gemma 2 27B.
 pub(super) fn gemma2() -> Value {
     json!({
         "architectures": ["Gemma2ForCausalLM"],
@@ -280,7 +280,7 @@ pub(super) fn gemma2() -> Value {
     })
 }
 
-/// As the text part of Gemma 3 4B, in the format of transformers 4.
+/// Returns a configuration like the text part of Gemma 3 4B, in the format of transformers 4.
 pub(super) fn gemma3() -> Value {
     json!({
         "architectures": ["Gemma3ForCausalLM"],

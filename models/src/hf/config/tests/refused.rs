@@ -1,11 +1,11 @@
-//! Refused configurations and their errors.
+//! Rejected configurations and their errors.
 
 use burn_megatron::nn::moe::{RouterDType, ScoreFunction};
 
 use super::*;
 use crate::MtpConfig;
 
-/// The error for a file with this value.
+/// Returns the error for a file with this value.
 fn refusal(value: Value, key: &str, to: Value) -> String {
     parse(&with(value, key, to)).unwrap_err().to_string()
 }
@@ -323,7 +323,7 @@ fn what_could_change_the_model_is_refused_by_name() {
     assert!(HfConfig::parse(b"[1]").is_err());
 }
 
-/// The defaults of the classes of `transformers`, which are not the values of published files.
+/// Missing keys have the defaults of the classes of `transformers`, not the values of published files.
 #[test]
 fn what_is_missing_is_that_of_the_class() {
     let without = |mut value: Value, key: &str| {
