@@ -372,8 +372,27 @@ impl TrainConfig {
         self.qk_clip.is_some()
     }
 
-    /// Returns the setting that enables measuring the attention logits, if any.
-    pub(super) fn measures_logits(&self) -> Option<&'static str> {
+    /// Checks that the attention layers of a full model, with its parameter table, allow the settings that use attention
+    /// logits.
+    ///
+    /// # Errors
+    ///
+    /// [`OptimizerError::NoAttention`], and the errors of [`QkClip::check_layers`].
+    pub fn check_attention(
+        &self,
+        layers: &[AttentionLayer],
+        table: &ParameterTable,
+    ) -> Result<(), OptimizerError> {
+        match self.measures_logits() {
+            None => Ok(()),
+            Some(setting) if layers.is_empty() => Err(OptimizerError::NoAttention { setting }),
+            Some(_) if self.qk_clip.is_some() => QkClip::check_layers(layers, table),
+            Some(_) => Ok(()),
+        }
+    }
+
+    /// Returns the setting that uses attention logits, if one does.
+    pub fn measures_logits(&self) -> Option<&'static str> {
         match self.qk_clip {
             Some(_) => Some("qk_clip"),
             None => self
