@@ -125,7 +125,7 @@ impl KernelSelection {
         is_slow.then(|| &self.decisions[Operation::Attention as usize].reason[..])
     }
 
-    /// Adds an engine that fused attention uses, with the reason.
+    /// Adds an engine of fused attention and the reason why it was selected.
     pub fn add_attention_engine(&mut self, engine: EngineKind, reason: impl Into<String>) {
         let own = &mut self.decisions[Operation::Attention as usize].reason;
         if self.engines.is_empty() {

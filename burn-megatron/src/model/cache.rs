@@ -96,7 +96,7 @@ pub trait GenerationCache<M: ?Sized>: Debug + Sized {
         unreachable!("called where can_draft is false")
     }
 
-    /// The row of the last new token of each sequence in what [`hidden`](Self::hidden) will return for them.
+    /// Returns the row of the last new token of each sequence in the output of [`hidden`](Self::hidden).
     fn last_rows(&self, new: &NewTokens) -> Vec<usize> {
         let ends = new.parts.iter().scan(0, |end, part| {
             *end += part.count;

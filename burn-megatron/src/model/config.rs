@@ -34,16 +34,16 @@ pub trait ModelConfig:
     + Sync
     + 'static
 {
-    /// The module.
+    /// The module of the model.
     type Model: LanguageModel;
 
-    /// The number of layers that a pipeline distributes over its stages.
+    /// Returns the number of layers that a pipeline distributes over its stages.
     fn layers(&self) -> usize;
 
-    /// The vocabulary size.
+    /// Returns the vocabulary size.
     fn vocabulary(&self) -> usize;
 
-    /// The longest sequence, in tokens.
+    /// Returns the maximum sequence length, in tokens.
     fn context(&self) -> usize;
 
     /// Returns a number that is equal for layers with the same modules and shapes. A plan then runs only one of
