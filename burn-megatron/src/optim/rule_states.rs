@@ -10,7 +10,7 @@ use burn::optim::{
 };
 use burn::tensor::Tensor;
 
-/// The tensors of an optimizer's state on a shard, by their names in Burn's record of the state.
+/// The tensors of an optimizer's state on a shard, keyed by their names in Burn's record of the state.
 pub type StateTensors = BTreeMap<String, Tensor<1>>;
 
 /// An element-wise optimizer whose state a checkpoint can restore in any layout. Each tensor of its state has

@@ -24,8 +24,8 @@ pub(super) trait RuleConfig {
     fn build(&self, decay: f64) -> Self::Rule;
 }
 
-/// The epsilon for Burn's AdamW where the setting is 0: the root of the smallest normal f32, below the root of
-/// every normal second moment. It makes the step 0 instead of NaN where no gradient has been received.
+/// The epsilon of Burn's AdamW if the setting is 0: the square root of the smallest normal f32, which is below
+/// the root of every normal second moment. Without gradients the step is then 0 instead of NaN.
 const MIN_EPSILON: f32 = 1.084_202_2e-19;
 
 /// Returns the weight decay that is added to the gradient.

@@ -14,7 +14,7 @@ pub const SECOND: &str = "adamw.second/";
 pub struct StateKind {
     /// Prefix of a parameter's path in the key of its tensor.
     pub prefix: String,
-    /// The type of each, in the order of the parameter table; `None` for a parameter without one.
+    /// The type of each tensor, in the order of the parameter table; `None` for a parameter without a tensor.
     pub types: Vec<Option<DType>>,
 }
 

@@ -113,7 +113,7 @@ pub enum GroupError {
         "a parameter group chooses muon for {path}, which is tied over the pipeline: choose adamw"
     )]
     Tied {
-        /// The parameter.
+        /// The path of the parameter.
         path: String,
     },
     /// A group selects Muon for a parameter that is not a matrix.
