@@ -125,7 +125,7 @@ impl GradientCheck {
         Some(plan.all_groups().map(of_grid).collect())
     }
 
-    /// The largest valid sum of squares of a bucket: its root is not above the limit.
+    /// Returns the largest valid sum of squares of a bucket. Its square root does not exceed the limit.
     pub fn largest_valid(&self) -> f64 {
         let in_f64 = statistics_dtype(&self.device) == DType::F64;
         let below = |square: f64| match in_f64 {

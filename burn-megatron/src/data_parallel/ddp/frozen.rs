@@ -23,9 +23,9 @@ impl<M: Module> DistributedDataParallel<M> {
         self.buffers.frozen.as_ref().map(|frozen| &frozen.table)
     }
 
-    /// Returns the value of each frozen parameter, gathered over the data axis: `[elements]` of this model-parallel rank's
-    /// part, in the order of [`frozen_table`](Self::frozen_table). Running states are averaged first. Collective: call on
-    /// all ranks of the data axis.
+    /// Returns the value of each frozen parameter, gathered over the data axis: `[elements]` of this
+    /// model-parallel rank's part, in the order of [`frozen_table`](Self::frozen_table). Running states are
+    /// averaged first. Collective: call on all ranks of the data axis.
     pub fn frozen_parameters(&self) -> Vec<Tensor<1>> {
         self.average_running_states();
         self.gathered_frozen_parameters()

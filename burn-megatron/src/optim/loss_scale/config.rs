@@ -69,7 +69,7 @@ pub enum LossScaleError {
     /// A setting out of its range.
     #[error("invalid loss_scale: {name} = {value} must {fits}")]
     Setting {
-        /// The setting.
+        /// The name of the setting.
         name: &'static str,
         /// Its value.
         value: f64,
