@@ -7,26 +7,25 @@ use super::wait_cycle::wait_cycle;
 use super::{Action, ActionKind, InvalidSchedule, Schedule};
 
 impl Schedule {
-    /// This schedule with new sends and receives in place of its own.
+    /// Returns this schedule with new sends and receives, which replace its own.
     ///
-    /// The ranks are simulated with sends that block until the matching receive. A rank sends directly
-    /// after it computes a tensor for another rank, and receives directly before a tensor is used. If
-    /// ranks then wait for each other in a cycle, one send of the cycle is received early: the one
-    /// computed first, with equal times of forward, input gradient and weight gradient. (Ties:
-    /// activations before gradients, then lower stages first.) With such times, every tensor that is
-    /// received early has arrived by then, so a rank that blocks in each receive loses no time. All
-    /// transfers have one global order that every rank follows, so the schedule does not deadlock
-    /// whether or not sends block.
+    /// The ranks are simulated with sends that block until the matching receive. A rank sends directly after it
+    /// computes a tensor for another rank, and receives directly before a tensor is used. If ranks then wait
+    /// for each other in a cycle, one send of the cycle is received early. It is the send computed first, with
+    /// equal times of forward, input gradient and weight gradient. Ties are resolved by activations before
+    /// gradients, then by lower stages first.
     ///
-    /// A pair has the receives of both before it, and the sends of both after it.
+    /// With such times, every tensor that is received early has arrived by then, so a rank that blocks in each
+    /// receive loses no time. All transfers have one global order that every rank follows. Therefore the
+    /// schedule does not deadlock, whether or not sends block.
     ///
-    /// A reduction of gradients stays directly after the computation that it follows, before the send of that
-    /// computation's result.
+    /// All receives of a pair precede it, and all of its sends follow it. A reduction of gradients stays
+    /// directly after the computation that it follows, before the send of that computation's result.
     ///
     /// # Errors
     ///
     /// [`InvalidSchedule`] if the computations alone are invalid, or if the schedule has reductions of
-    /// gradients, but not a valid one for each stage.
+    /// gradients but not a valid reduction for each stage.
     pub fn with_communication(self) -> Result<Self, InvalidSchedule> {
         let mut bare = self;
         for actions in &mut bare.ranks {

@@ -74,7 +74,7 @@ impl Schedule {
         Ok(schedule)
     }
 
-    /// The schedule in the format of [`Schedule::from_csv`], with all its actions.
+    /// Returns the schedule in the format of [`Schedule::from_csv`], with all its actions.
     pub fn to_csv(&self) -> String {
         let mut text = String::new();
         for list in &self.ranks {
