@@ -34,7 +34,7 @@ impl StreamingChecksum {
         self.bytes += bytes.len();
     }
 
-    /// The number of bytes so far.
+    /// Returns the number of bytes so far.
     pub fn bytes(&self) -> usize {
         self.bytes
     }

@@ -90,7 +90,7 @@ pub enum CheckpointError {
         "{} has version {found} of the format; this program reads version {known}", path.display()
     )]
     Version {
-        /// The manifest.
+        /// The path of the manifest.
         path: PathBuf,
         /// The version found.
         found: u64,
@@ -178,7 +178,7 @@ pub enum CheckpointError {
     /// A key was saved more than once.
     #[error("{key} was saved twice")]
     Duplicate {
-        /// The object or the shard.
+        /// The key of the object or the shard.
         key: String,
     },
     /// The size of a tensor in bytes overflows.

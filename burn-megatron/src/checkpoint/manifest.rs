@@ -224,7 +224,7 @@ impl Manifest {
     }
 }
 
-/// A list with one line per item.
+/// Writes a list with one line per item.
 fn lines<T: Serialize>(text: &mut String, name: &str, items: &[T]) {
     let line = |item: &T| serde_json::to_string(item).expect(HAS_A_FORM);
     let items: Vec<_> = items.iter().map(line).collect();

@@ -87,8 +87,8 @@ impl TensorMeta {
     ///
     /// # Errors
     ///
-    /// [`CheckpointError::OutOfBounds`] if the tensor does not contain the slice, [`CheckpointError::TooLarge`] if the size
-    /// overflows.
+    /// [`CheckpointError::OutOfBounds`] if the tensor does not contain the slice, [`CheckpointError::TooLarge`]
+    /// if the size overflows.
     pub fn slice_bytes(&self, slice: &TensorSlice) -> Result<usize, CheckpointError> {
         CheckpointError::check_bounds(&self.key, &self.shape, slice)?;
         let mut sizes = slice.shape.iter().copied();
