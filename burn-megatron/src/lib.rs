@@ -1,8 +1,8 @@
 #![doc = "Large-model training for Burn users: what Megatron-LM is to PyTorch."]
 //!
-//! A user brings a Burn module and a layout; the library runs it on many ranks, and checks on a laptop that
-//! the layout computes what one rank computes (`burn_megatron_verify`). There is no global state: a
-//! [`ParallelContext`](comm::ParallelContext) handle holds the process groups of a rank, and a
+//! The user provides a Burn module and a parallel layout, and the library runs the module on many ranks. On a
+//! laptop, `burn_megatron_verify` checks that the layout computes the same values as a single rank. There is no
+//! global state. A [`ParallelContext`](comm::ParallelContext) handle holds the process groups of a rank. A
 //! [`ModelBuilder`](nn::ModelBuilder) builds the rank's part of a model.
 //!
 //! Modules, lowest first. A module imports only the modules above it in this table:

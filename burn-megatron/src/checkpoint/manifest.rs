@@ -170,8 +170,8 @@ impl ObjectEntry {
 }
 
 impl Manifest {
-    /// Parses and validates a manifest. It checks names and sizes, that each element of each tensor is in
-    /// exactly one shard, and that each byte of each file is in exactly one entry.
+    /// Parses and validates a manifest. It checks names and sizes. Each element of each tensor must be in
+    /// exactly one shard, and each byte of each file in exactly one entry.
     ///
     /// # Errors
     ///

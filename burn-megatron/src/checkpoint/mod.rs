@@ -12,8 +12,8 @@
 //!   lock                        locked by the run that writes here
 //!   step-00000100/
 //!     manifest.json             file and offset of each slice of each tensor, with checksums
-//!     part-00000.safetensors    what rank 0 wrote
-//!     part-00001.safetensors    what rank 1 wrote
+//!     part-00000.safetensors    data written by rank 0
+//!     part-00001.safetensors    data written by rank 1
 //! ```
 //!
 //! A checkpoint that a run [skipped](CheckpointFolder::newest_verified) because it cannot be read is renamed,

@@ -19,9 +19,9 @@
 //!    Gradients of other parameters are computed before they reach the sink.
 //! 2. `ParamAndGradBuffers`, the sink, takes the flat buffer of the weight's bucket, and the product is written
 //!    or added to it.
-//! 3. `gradient_buckets`: after the last gradient of a bucket, `reduction` sums it over the data-parallel group
-//!    of its grid (context and data for dense parameters, the expert grid's data for experts), while backward
-//!    continues.
+//! 3. `gradient_buckets`: after the last gradient of a bucket, `reduction` sums the bucket over the
+//!    data-parallel group of its grid, while backward continues. The group is context and data for dense
+//!    parameters, and the expert grid's data for experts.
 //! 4. [`reduce`](DistributedDataParallel::reduce) waits, sums the partial sums over other axes (`gradients`),
 //!    and returns [`Gradients`]. `optim::norm` reads them.
 //! 5. `bucket_step` passes each bucket's masters and gradient to the optimizer. `parameter_buckets` stores the

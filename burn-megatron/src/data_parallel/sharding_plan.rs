@@ -308,7 +308,7 @@ impl ShardingPlan {
                 ];
             }
             (ZeroStage::Optimizer, _) => vec![(main, whole, 1, unlimited)],
-            // One bucket is filled, one is being reduced, and other ranks may still read two more.
+            // One bucket is filled, one bucket is reduced, and other ranks may still read two more buckets.
             (ZeroStage::Gradients, _) => vec![(main, whole, 2, 4)],
             (ZeroStage::Parameters, _) => vec![(main, whole, 2, 4), (model, whole, 2, 4)],
         };

@@ -41,7 +41,7 @@ enum Store<'a> {
 }
 
 impl<'a> Stores<'a> {
-    /// `whole` contains all parameters. `running` marks the parameters that are running states.
+    /// Creates the stores. `whole` contains all parameters, and `running` marks the running states among them.
     pub fn new(
         whole: &'a ParameterTable,
         running: &'a [bool],

@@ -54,7 +54,7 @@ impl Operation {
     /// All operations, in the order of a step.
     pub const ALL: &'static [Self] = Self::VARIANTS;
 
-    /// The name in recipes and flags.
+    /// Returns the name in recipes and flags.
     pub fn name(self) -> &'static str {
         self.into()
     }

@@ -99,9 +99,9 @@ pub trait LanguageModel: Module + 'static {
     fn context(&self) -> usize;
 
     /// Returns the floating-point operations of forward and backward per token, for sequences of `seq` tokens,
-    /// over all ranks. It counts six operations per weight of a matrix product, and six per feature of queries
-    /// and values for each pair of query and key that the mask allows. `burn_megatron_plan::flops` has the
-    /// formulas.
+    /// over all ranks. Each weight of a matrix product counts six operations. Each pair of query and key that
+    /// the mask allows counts six operations per feature of queries and values. `burn_megatron_plan::flops` has
+    /// the formulas.
     fn flops_per_token(&self, seq: usize) -> f64;
 
     /// Returns the objective of each token, for a model with one stage.

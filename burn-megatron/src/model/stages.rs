@@ -163,7 +163,7 @@ pub fn on_stage<'a, T>(module: &'a Option<T>, name: &str) -> &'a T {
 /// The layers of the pipeline stages on one rank, made by [`StageBuilder::layers`] or
 /// [`StageBuilder::layers_in_runs`].
 ///
-/// As a module it is a list whose elements are named by their numbers in the complete model, so that a
+/// As a module it is a list whose elements are named by their numbers in the complete model. Therefore a
 /// parameter has the same path on every rank and in every layout.
 #[derive(Clone, Debug)]
 pub struct StageLayers<T> {

@@ -24,8 +24,7 @@ use crate::kernel_selection::Operation;
 /// AdamW over the parameters of a model.
 ///
 /// The fused kernel reads and writes each bucket once. In the same pass it divides the gradient by the number
-/// of tokens, unscales and clips it, and writes the copy of the parameters in the model dtype. The unfused form
-/// is Burn's AdamW.
+/// of tokens, unscales and clips it, and writes the copy in the model dtype. The unfused form is Burn's AdamW.
 pub struct ParallelAdamW {
     implementation: AdamWImpl,
     moments: MomentType,

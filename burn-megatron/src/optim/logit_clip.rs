@@ -2,10 +2,10 @@
 //! query and key weights of heads whose largest attention logit of a step exceeds a threshold.
 //!
 //! Let `S` be the largest logit of a head and `t` the threshold. If heads share a key, `S` is the largest logit
-//! of these heads. If `S > t`, the factor is `g = t / S`. After the optimizer step, before parameters are
-//! gathered, the columns of the head's query weight and bias are multiplied by `g^alpha`, and the columns of
-//! its key by `g^(1 - alpha)`. In latent attention, the columns of the query for the shared key are multiplied
-//! by `g`. All other columns stay bitwise unchanged.
+//! of these heads. If `S > t`, the factor is `g = t / S`. The weights are scaled after the optimizer step,
+//! before parameters are gathered. The columns of the head's query weight and bias are multiplied by `g^alpha`,
+//! and the columns of its key by `g^(1 - alpha)`. In latent attention, the columns of the query for the shared
+//! key are multiplied by `g`. All other columns stay bitwise unchanged.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

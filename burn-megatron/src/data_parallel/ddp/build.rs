@@ -41,9 +41,9 @@ impl<M: Module> DistributedDataParallel<M> {
     ///
     /// # Errors
     ///
-    /// [`DataParallelError::Config`] for settings that are invalid for the ranks or the model,
-    /// [`DataParallelError::ModelMismatch`] if the tables of the ranks differ, [`DataParallelError::NoExperts`]
-    /// for a layout that splits experts if the model has none.
+    /// - [`DataParallelError::Config`] for settings that are invalid for the ranks or the model.
+    /// - [`DataParallelError::ModelMismatch`] if the tables of the ranks differ.
+    /// - [`DataParallelError::NoExperts`] for a layout that splits experts if the model has none.
     pub fn with(
         model: ParallelModule<M>,
         groups: &ParallelContext,

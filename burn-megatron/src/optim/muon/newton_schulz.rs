@@ -10,7 +10,7 @@ const COEFFICIENTS: [f64; 3] = [3.4445, -4.775, 2.0315];
 const EPSILON: f64 = 1e-7;
 
 /// Returns a matrix with the singular vectors of `matrix` and singular values between about 0.7 and 1.2. It
-/// iterates `x = a x + (b (x x^T) + c (x x^T)^2) x` `steps` times, starting with `x = matrix / norm`, in the
+/// starts with `x = matrix / norm` and iterates `x = a x + (b (x x^T) + c (x x^T)^2) x` `steps` times, in the
 /// type of the matrix. 5 steps are usual. A zero matrix stays zero.
 pub fn orthogonalize(matrix: Tensor<2>, steps: usize) -> Tensor<2> {
     let [rows, columns] = matrix.dims();

@@ -25,10 +25,13 @@ impl Schedule {
     /// Reads a schedule from comma-separated values.
     ///
     /// Row r is rank r, and each cell is an action such as `F 2 5`: a kind, then the stage and the micro-batch,
-    /// counted from 0. The kinds are `F` forward, `B` backward, `I` input gradient, `W` weight gradient, `SF`
-    /// and `RF` send and receive of an activation, `SB` and `RB` send and receive of a gradient. `FB 2 5 2 3`
-    /// is a [pair](ActionKind::PairedForward) of the forward of micro-batch 5 through stage 2 and the backward
-    /// of micro-batch 3. `RG 2` reduces the gradients of stage 2.
+    /// counted from 0. The kinds are:
+    ///
+    /// - `F` forward, `B` backward, `I` input gradient, `W` weight gradient
+    /// - `SF` and `RF` send and receive of an activation, `SB` and `RB` send and receive of a gradient
+    ///
+    /// `FB 2 5 2 3` is a [pair](ActionKind::PairedForward) of the forward of micro-batch 5 through stage 2 and
+    /// the backward of micro-batch 3. `RG 2` reduces the gradients of stage 2.
     ///
     /// A stage is placed on the rank whose row contains it. Empty cells, empty lines and lines that begin with
     /// `#` are skipped. If the table has no sends and receives, [they are added](Self::with_communication).

@@ -32,7 +32,7 @@
 //!
 //! Positions determine when the reductions start, but not their results. Generators choose the earliest
 //! position, except for the interleaved kind. There, rank r ends the last backward of a stage r backwards
-//! before rank 0, and reduces r backwards later, so that all ranks start at the same time.
+//! before rank 0. It reduces r backwards later, so that all ranks start at the same time.
 //!
 //! # Engines
 //!

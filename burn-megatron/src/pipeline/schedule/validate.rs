@@ -10,8 +10,8 @@ use super::{Action, ActionKind, Schedule};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ActivationReport {
     /// The peak number of live stage-activations of each rank. A stage-activation is the data that one stage
-    /// keeps of one micro-batch from its forward until its backward, or until its weight gradient if that is a
-    /// separate action.
+    /// keeps of one micro-batch from its forward until its backward. If the weight gradient is a separate
+    /// action, it is kept until then.
     pub peak_activations: Vec<usize>,
     /// The same peaks, counted only until the input gradient. This is the peak if a weight gradient needs
     /// little of the data that the forward kept.

@@ -14,8 +14,7 @@ const SCALING: Scaling = Scaling::Blocks {
     power_of_two: false,
 };
 
-/// Returns the number of rows of a tensor as a matrix, the number of words in a row of codes, and the number of
-/// scales of a row.
+/// Returns the sizes of a tensor as a matrix: the number of rows, of code words per row, and of scales per row.
 fn sizes([batch, seq, hidden]: [usize; 3]) -> [usize; 3] {
     let words = hidden.next_multiple_of(ROW_BYTES) / size_of::<u32>();
     [batch * seq, words, hidden.div_ceil(BLOCK)]

@@ -69,9 +69,9 @@ pub fn generate(config: &ScheduleConfig) -> Result<Schedule, ScheduleError> {
 /// - interleaved with groups of N: `2(p - r - 1) + (v - 1)N`, at most `vm`
 /// - GPipe: all forwards
 ///
-/// With pairs, 1F1B has one more than eager 1F1B and interleaved has one more, because the results of a pair
-/// arrive one pair later. Returns `None` for V-shaped kinds, whose warm-up has several phases, and for a rank
-/// out of range.
+/// With pairs, 1F1B has one more than eager 1F1B, and interleaved has one more than without pairs. The results
+/// of a pair arrive one pair later. Returns `None` for V-shaped kinds, whose warm-up has several phases, and
+/// for a rank out of range.
 pub fn warm_up(config: &ScheduleConfig, rank: usize) -> Option<usize> {
     let below = config.ranks.checked_sub(rank + 1)?;
     match config.kind {
