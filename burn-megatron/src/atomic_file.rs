@@ -1,8 +1,8 @@
-//! Atomic writes of files and folders: staged beside the destination, then renamed.
+//! Atomic writes of files and folders, which are staged next to the destination and then renamed.
 //!
 //! A staged path is named `NAME.UNIQUE.partial`. The process that writes it holds a lock on it, which the
-//! operating system releases when the process ends in any way. So a path that a killed process left is
-//! recognized, and removed when the same destination is staged again.
+//! operating system releases when the process ends for any reason. This identifies the paths of killed
+//! processes. They are removed when the same destination is staged again.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, TryLockError};
@@ -14,16 +14,16 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::regular_file::open_output;
 
-/// Suffix of staged paths.
+/// The suffix of staged paths.
 const SUFFIX: &str = ".partial";
 
-/// A staged file or folder; removed on drop unless it is published.
+/// A staged file or folder. It is removed on drop unless it is published.
 #[derive(Debug)]
 pub struct StagedPath {
     path: PathBuf,
     to: PathBuf,
     published: bool,
-    /// Holds the lock. `None` for a folder where the operating system cannot open folders.
+    /// Holds the lock. `None` for a folder if the operating system cannot open folders.
     _lock: Option<File>,
 }
 
@@ -62,12 +62,12 @@ impl StagedPath {
         }
     }
 
-    /// Locks a new staged path; `None` if another process has taken it for stale meanwhile.
+    /// Locks a new staged path. Returns `None` if another process has already removed it as stale.
     fn locked(path: PathBuf, to: &Path, file: Option<File>) -> Option<Self> {
         if let Some(Err(TryLockError::WouldBlock)) = file.as_ref().map(File::try_lock) {
             return None;
         }
-        // Where locks are not supported, nothing is taken for stale either.
+        // If locks are not supported, nothing is considered stale either.
         path.exists().then(|| Self {
             path,
             to: to.to_path_buf(),
@@ -76,7 +76,7 @@ impl StagedPath {
         })
     }
 
-    /// Its path until it is published.
+    /// Returns its path until it is published.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -85,7 +85,7 @@ impl StagedPath {
     ///
     /// # Errors
     ///
-    /// Errors of the operating system; the staged path is then removed.
+    /// Errors of the operating system. The staged path is then removed.
     pub fn publish(mut self) -> io::Result<()> {
         fs::rename(&self.path, &self.to)?;
         self.published = true;
@@ -102,12 +102,13 @@ impl Drop for StagedPath {
     }
 }
 
-/// Replaces the content of a file atomically: readers, also after a crash, see the old or the new bytes. The
-/// permissions are kept; of a link its target is replaced. A device or a pipe is written to.
+/// Replaces the content of a file atomically: readers see either the old or the new bytes, even after a crash.
+/// Permissions are kept. If `path` is a link, its target is replaced. If it is a device or a pipe, the bytes
+/// are written to it.
 ///
 /// # Errors
 ///
-/// Errors of the operating system; the old file is then unchanged.
+/// Errors of the operating system. The old file is then unchanged.
 pub fn replace_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let there = fs::metadata(path).ok();
     let to = match &there {
@@ -137,7 +138,7 @@ pub fn sync_folder(folder: &Path) -> io::Result<()> {
     if cfg!(unix) {
         File::open(folder)?.sync_all()
     } else {
-        // Other systems cannot open a folder; their renames are durable on return.
+        // Other systems cannot open a folder, but their renames are durable on return.
         Ok(())
     }
 }
@@ -151,13 +152,13 @@ pub fn sync_folder_of(path: &Path) -> io::Result<()> {
     sync_folder(folder(path))
 }
 
-/// The parent folder of a path.
+/// Returns the parent folder of a path.
 fn folder(of: &Path) -> &Path {
     let folder = of.parent().filter(|folder| !folder.as_os_str().is_empty());
     folder.unwrap_or(Path::new("."))
 }
 
-/// A new staged path for `to`; removes stale ones.
+/// Returns a new staged path for `to`, and removes stale staged paths of `to`.
 fn staging_path(to: &Path) -> io::Result<PathBuf> {
     let Some(name) = to.file_name() else {
         let what = format!("{} has no file name", to.display());
@@ -171,8 +172,8 @@ fn staging_path(to: &Path) -> io::Result<PathBuf> {
     Ok(to.with_file_name(start))
 }
 
-/// Removes files beside `to` whose names begin with `start` and that no process has locked. What cannot be
-/// opened or removed is left. So are links, which are never staged.
+/// Removes files next to `to` whose names begin with `start` and that no process has locked. Files that cannot
+/// be opened or removed are left. Links are also left, because they are never staged.
 fn remove_stale(to: &Path, start: &OsString) {
     let entries = fs::read_dir(folder(to));
     for entry in entries.into_iter().flatten().flatten() {
@@ -181,7 +182,7 @@ fn remove_stale(to: &Path, start: &OsString) {
             .as_encoded_bytes()
             .strip_prefix(start.as_encoded_bytes());
         let unique = rest.and_then(|rest| rest.strip_suffix(SUFFIX.as_bytes()));
-        // With a dot it is staged for another, longer name.
+        // A name with a further dot is staged for another, longer destination name.
         let ours = unique.is_some_and(|unique| !unique.contains(&b'.'));
         let kind = entry.file_type();
         if ours && kind.is_ok_and(|kind| kind.is_file() || kind.is_dir()) {
@@ -204,12 +205,12 @@ fn remove(path: &Path) {
     };
 }
 
-/// Whether a name is that of a [`StagedPath`]: it is being written, or its process was killed.
+/// Whether a name is the name of a [`StagedPath`]. The path is being written, or its process was killed.
 pub fn is_staged(name: &OsStr) -> bool {
     name.as_encoded_bytes().ends_with(SUFFIX.as_bytes())
 }
 
-/// A part of a name that is unique over processes and machines.
+/// Returns a part of a name that is unique over processes and machines.
 fn unique_name() -> String {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let count = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -254,7 +255,7 @@ mod tests {
     fn what_a_killed_process_left_goes_and_what_a_live_one_makes_stays() {
         let folder = TestFolder::new();
         let to = folder.path().join("a.bin");
-        // A file and a folder that no process has locked, and files of other names.
+        // A file and a folder that no process has locked, and files with other names.
         folder.write("a.bin.5f-1-0.partial", "left");
         folder.write("a.bin.60-1-0.partial/inside/deep", "left");
         let others = [
@@ -284,7 +285,7 @@ mod tests {
         assert!(StagedPath::file(Path::new("/nowhere/at/all")).is_err());
     }
 
-    /// A hard link still has the old bytes, as they are not overwritten.
+    /// A hard link still has the old bytes, because they are not overwritten.
     #[cfg(unix)]
     #[test]
     fn a_file_is_replaced_and_not_written_over() {
@@ -305,7 +306,7 @@ mod tests {
         let mode = fs::metadata(at("new")).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
         assert_eq!(names(&folder), ["link", "new", "old"]);
-        // What is not a regular file is not replaced by one.
+        // Anything but a regular file is not replaced by a regular file.
         replace_file(Path::new("/dev/null"), b"gone").unwrap();
         assert!(!fs::metadata("/dev/null").unwrap().is_file());
         assert!(replace_file(folder.path(), b"x").is_err());

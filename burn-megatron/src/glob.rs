@@ -5,16 +5,16 @@ use std::iter::once;
 /// The number of paths that an error lists.
 const MAX_LISTED: usize = 3;
 
-/// A pattern over the paths of parameters or layers; it matches whole paths.
+/// A pattern over the paths of parameters or layers. It matches complete paths.
 ///
-/// `?` matches one character of a component, `*` any characters of one, and `**`, which must be a
-/// component of its own, any number of components.
+/// `?` matches one character of a component, and `*` matches any characters of a component. `**` must be a
+/// complete component and matches any number of components.
 #[derive(Clone, Debug)]
 pub(crate) struct Glob(Vec<GlobToken>);
 
 #[derive(Clone, Debug)]
 enum GlobToken {
-    /// This character.
+    /// A literal character.
     Literal(char),
     /// `?`.
     One,
@@ -29,10 +29,10 @@ enum GlobToken {
 /// An invalid pattern.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GlobError {
-    /// Nothing between two dots, before the first or after the last.
+    /// A component is empty: between two dots, before the first dot or after the last dot.
     #[error("it has an empty component: write names, *, ? or ** between dots")]
     EmptyComponent,
-    /// `**` together with other characters.
+    /// `**` is combined with other characters.
     #[error("** has to stand alone between dots, as in **.bias; inside of a component use *")]
     Joined,
 }
@@ -63,11 +63,11 @@ impl Glob {
         self.distance(path) == 0
     }
 
-    /// The Levenshtein distance: the least number of characters to insert into the pattern, delete from it
-    /// or change, so that it matches the path. Stars match at no cost.
+    /// Returns the Levenshtein distance: the minimum number of characters to insert, delete or change in the
+    /// pattern, so that it matches the path. Stars match at no cost.
     pub(crate) fn distance(&self, path: &str) -> usize {
         let path: Vec<char> = path.chars().collect();
-        // At `j`: the distance of the tokens so far to the first `j` characters.
+        // Element `j` is the distance of the tokens so far to the first `j` characters.
         let mut row: Vec<usize> = (0..=path.len()).collect();
         for token in &self.0 {
             row = token.next_row(&row, &path);
@@ -76,7 +76,7 @@ impl Glob {
     }
 }
 
-/// The paths with the smallest distance, nearest first, as many as an error lists.
+/// Returns the paths with the smallest distance, nearest first, up to the number of paths that an error lists.
 pub(crate) fn nearest<'a>(glob: &Glob, paths: impl IntoIterator<Item = &'a str>) -> Vec<String> {
     let mut nearest: Vec<_> = paths.into_iter().collect();
     nearest.sort_by_cached_key(|path| glob.distance(path));
@@ -87,7 +87,7 @@ pub(crate) fn nearest<'a>(glob: &Glob, paths: impl IntoIterator<Item = &'a str>)
         .collect()
 }
 
-/// The end of an error message: the nearest paths.
+/// Returns the end of an error message, which lists the nearest paths.
 pub(crate) fn listed(nearest: &[String]) -> String {
     match nearest {
         [] => ", as there is none here".into(),
@@ -105,7 +105,7 @@ impl GlobToken {
         }
     }
 
-    /// The distances with this token, from those without.
+    /// Returns the distances with this token, from the distances without it.
     fn next_row(&self, before: &[usize], path: &[char]) -> Vec<usize> {
         match self {
             Self::Literal(wanted) => edits(before, path, |found| found == *wanted),
@@ -140,7 +140,7 @@ impl GlobToken {
     }
 }
 
-/// The distances with one more token that matches one character.
+/// Returns the distances with one more token that matches one character.
 fn edits(before: &[usize], path: &[char], fits: impl Fn(char) -> bool) -> Vec<usize> {
     let mut row = vec![before[0] + 1];
     for (j, found) in path.iter().enumerate() {
@@ -208,7 +208,7 @@ mod tests {
         }
     }
 
-    /// The meaning of a pattern, component by component.
+    /// Evaluates a pattern component by component.
     fn meaning(pattern: &[&str], path: &[&str]) -> bool {
         match (pattern, path) {
             ([], []) => true,
@@ -240,7 +240,7 @@ mod tests {
         }
     }
 
-    /// All paths of one to `longest` of these components.
+    /// Returns all paths of one to `longest` of these components.
     fn paths<'a>(components: &[&'a str], longest: usize) -> Vec<Vec<&'a str>> {
         let mut all: Vec<Vec<&str>> = vec![vec![]];
         let mut from = 0;

@@ -1,4 +1,4 @@
-//! The link between a device and its host: what is transferred over it, and a simulation of its times.
+//! The link between a device and its host: a record of its transfers, and a simulation of their times.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -8,21 +8,21 @@ use crate::comm::CommError;
 
 /// A link between a device and its host, with a bandwidth for each direction.
 ///
-/// The link and the computations beside it have a clock of their own: nothing waits for it, so that the times of
-/// [`OffloadEvent`]s depend on neither the machine nor its load.
+/// The link and the concurrent computations have a simulated clock. Nothing waits for it, so that the times of
+/// [`OffloadEvent`]s do not depend on the machine or its load.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SimulatedHostLink {
     latency: Duration,
     bytes_per_second: f64,
 }
 
-/// A bandwidth that is not positive, in bytes per second.
+/// An error for a bandwidth that is not positive, in bytes per second.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 #[error("invalid bandwidth {0} bytes/s: expected more than 0 (infinity for no limit)")]
 pub struct BandwidthError(pub f64);
 
 impl SimulatedHostLink {
-    /// A link with `latency` for each transfer, and `bytes_per_second` in each direction.
+    /// Creates a link with `latency` per transfer, and `bytes_per_second` in each direction.
     ///
     /// # Errors
     ///
@@ -45,7 +45,7 @@ impl SimulatedHostLink {
     }
 }
 
-/// A transfer or a computation of a bucket of the optimizer, or of the input of a recomputed block.
+/// The kind of a transfer or a computation, for a bucket of the optimizer or the input of a recomputed block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OffloadEventKind {
     /// The gradient is copied to the host.
@@ -62,33 +62,35 @@ pub enum OffloadEventKind {
     InputDown,
 }
 
-/// An event, by the clock of a [`SimulatedHostLink`].
+/// An event on the clock of a [`SimulatedHostLink`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OffloadEvent {
     /// The kind of event.
     pub kind: OffloadEventKind,
-    /// The number of the bucket; of an input, its number among all.
+    /// The number of the bucket. For an input, its number among all inputs.
     pub number: usize,
-    /// The bytes that are copied; 0 for a step.
+    /// The number of copied bytes; 0 for a step.
     pub bytes: u64,
-    /// When it begins.
+    /// The time at which the event starts.
     pub start: Duration,
-    /// When it ends.
+    /// The time at which the event ends.
     pub end: Duration,
 }
 
 /// The events since the last record.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct OffloadRecord {
-    /// In the order in which they happened. Those of different buckets that no wait orders may be in any order.
+    /// The events in the order in which they happened. Events of different buckets that no wait orders may be
+    /// in any order.
     pub events: Vec<OffloadEvent>,
-    /// The time that the rank was blocked in waits for offloaded state.
+    /// The time for which the rank was blocked in waits for offloaded state.
     pub blocked: Duration,
 }
 
 impl OffloadRecord {
-    /// The share of the time of transfers and host steps that was hidden, behind the steps of the device or behind each
-    /// other: 1 - (time blocked) / (their time). 1 if nothing was offloaded.
+    /// Returns the fraction of the time of transfers and host steps that was hidden behind the steps of the
+    /// device or behind each other: 1 - (time blocked) / (time of transfers and host steps). It is 1 if nothing
+    /// was offloaded.
     pub fn hidden_share(&self) -> f64 {
         let offloaded = self
             .events
@@ -102,16 +104,16 @@ impl OffloadRecord {
     }
 }
 
-/// The bytes that were copied between a device and its host, over all steps so far.
+/// The number of bytes copied between a device and its host, over all steps so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HostTraffic {
-    /// To the host.
+    /// The number of bytes copied to the host.
     pub up: u64,
-    /// To the device.
+    /// The number of bytes copied to the device.
     pub down: u64,
 }
 
-/// The result of `f` on a thread that copies, or the message of its panic.
+/// Returns the result of `f`, which runs on a thread that copies, or the message of its panic.
 pub(crate) fn caught<T>(f: impl FnOnce() -> T) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(f)).map_err(|payload| message(&*payload))
 }

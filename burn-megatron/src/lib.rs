@@ -1,29 +1,29 @@
 #![doc = "Large-model training for Burn users: what Megatron-LM is to PyTorch."]
 //!
-//! A user brings a Burn module and a layout; the library runs it on many ranks, and checks on a laptop that
-//! the layout computes what one rank computes (`burn_megatron_verify`). There is no global state: a
-//! [`ParallelContext`](comm::ParallelContext) handle holds the process groups of a rank, and a
+//! The user provides a Burn module and a parallel layout, and the library runs the module on many ranks. On a
+//! laptop, `burn_megatron_verify` checks that the layout computes the same values as a single rank. There is no
+//! global state. A [`ParallelContext`](comm::ParallelContext) handle holds the process groups of a rank. A
 //! [`ModelBuilder`](nn::ModelBuilder) builds the rank's part of a model.
 //!
-//! Modules, lowest first; a module imports only modules above it in this table:
+//! Modules, lowest first. A module imports only the modules above it in this table:
 //!
-//! | module | what it owns |
+//! | module | content |
 //! |---|---|
-//! | [`mesh`] | sizes, coordinates and groups of ranks; pure values |
+//! | [`mesh`] | sizes, coordinates and groups of ranks, as pure values |
 //! | [`comm`] | collectives between ranks, which are threads or processes |
 //! | [`collective`] | differentiable collectives on tensors |
-//! | [`fingerprint`] | 64-bit fingerprints of what a step computes, to compare two runs of it |
-//! | [`host_link`] | what is transferred between a device and its host, and a simulation of its times |
+//! | [`fingerprint`] | 64-bit fingerprints of the values in a step, to compare two runs of the step |
+//! | [`host_link`] | records of transfers between a device and its host, and a simulation of their times |
 //! | [`kernel_selection`] | selection of fused kernels |
 //! | [`nn`] | parallel layers, and the parameter table |
 //! | [`pipeline`] | pipeline schedules, and the engine that runs them |
 //! | [`data_parallel`] | data parallelism and full sharding of any Burn module |
 //! | [`optim`] | sharded AdamW, gradient norm and clipping |
 //! | [`checkpoint`] | checkpoints that load in any layout |
-//! | [`model`] | what a model implements, and the pipeline stages of its configuration |
-//! | [`regular_file`] | opens and reads files, with an error for a pipe, a device or a folder |
-//! | [`atomic_file`] | files and folders that are being written, and their clean-up after a crash |
-//! | [`device`] | devices by name, checked before Burn is called |
+//! | [`model`] | the traits that a model implements, and the builder of its pipeline stages |
+//! | [`regular_file`] | opening and reading files, with an error for a pipe, a device or a folder |
+//! | [`atomic_file`] | atomic writes of files and folders, and the clean-up after a crash |
+//! | [`device`] | selection of devices by name, checked before Burn is called |
 //! | [`text_table`] | tables of text that fit a terminal |
 //!
 //! # Feature flags

@@ -1,4 +1,5 @@
-//! Opens files, and reads whole files up to a maximum size. A pipe, a device, a socket or a folder in place of a file is an error at once.
+//! Opening and reading of regular files, up to a maximum size. A pipe, device, socket or folder in place of a
+//! file is an immediate error.
 
 use std::fs::{self, File, FileType, OpenOptions};
 use std::io::{self, IsTerminal, Read, Seek};
@@ -7,19 +8,20 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-/// The time that another process has to open a named pipe.
+/// The time within which another process must open a named pipe.
 const PIPE_DEADLINE: Duration = Duration::from_secs(5);
 
 /// The first bytes of a Git LFS pointer.
 const LFS_POINTER: &[u8] = b"version https://git-lfs.github.com/spec/";
-/// The maximum size of a Git LFS pointer in bytes, by its specification.
+/// The maximum size of a Git LFS pointer in bytes, according to its specification.
 const MAX_LFS_POINTER: u64 = 1024;
 
 /// Opens a regular file for reading. Links are followed.
 ///
 /// # Errors
-/// Errors of the operating system, and an error that names what is in place of the file: another kind of file, a link to
-/// a missing file, or a Git LFS pointer. A missing file is [`io::ErrorKind::NotFound`]. A link to a missing file is not.
+/// Errors of the operating system, and an error that describes what is in place of the file: another kind of
+/// file, a link to a missing file, or a Git LFS pointer. A missing file is [`io::ErrorKind::NotFound`]. A link
+/// to a missing file is not.
 pub fn open(path: &Path) -> io::Result<File> {
     let mut file = open_with(path, OpenOptions::new().read(true))?;
     check_not_lfs_pointer(&mut file)?;
@@ -31,7 +33,7 @@ pub fn open(path: &Path) -> io::Result<File> {
 /// # Errors
 /// The errors of [`open`]. A Git LFS pointer is not an error.
 pub fn open_with(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
-    // Checked before it is opened, as opening changes the state of some devices.
+    // The kind is checked before opening, because opening changes the state of some devices.
     check_kind(kind_of(path)?)?;
     let file = without_waiting(options).open(path)?;
     check_kind(file.metadata()?.file_type())?;
@@ -48,7 +50,7 @@ pub fn open_stream(path: &Path) -> io::Result<File> {
         return open_pipe(path, OpenOptions::new().read(true), PIPE_DEADLINE);
     }
     if is_device(kind) {
-        // Other devices, such as /dev/zero, may have no end.
+        // Other devices, such as `/dev/zero`, may not end.
         let device = open_pipe(path, OpenOptions::new().read(true), PIPE_DEADLINE)?;
         if device.is_terminal() {
             return Ok(device);
@@ -81,7 +83,8 @@ pub fn read_text_stream(path: &Path, max_bytes: u64) -> io::Result<String> {
     text(read_open(open_stream(path)?, max_bytes)?)
 }
 
-/// Reads an open file to its end. A file of more than `max_bytes` bytes is an error, whatever size the file reports.
+/// Reads an open file to its end. A file of more than `max_bytes` bytes is an error, regardless of the size
+/// that the file reports.
 fn read_open(file: File, max_bytes: u64) -> io::Result<Vec<u8>> {
     let too_large = || {
         let what = format!("it has more than {max_bytes} bytes, the maximum");
@@ -114,7 +117,7 @@ pub fn open_output(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
     }
 }
 
-/// Returns whether there is anything at a path. Unlike [`Path::exists`], it counts a link to a missing file.
+/// Returns whether anything exists at a path. Unlike [`Path::exists`], it counts a link to a missing file.
 pub fn is_there(path: &Path) -> bool {
     path.symlink_metadata().is_ok()
 }
@@ -166,7 +169,8 @@ fn open_pipe(path: &Path, options: &OpenOptions, deadline: Duration) -> io::Resu
     })
 }
 
-/// Fails for a Git LFS pointer, which a clone has in place of a file if Git LFS is not installed.
+/// Returns an error for a Git LFS pointer, which a clone contains in place of a file if Git LFS is not
+/// installed.
 pub(crate) fn check_not_lfs_pointer(file: &mut File) -> io::Result<()> {
     if file.metadata()?.len() > MAX_LFS_POINTER {
         return Ok(());
@@ -184,7 +188,7 @@ pub(crate) fn check_not_lfs_pointer(file: &mut File) -> io::Result<()> {
     Err(io::Error::new(io::ErrorKind::InvalidData, what))
 }
 
-/// Makes `open` return at once for a pipe that has replaced the file since it was checked.
+/// Makes `open` return immediately for a pipe that has replaced the file since the check.
 fn without_waiting(options: &mut OpenOptions) -> &mut OpenOptions {
     #[cfg(unix)]
     std::os::unix::fs::OpenOptionsExt::custom_flags(options, libc::O_NONBLOCK);
@@ -269,7 +273,7 @@ mod tests {
         fs::write(&path, pointer).unwrap();
         let error = open(&path).unwrap_err().to_string();
         assert!(error.contains("git lfs pull"), "{error}");
-        // A longer file is not a pointer, such as a page about Git LFS.
+        // A longer file is not a pointer, for example a page about Git LFS.
         fs::write(&path, pointer.repeat(20)).unwrap();
         open(&path).unwrap();
     }

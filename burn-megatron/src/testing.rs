@@ -1,13 +1,13 @@
-//! Helpers for tests of several modules.
+//! Helpers for the tests of several modules.
 
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-/// The warnings that `body` logs in this thread.
+/// Returns the warnings that `body` logs in this thread.
 pub(crate) fn warnings(body: impl FnOnce()) -> Vec<String> {
-    // With a single subscriber, a thread of another test without one that reaches an event first would
-    // disable that event for all.
+    // With a single subscriber, a thread of another test without a subscriber could reach an event first and
+    // disable that event for all threads.
     let _second = tracing::Dispatch::new(Warnings::default());
     let warnings = Warnings::default();
     tracing::subscriber::with_default(warnings.clone(), body);

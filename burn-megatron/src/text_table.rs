@@ -1,9 +1,10 @@
 //! Tables of text.
 
-/// A table of text: rows of as many cells each, the first of which is the header.
+/// A table of text. The first row is the header, and all rows have the same number of cells.
 ///
-/// The first column is left-aligned, the others right-aligned. A table that is too wide for a terminal loses the columns
-/// that may be left out, in a given order; then the widest left-aligned column is shortened.
+/// The first column is left-aligned, the other columns are right-aligned. If a table is too wide for a
+/// terminal, its optional columns are removed in a given order. Then the widest left-aligned column is
+/// shortened.
 #[derive(Clone, Debug)]
 pub struct Table {
     rows: Vec<Vec<String>>,
@@ -11,13 +12,13 @@ pub struct Table {
     optional: Vec<usize>,
 }
 
-/// The least width to which a column is shortened.
+/// The minimum width to which a column is shortened.
 const MIN_WIDTH: usize = 8;
 /// The space between two columns.
 const GAP: usize = 2;
 
 impl Table {
-    /// A table of these rows.
+    /// Creates a table of these rows.
     pub fn new(rows: impl IntoIterator<Item = Vec<String>>) -> Self {
         Self {
             rows: rows.into_iter().collect(),
@@ -32,13 +33,13 @@ impl Table {
         self
     }
 
-    /// Sets the columns that are left out where the table is too wide, the first one first.
+    /// Sets the columns that are removed if the table is too wide, in order of removal.
     pub fn with_optional(mut self, columns: impl IntoIterator<Item = usize>) -> Self {
         self.optional = columns.into_iter().collect();
         self
     }
 
-    /// The table in lines of at most `width` characters, or of any length.
+    /// Formats the table in lines of at most `width` characters, or of any length for `None`.
     pub fn fit(&self, width: Option<usize>) -> String {
         let mut columns: Vec<_> = (0..self.rows.iter().map(Vec::len).max().unwrap_or(0)).collect();
         let widest = |column: &usize| {
@@ -83,7 +84,7 @@ impl Table {
     }
 }
 
-/// The end of a text that is too long, which tells paths and layouts apart.
+/// Returns the end of a text that is too long. The end is what distinguishes paths and layouts.
 pub(crate) fn shortened(text: &str, most: usize) -> String {
     let length = text.chars().count();
     if length <= most {

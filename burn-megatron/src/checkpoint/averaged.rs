@@ -1,21 +1,22 @@
-//! The average of the weights in a checkpoint, in the place of its weights.
+//! The averaged weights of a checkpoint, read in place of its weights.
 
 use super::{Checkpoint, CheckpointError, TensorMeta, TensorSlice, TensorSource, state::MODEL};
 use crate::optim::EMA;
 
-/// The tensors of a checkpoint, with the [exponential moving average](crate::optim::EmaConfig) of each weight in its
-/// place. What has no average, such as the bias of a router, is as it was saved.
+/// The tensors of a checkpoint, in which each weight is replaced by its [exponential moving
+/// average](crate::optim::EmaConfig). Tensors without an average, such as the bias of a router, are read as
+/// saved.
 pub struct AveragedWeights<'a>(&'a Checkpoint);
 
 impl<'a> AveragedWeights<'a> {
-    /// The average in a checkpoint; `None` if it has none.
+    /// Returns the averaged weights of a checkpoint, or `None` if it has no averages.
     pub fn of(checkpoint: &'a Checkpoint) -> Option<Self> {
         let mut keys = checkpoint.keys().into_iter();
         keys.any(|key| key.starts_with(EMA))
             .then_some(Self(checkpoint))
     }
 
-    /// The key of the tensor that stands for another.
+    /// Returns the key of the tensor that is read in place of `key`.
     fn key(&self, key: &str) -> String {
         let average = key.strip_prefix(MODEL).map(|path| format!("{EMA}{path}"));
         let average = average.filter(|average| self.0.tensor(average).is_some());

@@ -6,22 +6,22 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::{Xxh3Default, xxh3_64};
 
-/// The bytes per checksum, which is also the least that is read to verify an element.
+/// The number of bytes per checksum. It is also the minimum number of bytes that are read to verify an element.
 pub const CHECKSUM_CHUNK: usize = 4 << 20;
 
-/// The xxh3-64 of some bytes; as text, 16 digits of lower-case hexadecimal.
+/// The xxh3-64 checksum of some bytes. Its text form is 16 digits of lower-case hexadecimal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub struct Checksum(u64);
 
 impl Checksum {
-    /// The checksum of these bytes.
+    /// Returns the checksum of these bytes.
     pub fn of(bytes: &[u8]) -> Self {
         Self(xxh3_64(bytes))
     }
 }
 
-/// Computes the checksum of bytes that come in several calls.
+/// Computes the checksum of bytes that are added in several calls.
 #[derive(Default)]
 pub(super) struct StreamingChecksum {
     state: Xxh3Default,
@@ -34,12 +34,12 @@ impl StreamingChecksum {
         self.bytes += bytes.len();
     }
 
-    /// The number of bytes so far.
+    /// Returns the number of bytes so far.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// The checksum of the bytes so far; starts anew.
+    /// Returns the checksum of the bytes so far, and restarts.
     pub fn take(&mut self) -> Checksum {
         let sum = Checksum(self.state.digest());
         self.state.reset();
@@ -66,7 +66,7 @@ impl FromStr for Checksum {
     fn from_str(text: &str) -> Result<Self, String> {
         let digits = text.bytes().all(|byte| byte.is_ascii_hexdigit());
         let value = u64::from_str_radix(text, 16).ok().map(Self);
-        // Only one text per value, so that every change is detected.
+        // Each value has only one text form, so that every change is detected.
         let value = value.filter(|value| digits && value.to_string() == text);
         value.ok_or_else(|| format!("invalid checksum '{text}': expected 16 digits of 0-9 and a-f"))
     }
@@ -98,7 +98,7 @@ mod tests {
 
     #[test]
     fn a_checksum_has_one_text() {
-        // The published value for no bytes.
+        // The published value for empty input.
         assert_eq!(Checksum::of(b"").to_string(), "2d06800538d394c2");
         let text = Checksum::of(b"abc").to_string();
         assert_eq!(text.parse(), Ok(Checksum::of(b"abc")));

@@ -2,19 +2,19 @@
 
 use super::Checksum;
 
-/// Closes a JSON object: `body` begins with `{` and holds its members, each followed by a comma, and ends
-/// with a line break.
+/// Closes a JSON object with a checksum. `body` begins with `{`, contains the members, each followed by a
+/// comma, and ends with a line break.
 pub fn append_checksum(mut body: String) -> Vec<u8> {
     let end = end(body.as_bytes());
     body.push_str(&end);
     body.into_bytes()
 }
 
-/// Checks that the bytes are as [`append_checksum`] returned them.
+/// Checks that the bytes have the checksum that [`append_checksum`] has added.
 ///
 /// # Errors
 ///
-/// The reason, as text.
+/// The reason as text.
 pub fn check(bytes: &[u8]) -> Result<(), String> {
     let len = end(b"").len();
     let at = bytes.len().checked_sub(len);

@@ -1,10 +1,10 @@
-//! Compares the tensors of two sources.
+//! The comparison of the tensors of two sources.
 
 use burn::tensor::TensorData;
 
 use super::{CheckpointError, ElementType, TensorMeta, TensorSlice, TensorSource};
 
-/// Elements that are read at once.
+/// The number of elements that are read at once.
 const READ_ELEMENTS: usize = 1 << 20;
 
 /// The differences between two sources.
@@ -25,10 +25,10 @@ pub struct CheckpointComparison {
 pub struct TensorDifference {
     /// The tensor in the first source.
     pub first: TensorMeta,
-    /// The tensor in the second.
+    /// The tensor in the second source.
     pub second: TensorMeta,
-    /// The number of different elements: by bits, or by value if the types differ. `None` if the shapes
-    /// differ.
+    /// The number of different elements: compared by bits, or by value if the types differ. `None` if the
+    /// shapes differ.
     pub elements: Option<u64>,
     /// The largest absolute difference. A NaN counts as infinite.
     pub max_absolute: f64,
@@ -43,12 +43,12 @@ impl CheckpointComparison {
     }
 }
 
-/// Compares all tensors of two sources, with a few megabytes of each in memory. `progress` gets the number
-/// of bytes of the first source compared since its last call.
+/// Compares all tensors of two sources, with a few megabytes of each in memory. `progress` is called with the
+/// number of bytes of the first source compared since its last call.
 ///
 /// # Errors
 ///
-/// [`CheckpointError`] of reading.
+/// [`CheckpointError`] if reading fails.
 pub fn compare(
     first: &dyn TensorSource,
     second: &dyn TensorSource,
@@ -130,7 +130,7 @@ impl TensorDifference {
             }
             self.elements = self.elements.map(|elements| elements + 1);
             let number = |x: f64| if x.is_nan() { f64::INFINITY } else { x };
-            // Zeros of both signs, or two NaNs, can differ in bits only.
+            // Zeros of both signs, or two NaNs, may differ only in their bits.
             let none = x == y || x.is_nan() && y.is_nan();
             let absolute = if none { 0.0 } else { number((x - y).abs()) };
             let relative = if none {
@@ -144,7 +144,7 @@ impl TensorDifference {
     }
 }
 
-/// The elements as f64; 64-bit integers are rounded.
+/// Returns the elements as f64. 64-bit integers are rounded.
 fn values(dtype: ElementType, bytes: &[u8]) -> Vec<f64> {
     let len = bytes.len() / dtype.size();
     let data = TensorData::from_bytes_vec(bytes.to_vec(), [len], dtype.dtype());

@@ -1,15 +1,15 @@
-//! Checks that slices cover a tensor without overlap.
+//! A check that slices cover a tensor without overlap.
 
 use std::collections::BTreeSet;
 
 use super::{CheckpointError, TensorSlice};
 
-/// Checks that each element of a tensor is in exactly one of these slices. The slices must fit the shape,
-/// whose product must be a `usize`, and none may be empty.
+/// Checks that each element of a tensor is in exactly one of these slices. The slices must be within the shape
+/// and not empty. The number of elements of the shape must fit a `usize`.
 ///
 /// # Errors
 ///
-/// [`CheckpointError::Overlap`] and [`CheckpointError::Gap`], with the element.
+/// [`CheckpointError::Overlap`] and [`CheckpointError::Gap`], with the first such element.
 pub fn check(key: &str, shape: &[usize], slices: &[&TensorSlice]) -> Result<(), CheckpointError> {
     if let Some((first, second, both)) = overlap(shape, slices) {
         return Err(CheckpointError::Overlap {
@@ -28,12 +28,12 @@ pub fn check(key: &str, shape: &[usize], slices: &[&TensorSlice]) -> Result<(), 
     }
 }
 
-/// Two slices that overlap, and their intersection.
+/// Returns two slices that overlap and their intersection, if there are any.
 fn overlap<'a>(
     shape: &[usize],
     slices: &[&'a TensorSlice],
 ) -> Option<(&'a TensorSlice, &'a TensorSlice, TensorSlice)> {
-    // Each slice is compared with those whose range in one dim overlaps: the dim with the most distinct
+    // Each slice is only compared with slices whose range overlaps in one dim: the dim with the most distinct
     // offsets.
     let places = |dim: usize| {
         let starts = slices.iter().map(|part| part.offset[dim]);
@@ -64,7 +64,7 @@ fn meet(a: &TensorSlice, b: &TensorSlice, dim: usize) -> bool {
     a.offset[dim] < b.range(dim).end && b.offset[dim] < a.range(dim).end
 }
 
-/// The first element that is in none of these disjoint slices.
+/// Returns the first element that is in none of these disjoint slices.
 fn gap(shape: &[usize], slices: &[&TensorSlice]) -> Option<Vec<usize>> {
     let mut slices = slices.to_vec();
     let mut element = vec![];
@@ -91,7 +91,7 @@ fn gap(shape: &[usize], slices: &[&TensorSlice]) -> Option<Vec<usize>> {
             .filter(|place| place < len)
             .map(|place| (place, at(place)))
             .find(|(_, there)| !full(there, dim + 1));
-        // If the whole is not covered, some index is not.
+        // If the complete tensor is not covered, some index is not covered.
         let (place, there) = found?;
         element.push(place);
         slices = there;
@@ -133,7 +133,7 @@ mod tests {
         assert!(message(&[1], &[]).is_some());
     }
 
-    /// With a quadratic algorithm this takes hours.
+    /// A quadratic algorithm would take hours.
     #[test]
     fn many_boxes_take_a_moment() {
         let columns: Vec<_> = (0..100_000).map(|at| slice(&[0, at], &[7, 1])).collect();
@@ -146,7 +146,7 @@ mod tests {
     }
 
     proptest! {
-        /// The result equals that of counting every element.
+        /// The result equals a count of every element.
         #[test]
         fn counting_says_the_same(
             shape in prop::collection::vec(1usize..5, 1..4),

@@ -45,8 +45,9 @@ impl fmt::Debug for Disk {
 }
 
 impl Disk {
-    /// A disk for tests: `hook` is called before each operation, and an error of it replaces the operation.
-    /// Each write has at most `largest_write` bytes, so that a failure can leave a partial file.
+    /// Creates a disk for tests. `hook` is called before each operation, and if it returns an error, the
+    /// operation is not run and fails with this error. Each write has at most `largest_write` bytes, so that a
+    /// failure can leave a partial file.
     pub fn hooked(
         hook: impl Fn(DiskOperation, &Path) -> io::Result<()> + Send + Sync + 'static,
         largest_write: usize,
@@ -64,7 +65,7 @@ impl Disk {
         }
     }
 
-    /// Runs an operation after the hook. An error names it as `action`.
+    /// Runs an operation after the hook. Errors describe it as `action`.
     fn run<T>(
         &self,
         operation: DiskOperation,
@@ -94,7 +95,7 @@ impl Disk {
                     format!("it is a link to {to}, which is not a folder: is its disk mounted?");
                 return Err(CheckpointError::corrupt(path, what));
             }
-            // Another process created it meanwhile.
+            // Another process has created it in the meantime.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => {}
             result => {
                 result.map_err(|error| CheckpointError::io("create the folder", path, error))?;
@@ -131,14 +132,14 @@ impl Disk {
         })
     }
 
-    /// Writes a file atomically and durably: readers see the old content or the new one.
+    /// Writes a file atomically and durably: readers see either the old or the new content.
     pub(super) fn replace(&self, path: &Path, bytes: &[u8]) -> Result<(), CheckpointError> {
         self.write_atomically(path, bytes)?;
         self.sync_folder(parent(path))
     }
 
-    /// Writes a file atomically; its name is durable once the folder is synced. The last operation makes the file
-    /// visible: another process may move the folder from then on.
+    /// Writes a file atomically. Its name is durable once the folder is synced. The last operation makes the
+    /// file visible. From then on, another process may move the folder.
     pub(super) fn write_atomically(
         &self,
         path: &Path,
@@ -169,7 +170,7 @@ impl Disk {
             if cfg!(unix) {
                 File::open(path)?.sync_all()
             } else {
-                // Other systems cannot open a folder; their renames are durable on return.
+                // Other systems cannot open a folder, but their renames are durable on return.
                 Ok(())
             }
         })
@@ -181,8 +182,8 @@ impl Disk {
         })
     }
 
-    /// Removes the file or the folder at `path`, if it exists. Links, also inside of the folder, are removed
-    /// and never followed.
+    /// Removes the file or the folder at `path`, if it exists. Links, including links inside the folder, are
+    /// removed and never followed.
     pub(super) fn remove(&self, path: &Path) -> Result<(), CheckpointError> {
         let found = match fs::symlink_metadata(path) {
             Ok(found) => found,
@@ -201,7 +202,7 @@ impl Disk {
         if self.hook.is_some() {
             self.remove_one_by_one(path)?;
         }
-        // Does not follow links, also if a folder is replaced by one meanwhile.
+        // `remove_dir_all` does not follow links, even if a folder is replaced by a link in the meantime.
         let remove = || fs::remove_dir_all(path);
         self.run(DiskOperation::Remove, "remove the folder", path, remove)
     }
@@ -214,14 +215,14 @@ impl Disk {
     }
 }
 
-/// The error for a link in place of a file.
+/// The error message for a link in place of a file.
 const LINK: &str = "it is a link, and links are not followed here: replace it by the file itself";
 
-/// The error for a folder, a pipe or a device in place of a file.
+/// The error message for a folder, a pipe or a device in place of a file.
 const NOT_A_FILE: &str = "it is not a regular file";
 
-/// Opens a checkpoint's file for reading. Fails for links and for anything but a regular file, such as a
-/// pipe.
+/// Opens a file of a checkpoint for reading. Returns an error for links and for anything but a regular file,
+/// such as a pipe.
 pub(super) fn open_to_read(path: &Path) -> Result<File, CheckpointError> {
     check_is_file(path)?;
     let opened = not_following(OpenOptions::new().read(true)).open(path);
@@ -230,7 +231,7 @@ pub(super) fn open_to_read(path: &Path) -> Result<File, CheckpointError> {
     Ok(file)
 }
 
-/// The size of a regular file. Fails for a link.
+/// Returns the size of a regular file, or an error for a link.
 pub(super) fn check_is_file(path: &Path) -> Result<u64, CheckpointError> {
     let found =
         fs::symlink_metadata(path).map_err(|error| CheckpointError::io("open", path, error))?;
@@ -244,14 +245,14 @@ pub(super) fn check_is_file(path: &Path) -> Result<u64, CheckpointError> {
     Ok(found.len())
 }
 
-/// Makes `open` fail for a link, and return at once for a pipe.
+/// Makes `open` fail for a link, and return immediately for a pipe.
 fn not_following(options: &mut OpenOptions) -> &mut OpenOptions {
     #[cfg(unix)]
     std::os::unix::fs::OpenOptionsExt::custom_flags(options, libc::O_NOFOLLOW | libc::O_NONBLOCK);
     options
 }
 
-/// The parent folder of a path.
+/// Returns the parent folder of a path.
 fn parent(path: &Path) -> &Path {
     match path.parent() {
         Some(parent) if parent.as_os_str().is_empty() => Path::new("."),
@@ -260,7 +261,7 @@ fn parent(path: &Path) -> &Path {
     }
 }
 
-/// The names in a folder, sorted; names that are not UTF-8 are left out.
+/// Returns the names in a folder, sorted. Names that are not UTF-8 are omitted.
 pub(super) fn names(folder: &Path) -> Result<Vec<String>, CheckpointError> {
     let entries = fs::read_dir(folder)
         .and_then(|entries| entries.collect::<io::Result<Vec<_>>>())

@@ -14,83 +14,83 @@ pub enum CheckpointError {
     /// A file system operation failed.
     #[error("cannot {action} {}: {source}", path.display())]
     Io {
-        /// The operation.
+        /// The operation that failed.
         action: &'static str,
-        /// The file or folder.
+        /// The path of the file or folder.
         path: PathBuf,
         /// The cause.
         source: io::Error,
     },
-    /// Tensors of the model that the source does not have.
+    /// The source does not have some tensors of the model.
     #[error("{of} has no {}", keys.join(", "))]
     Missing {
-        /// The source.
+        /// The name of the source.
         of: String,
-        /// The tensors.
+        /// The keys of the tensors.
         keys: Vec<String>,
     },
-    /// Tensors of the source that the model does not have.
+    /// The source has tensors that the model does not have.
     #[error("{of} has {}, which the model does not have", keys.join(", "))]
     Unexpected {
-        /// The source.
+        /// The name of the source.
         of: String,
-        /// The tensors.
+        /// The keys of the tensors.
         keys: Vec<String>,
     },
-    /// A path where the command must not write.
+    /// A command must not write to this path.
     #[error("cannot write to {}: {what}; name another place", path.display())]
     Output {
-        /// The place.
+        /// The output path.
         path: PathBuf,
         /// The reason.
         what: String,
     },
-    /// A tensor whose shape differs from the model's.
+    /// The shape of a tensor differs from its shape in the model.
     #[error("{key} has the shape {found:?} in {of}, and {wanted:?} in the model")]
     Shape {
-        /// The source.
+        /// The name of the source.
         of: String,
-        /// The tensor.
+        /// The key of the tensor.
         key: String,
         /// Its shape in the source.
         found: Vec<usize>,
         /// Its shape in the model.
         wanted: Vec<usize>,
     },
-    /// A slice that is not within its tensor.
+    /// A slice is not within its tensor.
     #[error("the slice {slice} of {key} is out of bounds: its shape is {shape:?}")]
     OutOfBounds {
-        /// The tensor.
+        /// The key of the tensor.
         key: String,
         /// Its shape.
         shape: Vec<usize>,
         /// The requested slice.
         slice: TensorSlice,
     },
-    /// A file with invalid content.
+    /// A file has invalid content.
     #[error("{}: {what}", path.display())]
     Corrupt {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
         /// The reason.
         what: String,
     },
-    /// A write failed, as on a full disk.
+    /// A write failed, for example because the disk is full.
     #[error("cannot write {}: {source}; {} were to be written", path.display(), format_bytes(*total))]
     Write {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// The size that the file should have, in bytes.
+        /// The expected size of the complete file, in bytes.
         total: u64,
         /// The cause.
         source: io::Error,
     },
-    /// A manifest of an unsupported version of the format.
+    /// A manifest has an unsupported version of the format.
     #[error(
         "{} has version {found} of the format; this program reads version {known}", path.display()
     )]
     Version {
-        /// The manifest.
+        /// The path of the manifest.
         path: PathBuf,
         /// The version found.
         found: u64,
@@ -100,18 +100,18 @@ pub enum CheckpointError {
     /// The newest checkpoint of a folder cannot be used now, but may be intact.
     #[error("cannot use the checkpoint of step {step}, which may be intact: {source}")]
     MayBeIntact {
-        /// Its step.
+        /// The step of the checkpoint.
         step: u64,
         /// The cause.
         source: Box<CheckpointError>,
     },
-    /// The folder of a run that resumes from an earlier step has checkpoints of later steps.
+    /// A run resumes from an earlier step than the newest checkpoints of its folder.
     #[error(
         "{} has checkpoints of later steps than {step}: {}", path.display(),
         later.iter().map(u64::to_string).collect::<Vec<_>>().join(", ")
     )]
     LaterSteps {
-        /// The folder.
+        /// The path of the folder.
         path: PathBuf,
         /// The step that the run resumes from.
         step: u64,
@@ -124,23 +124,23 @@ pub enum CheckpointError {
         path.display()
     )]
     Locked {
-        /// The folder.
+        /// The path of the folder.
         path: PathBuf,
         /// The process that holds the lock.
         holder: String,
     },
-    /// A folder without a finished checkpoint.
+    /// A folder has no finished checkpoint.
     #[error("{} has no finished checkpoint{}", path.display(), also(there))]
     NoCheckpoint {
-        /// The folder.
+        /// The path of the folder.
         path: PathBuf,
-        /// Checkpoints that exist, although `latest` does not.
+        /// The checkpoints that exist although `latest` is missing.
         there: Vec<String>,
     },
     /// The folder already has a checkpoint of this step.
     #[error("{} already has a checkpoint of step {step}: give another folder", path.display())]
     Exists {
-        /// The folder.
+        /// The path of the folder.
         path: PathBuf,
         /// The step.
         step: u64,
@@ -148,57 +148,57 @@ pub enum CheckpointError {
     /// Two shards overlap.
     #[error("{key}: the element {element:?} was saved twice, in {first} and in {second}")]
     Overlap {
-        /// The tensor.
+        /// The key of the tensor.
         key: String,
         /// One shard.
         first: TensorSlice,
         /// The other shard.
         second: TensorSlice,
-        /// The first element that is in both.
+        /// The first element in both shards.
         element: Vec<usize>,
     },
     /// An element is in no shard.
     #[error("{key}: the element {element:?} was not saved")]
     Gap {
-        /// The tensor.
+        /// The key of the tensor.
         key: String,
         /// The first such element.
         element: Vec<usize>,
     },
-    /// Ranks declared a tensor differently.
+    /// Ranks have declared a tensor differently.
     #[error("{key} is {first} on one rank and {second} on another")]
     Mismatch {
-        /// The tensor.
+        /// The key of the tensor.
         key: String,
-        /// Its type and shape on one rank.
+        /// The type and shape on one rank.
         first: String,
-        /// Its type and shape on the other.
+        /// The type and shape on the other rank.
         second: String,
     },
     /// A key was saved more than once.
     #[error("{key} was saved twice")]
     Duplicate {
-        /// The object or the shard.
+        /// The key of the object or the shard.
         key: String,
     },
-    /// A tensor whose size in bytes overflows.
+    /// The size of a tensor in bytes overflows.
     #[error("{key} cannot have the shape {shape:?}: its size in bytes overflows 64 bits")]
     TooLarge {
-        /// The tensor.
+        /// The key of the tensor.
         key: String,
         /// Its shape.
         shape: Vec<usize>,
     },
-    /// Data whose size is not that of its slice.
+    /// The size of data differs from the size of its slice.
     #[error("{key} has {wanted} bytes in {slice}, but {found} were given")]
     Length {
-        /// The tensor.
+        /// The key of the tensor.
         key: String,
         /// The slice.
         slice: TensorSlice,
-        /// The bytes given.
+        /// The number of given bytes.
         found: usize,
-        /// The bytes of the slice.
+        /// The number of bytes in the slice.
         wanted: usize,
     },
     /// A chunk does not match its checksum.
@@ -206,11 +206,11 @@ pub enum CheckpointError {
         "{}: chunk {chunk} of {chunks} of {key} has changed since it was written", path.display()
     )]
     Checksum {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// The tensor with its slice, or the object.
+        /// The name of the tensor with its slice, or of the object.
         key: String,
-        /// The number of the chunk, from 1.
+        /// The number of the chunk, counted from 1.
         chunk: usize,
         /// The number of chunks, of 4 MiB each.
         chunks: usize,
@@ -236,7 +236,7 @@ pub enum CheckpointError {
     /// The new checkpoint is saved, but an older one could not be removed.
     #[error("{} is saved, but an older checkpoint could not be removed: {source}", path.display())]
     Leftover {
-        /// The new checkpoint.
+        /// The path of the new checkpoint.
         path: PathBuf,
         /// The cause.
         source: Box<CheckpointError>,
@@ -262,7 +262,7 @@ fn list(ranks: &[usize]) -> String {
 }
 
 impl CheckpointError {
-    /// An error of the file system.
+    /// Creates an error of the file system.
     pub fn io(action: &'static str, path: impl AsRef<Path>, source: io::Error) -> Self {
         let path = path.as_ref().to_path_buf();
         Self::Io {
@@ -272,7 +272,7 @@ impl CheckpointError {
         }
     }
 
-    /// An error for invalid content.
+    /// Creates an error for invalid content.
     pub fn corrupt(path: impl AsRef<Path>, what: impl Into<String>) -> Self {
         Self::Corrupt {
             path: path.as_ref().to_path_buf(),
@@ -280,7 +280,7 @@ impl CheckpointError {
         }
     }
 
-    /// An error for a tensor that the source `of` does not have.
+    /// Creates an error for a tensor that the source `of` does not have.
     pub fn missing(of: impl Into<String>, key: impl Into<String>) -> Self {
         Self::Missing {
             of: of.into(),
@@ -292,7 +292,7 @@ impl CheckpointError {
     ///
     /// # Errors
     ///
-    /// [`CheckpointError::OutOfBounds`] if it is not.
+    /// [`CheckpointError::OutOfBounds`] if the slice is not within the tensor.
     pub fn check_bounds(key: &str, shape: &[usize], slice: &TensorSlice) -> Result<(), Self> {
         if slice.fits(shape) {
             return Ok(());

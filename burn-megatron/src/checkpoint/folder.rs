@@ -12,23 +12,23 @@ use super::disk::{self, Disk, DiskFile};
 use super::{Checkpoint, CheckpointError, PendingCheckpoint, Retention};
 use crate::regular_file;
 
-/// The file that names the newest checkpoint.
+/// The name of the file that names the newest checkpoint.
 pub(super) const LATEST: &str = "latest";
-/// The name of the lock file of the run that writes into a folder of checkpoints.
+/// The name of the lock file of the run that writes to a folder of checkpoints.
 pub const LOCK: &str = "lock";
 /// The maximum size of `latest` that is read, in bytes.
 const MAX_POINTER_BYTES: u64 = 1 << 10;
-/// Prefix of unfinished saves.
+/// The prefix of unfinished saves.
 const PENDING_PREFIX: &str = ".saving-";
-/// Prefix of checkpoints that are being removed.
+/// The prefix of checkpoints that are being removed.
 const REMOVING_PREFIX: &str = ".removing-";
-/// Prefix of files that will replace another one.
+/// The prefix of new files that will replace existing files.
 const NEW_PREFIX: &str = ".new-";
 
 /// A folder of checkpoints, such as `RUN/checkpoints`.
 ///
-/// Each checkpoint is a folder `step-00000100`; the file `latest` names the newest one. Clones share the
-/// lock.
+/// Each checkpoint is a folder such as `step-00000100`. The file `latest` names the newest checkpoint. Clones
+/// share the lock.
 #[derive(Clone, Debug)]
 pub struct CheckpointFolder {
     path: PathBuf,
@@ -36,7 +36,8 @@ pub struct CheckpointFolder {
     lock: Arc<Mutex<Weak<LockedFile>>>,
 }
 
-/// An exclusive lock for writing into a folder, released with the last clone or when the process ends.
+/// An exclusive lock for writing to a folder. It is released when the last clone is dropped or the process
+/// ends.
 #[derive(Clone, Debug)]
 pub struct FolderLock {
     _file: Arc<LockedFile>,
@@ -49,16 +50,16 @@ struct LockedFile {
 
 impl Drop for LockedFile {
     fn drop(&mut self) {
-        // Closing is not enough: a child process between fork and exec shares the file.
+        // Closing is not enough, because a child process between fork and exec shares the file.
         let _ = self.file.unlock();
     }
 }
 
-/// The name of a checkpoint. Another checkpoint of the same step gets a number.
+/// The name of a checkpoint. Further checkpoints of the same step have a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct CheckpointName {
     pub step: u64,
-    /// Counts from 1.
+    /// The number of the checkpoint with this step, counted from 1.
     pub copy: u32,
 }
 
@@ -86,16 +87,16 @@ impl CheckpointFolder {
     ///
     /// # Errors
     ///
-    /// [`CheckpointError::Io`].
+    /// [`CheckpointError::Io`] if the folder cannot be created or read.
     pub fn create(path: impl AsRef<Path>) -> Result<Self, CheckpointError> {
         Self::create_on(Disk::default(), path)
     }
 
-    /// [`Self::create`] on a disk with fault injection.
+    /// Opens or creates the folder on a disk with fault injection, as [`Self::create`] does.
     ///
     /// # Errors
     ///
-    /// [`CheckpointError::Io`].
+    /// [`CheckpointError::Io`] if the folder cannot be created or read.
     pub fn create_on(disk: Disk, path: impl AsRef<Path>) -> Result<Self, CheckpointError> {
         disk.create_folders(path.as_ref())?;
         Self::open_on(disk, path)
@@ -105,7 +106,7 @@ impl CheckpointFolder {
     ///
     /// # Errors
     ///
-    /// [`CheckpointError::Io`].
+    /// [`CheckpointError::Io`] if the folder does not exist or cannot be read.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, CheckpointError> {
         Self::open_on(Disk::default(), path)
     }
@@ -120,7 +121,7 @@ impl CheckpointFolder {
         })
     }
 
-    /// The path of the folder.
+    /// Returns the path of the folder.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -129,11 +130,12 @@ impl CheckpointFolder {
         &self.disk
     }
 
-    /// Locks the folder against other runs until the last clone of the lock is dropped or the process dies.
+    /// Locks the folder against other runs until the last clone of the lock is dropped or the process ends.
     ///
     /// # Errors
     ///
-    /// [`CheckpointError::Locked`] if another process holds the lock; [`CheckpointError::Io`].
+    /// [`CheckpointError::Locked`] if another process holds the lock; [`CheckpointError::Io`] if the lock file
+    /// cannot be written.
     pub fn lock(&self) -> Result<FolderLock, CheckpointError> {
         let mut shared = self.lock.lock();
         if let Some(_file) = shared.upgrade() {
@@ -148,7 +150,7 @@ impl CheckpointFolder {
         Ok(FolderLock { _file: locked })
     }
 
-    /// The names of all checkpoints, oldest first.
+    /// Returns the names of all checkpoints, oldest first.
     pub(super) fn names(&self) -> Result<Vec<CheckpointName>, CheckpointError> {
         let mut names: Vec<_> = disk::names(&self.path)?
             .iter()
@@ -158,22 +160,22 @@ impl CheckpointFolder {
         Ok(names)
     }
 
-    /// The steps of all checkpoints, oldest first.
+    /// Returns the steps of all checkpoints, oldest first.
     ///
     /// # Errors
     ///
-    /// [`CheckpointError::Io`].
+    /// [`CheckpointError::Io`] if the folder cannot be read.
     pub fn steps(&self) -> Result<Vec<u64>, CheckpointError> {
         let mut steps: Vec<_> = self.names()?.iter().map(|name| name.step).collect();
         steps.dedup();
         Ok(steps)
     }
 
-    /// All checkpoints, oldest first.
+    /// Returns all checkpoints, oldest first.
     ///
     /// # Errors
     ///
-    /// [`CheckpointError`] if one of them cannot be opened.
+    /// [`CheckpointError`] if a checkpoint cannot be opened.
     pub fn checkpoints(&self) -> Result<Vec<Checkpoint>, CheckpointError> {
         let names = self.names()?.into_iter();
         names
@@ -181,7 +183,7 @@ impl CheckpointFolder {
             .collect()
     }
 
-    /// The checkpoint that `latest` names; `None` if no save has finished.
+    /// Returns the checkpoint that `latest` names, or `None` if no save has finished.
     ///
     /// # Errors
     ///
@@ -193,7 +195,7 @@ impl CheckpointFolder {
         }
     }
 
-    /// The content of `latest`.
+    /// Returns the content of `latest`.
     fn pointer(&self) -> Result<Option<String>, CheckpointError> {
         let path = self.path.join(LATEST);
         let text = match regular_file::read(&path, MAX_POINTER_BYTES) {
@@ -230,12 +232,14 @@ impl CheckpointFolder {
         Ok(Some(name.text()))
     }
 
-    /// Begins a save. Call on one rank and send the [name](PendingCheckpoint::name) to the others. Removes what
-    /// killed saves left behind. The folder stays locked until the save is published or dropped.
+    /// Begins a save. Call it on one rank and send the [name](PendingCheckpoint::name) to the other ranks. It
+    /// removes the remains of interrupted saves. The folder stays locked until the save is published or
+    /// dropped.
     ///
     /// # Errors
     ///
-    /// [`CheckpointError::Locked`], [`CheckpointError::Io`].
+    /// [`CheckpointError::Locked`] if another process holds the lock; [`CheckpointError::Io`] if a file system
+    /// operation fails.
     pub fn begin(&self, step: u64) -> Result<PendingCheckpoint, CheckpointError> {
         let lock = self.lock()?;
         self.remove_leftovers()?;
@@ -255,7 +259,7 @@ impl CheckpointFolder {
     ///
     /// # Errors
     ///
-    /// [`CheckpointError::Io`] if it does not exist.
+    /// [`CheckpointError::Io`] if the save does not exist.
     pub fn join(&self, name: &str) -> Result<PendingCheckpoint, CheckpointError> {
         let path = self.path.join(name);
         if !name.starts_with(PENDING_PREFIX) || name.contains(['/', '\\']) {
@@ -281,7 +285,7 @@ impl CheckpointFolder {
         Ok(())
     }
 
-    /// An unused name for a new checkpoint of this step.
+    /// Returns an unused name for a new checkpoint of this step.
     pub(super) fn free_name(&self, step: u64) -> Result<CheckpointName, CheckpointError> {
         let names = self.names()?;
         let copies = names.iter().filter(|name| name.step == step);
@@ -298,7 +302,7 @@ impl CheckpointFolder {
         self.disk.replace(&self.path.join(LATEST), text.as_bytes())
     }
 
-    /// Removes the checkpoints that `keep` does not retain beside the new one.
+    /// Removes the checkpoints that `keep` does not retain, except the new one.
     pub(super) fn retain(
         &self,
         keep: &Retention,
@@ -317,7 +321,7 @@ impl CheckpointFolder {
         Ok(())
     }
 
-    /// Makes `latest` name the newest remaining checkpoint; removes it if there is none.
+    /// Makes `latest` name the newest remaining checkpoint, or removes `latest` if there is none.
     pub(super) fn point_to_newest(
         &self,
         left: Option<CheckpointName>,
@@ -330,7 +334,7 @@ impl CheckpointFolder {
         }
     }
 
-    /// Renames the checkpoint before removing it, so that a half-removed one is never opened.
+    /// Renames the checkpoint before removing it, so that a partially removed checkpoint is never opened.
     pub(super) fn remove_named(&self, name: &str) -> Result<(), CheckpointError> {
         let from = self.path.join(name);
         if from.is_symlink() {
@@ -342,7 +346,7 @@ impl CheckpointFolder {
     }
 }
 
-/// Locks the lock file of a folder. Fails if another process holds the lock.
+/// Locks the lock file of a folder. Returns an error if another process holds the lock.
 pub(super) fn try_lock(file: &File, folder: &Path) -> Result<(), CheckpointError> {
     file.try_lock().map_err(|error| match error {
         TryLockError::WouldBlock => CheckpointError::Locked {
@@ -353,10 +357,10 @@ pub(super) fn try_lock(file: &File, folder: &Path) -> Result<(), CheckpointError
     })
 }
 
-/// The process that wrote the lock file.
+/// Returns the process that wrote the lock file.
 fn holder(file: &File) -> String {
     let mut text = String::new();
-    // Reads one line at most: the content is not trusted.
+    // At most one line is read, because the content is not trusted.
     let read = file.take(200).read_to_string(&mut text);
     match text.lines().next() {
         Some(line) if read.is_ok() && !line.is_empty() => line.to_string(),

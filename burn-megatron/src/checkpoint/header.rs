@@ -1,4 +1,4 @@
-//! The header of a safetensors file: its length as 8 bytes, then JSON with type, shape and offsets of each
+//! The header of a safetensors file: its length in 8 bytes, then JSON with type, shape and offsets of each
 //! entry, padded with spaces.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -11,29 +11,29 @@ use serde_json::Deserializer;
 
 use super::{CheckpointError, ElementType, unique_keys};
 
-/// The data begins at a multiple of this many bytes.
+/// The data begins at a multiple of this number of bytes.
 const ALIGNMENT: usize = 64;
-/// The longest header that the safetensors library reads.
+/// The maximum size of a header that the safetensors library reads, in bytes.
 pub const MAX_BYTES: usize = 100_000_000;
-/// The bytes of the length prefix.
+/// The number of bytes of the length prefix.
 pub const LENGTH_BYTES: usize = 8;
 
 /// An entry of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HeaderEntry {
-    /// Its name.
+    /// The name of the entry.
     pub name: String,
     /// The type of its elements.
     pub dtype: Dtype,
     /// The shape of the entry.
     pub shape: Vec<usize>,
-    /// Its offset from the beginning of the file, in bytes.
+    /// Its offset from the start of the file, in bytes.
     pub begin: u64,
     /// Its size in bytes.
     pub size: u64,
 }
 
-/// The type as safetensors' enum.
+/// Returns the corresponding type of the safetensors library.
 pub fn dtype(of: ElementType) -> Dtype {
     match of {
         ElementType::F64 => Dtype::F64,
@@ -46,11 +46,12 @@ pub fn dtype(of: ElementType) -> Dtype {
     }
 }
 
-/// Builds the header of a file with these entries in this order, and sets the offset of each.
+/// Builds the header of a file with these entries in this order, and sets the offset of each entry.
 ///
 /// # Errors
 ///
-/// [`CheckpointError::Duplicate`]; [`CheckpointError::Corrupt`] for more entries than fit a header.
+/// [`CheckpointError::Duplicate`] for a repeated name; [`CheckpointError::Corrupt`] if the entries exceed the
+/// maximum header size.
 pub fn build(file: &str, entries: &mut [HeaderEntry]) -> Result<Vec<u8>, CheckpointError> {
     let mut text = String::from(r#"{"__metadata__":{"format":"burn-megatron"}"#);
     let mut names = BTreeSet::from(["__metadata__"]);
@@ -88,12 +89,12 @@ pub fn build(file: &str, entries: &mut [HeaderEntry]) -> Result<Vec<u8>, Checkpo
     Ok([&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat())
 }
 
-/// Parses the header of a safetensors file. `bytes` begins at the start of the file and has at least the
-/// header. Returns the entries in file order; they are contiguous and end at the end of the file.
+/// Parses the header of a safetensors file. `bytes` starts at the beginning of the file and contains at least
+/// the header. Returns the entries in file order. They are contiguous and end at the end of the file.
 ///
 /// # Errors
 ///
-/// The reason, as text.
+/// The reason as text.
 pub fn parse(bytes: &[u8], file_size: u64) -> Result<Vec<HeaderEntry>, String> {
     let size = header_size(bytes)?;
     let Some(header) = bytes.get(..size) else {
@@ -105,7 +106,7 @@ pub fn parse(bytes: &[u8], file_size: u64) -> Result<Vec<HeaderEntry>, String> {
     let invalid = |error| format!("its header: {error}");
     let text = &header[LENGTH_BYTES..];
     let metadata: Metadata = serde_json::from_slice(text).map_err(invalid)?;
-    // The line above keeps one entry if a name has several entries.
+    // The line above keeps only one entry if a name has several entries.
     let _: BTreeMap<_, IgnoredAny> =
         unique_keys(&mut Deserializer::from_slice(text)).map_err(invalid)?;
     let (begin, data) = (header.len() as u64, metadata.data_len() as u64);
@@ -132,7 +133,7 @@ pub fn parse(bytes: &[u8], file_size: u64) -> Result<Vec<HeaderEntry>, String> {
         .collect())
 }
 
-/// The size of the header including its length prefix.
+/// Returns the size of the header, including its length prefix.
 fn header_size(bytes: &[u8]) -> Result<usize, String> {
     let Some(length) = bytes.first_chunk::<LENGTH_BYTES>() else {
         return Err(format!(

@@ -1,4 +1,4 @@
-//! Checkpoints that no run resumes from, kept under another name.
+//! Inactive checkpoints: no run resumes from them, and they are kept under another name.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use super::folder::CheckpointName;
 use super::{CheckpointError, CheckpointFolder, SkippedCheckpoint, disk};
 
-/// Suffix of checkpoints that were skipped, before the reason.
+/// The suffix of skipped checkpoints, followed by the reason.
 const UNREADABLE_SUFFIX: &str = ".unreadable-";
-/// Suffix of checkpoints later than the step that the run resumed from.
+/// The suffix of checkpoints later than the step that the run resumed from.
 const DISCARDED_SUFFIX: &str = ".discarded";
 
 /// A renamed checkpoint that no run resumes from.
@@ -23,7 +23,7 @@ pub struct InactiveCheckpoint {
 }
 
 impl InactiveCheckpoint {
-    /// The name of its folder.
+    /// Returns the name of its folder.
     pub fn name(&self) -> String {
         let name = self.path.file_name().unwrap_or_default();
         name.to_string_lossy().into_owned()
@@ -31,11 +31,11 @@ impl InactiveCheckpoint {
 }
 
 impl CheckpointFolder {
-    /// The inactive checkpoints of this folder, sorted by name.
+    /// Returns the inactive checkpoints of this folder, sorted by name.
     ///
     /// # Errors
     ///
-    /// [`CheckpointError::Io`].
+    /// [`CheckpointError::Io`] if the folder cannot be read.
     pub fn inactive(&self) -> Result<Vec<InactiveCheckpoint>, CheckpointError> {
         let names = disk::names(self.path())?.into_iter();
         let inactive = names
@@ -54,12 +54,13 @@ impl CheckpointFolder {
         Ok(inactive.collect())
     }
 
-    /// Renames skipped checkpoints, such as to `step-00000100.unreadable-corrupt`, so that they are neither
-    /// opened, counted nor removed any more. `latest` then names the newest remaining checkpoint.
+    /// Renames skipped checkpoints, for example to `step-00000100.unreadable-corrupt`. From then on they are
+    /// not opened, counted or removed. `latest` then names the newest remaining checkpoint.
     ///
     /// # Errors
     ///
-    /// [`CheckpointError::Locked`], [`CheckpointError::Io`].
+    /// [`CheckpointError::Locked`] if another process holds the lock; [`CheckpointError::Io`] if a file system
+    /// operation fails.
     pub fn quarantine(&self, skipped: &[SkippedCheckpoint]) -> Result<(), CheckpointError> {
         let reason = |name: &CheckpointName| {
             let skipped = skipped.iter().find(|skipped| skipped.name == *name)?;
@@ -72,19 +73,20 @@ impl CheckpointFolder {
     }
 
     /// Renames the checkpoints of steps after `step`, which the run will save again, to
-    /// `step-00000100.discarded`, and returns their steps. They are removed when the next checkpoint is
-    /// published. `latest` then names the newest remaining checkpoint.
+    /// `step-00000100.discarded`. Returns their steps. They are removed when the next checkpoint is published.
+    /// `latest` then names the newest remaining checkpoint.
     ///
     /// # Errors
     ///
-    /// [`CheckpointError::Locked`], [`CheckpointError::Io`].
+    /// [`CheckpointError::Locked`] if another process holds the lock; [`CheckpointError::Io`] if a file system
+    /// operation fails.
     pub fn discard_after(&self, step: u64) -> Result<Vec<u64>, CheckpointError> {
         let discarded =
             |name: &CheckpointName| (name.step > step).then(|| DISCARDED_SUFFIX.to_string());
         self.rename_matching(&discarded)
     }
 
-    /// Appends the suffix to the names of the checkpoints that have one; returns their steps.
+    /// Appends the suffix to the names of the checkpoints for which `suffix` returns one. Returns their steps.
     fn rename_matching(
         &self,
         suffix: &dyn Fn(&CheckpointName) -> Option<String>,
@@ -97,7 +99,7 @@ impl CheckpointFolder {
         if gone.is_empty() {
             return Ok(vec![]);
         }
-        // First the pointer, so that it never names a missing checkpoint.
+        // The pointer is changed first, so that it never names a missing checkpoint.
         self.point_to_newest(kept.last().map(|(name, _)| *name))?;
         for (name, suffix) in &gone {
             let name = name.text();
@@ -111,7 +113,7 @@ impl CheckpointFolder {
         Ok(steps)
     }
 
-    /// The path of this name; with a number if it is taken.
+    /// Returns the path of this name, with a number if the name is already used.
     fn free_path(&self, wanted: &str) -> Result<PathBuf, CheckpointError> {
         let taken = disk::names(self.path())?;
         let numbered = (2..).map(|number| format!("{wanted}-{number}"));
@@ -120,7 +122,7 @@ impl CheckpointFolder {
         Ok(self.path().join(free.expect("some number is free")))
     }
 
-    /// Removes discarded checkpoints, after a new one was published.
+    /// Removes discarded checkpoints after a new checkpoint was published.
     pub(super) fn remove_discarded(&self) -> Result<(), CheckpointError> {
         for name in disk::names(self.path())? {
             if is_checkpoint_with_suffix(&name, DISCARDED_SUFFIX) {
@@ -137,7 +139,7 @@ fn is_checkpoint_with_suffix(name: &str, suffix: &str) -> bool {
     split.is_some_and(|(name, _)| CheckpointName::parse(name).is_some())
 }
 
-/// The size of all files in a folder; of a link its own size.
+/// Returns the size of all files in a folder. A link counts with its own size.
 fn bytes_of(path: &Path) -> std::io::Result<u64> {
     let metadata = fs::symlink_metadata(path)?;
     if !metadata.is_dir() {

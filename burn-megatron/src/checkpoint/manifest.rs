@@ -1,4 +1,4 @@
-//! `manifest.json`: which slice of which tensor is in which file of a checkpoint.
+//! `manifest.json`, which lists the file of each slice of each tensor of a checkpoint.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -11,22 +11,22 @@ use super::{
     checksummed, validate,
 };
 
-/// The name of the manifest's file.
+/// The name of the manifest file.
 pub const MANIFEST: &str = "manifest.json";
-/// The value of its `format`.
+/// The value of the `format` member.
 const FORMAT: &str = "burn-megatron checkpoint";
 /// The version of the format that this library writes and reads.
 pub const VERSION: u64 = 1;
-/// Why serialization cannot fail.
+/// The reason why serialization cannot fail.
 const HAS_A_FORM: &str = "strings, integers and lists of them serialize to JSON";
 
-/// Which slice of which tensor is in which file of a checkpoint.
+/// The manifest of a checkpoint, which lists the file of each slice of each tensor.
 ///
-/// Serialized as JSON with one line per file, tensor and object; its last member is a checksum of all lines
-/// before it.
+/// It is serialized as JSON with one line per file, tensor and object. The last member is a checksum of all
+/// previous lines.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Manifest {
-    /// Step, samples, layout, recipe and state of the run.
+    /// The step, samples, layout, recipe and state of the run.
     pub metadata: CheckpointMetadata,
     /// The data files, sorted by name.
     pub files: Vec<FileEntry>,
@@ -40,17 +40,17 @@ pub struct Manifest {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FileEntry {
-    /// Its name in the checkpoint's folder.
+    /// The name of the file in the checkpoint's folder.
     pub name: String,
     /// Its size in bytes.
     pub size: u64,
-    /// The size of its header in bytes, including the length prefix; the data follows without gaps.
+    /// The size of its header in bytes, including the length prefix. The data follows without gaps.
     pub header: u64,
     /// The checksum of the header.
     pub checksum: Checksum,
 }
 
-/// A tensor of the whole model.
+/// A tensor of the complete model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TensorEntry {
@@ -58,9 +58,9 @@ pub struct TensorEntry {
     pub key: String,
     /// The element type.
     pub dtype: ElementType,
-    /// Its shape in the whole model.
+    /// Its shape in the complete model.
     pub shape: Vec<usize>,
-    /// Its shards; each element is in exactly one of them.
+    /// Its shards. Each element is in exactly one shard.
     #[serde(rename = "pieces")]
     pub shards: Vec<ShardEntry>,
 }
@@ -73,7 +73,7 @@ pub struct ShardEntry {
     pub file: usize,
     /// Its offset in the file, in bytes.
     pub begin: u64,
-    /// Which elements of the tensor it holds.
+    /// The slice of the tensor in this shard.
     pub slice: TensorSlice,
     /// One checksum per chunk of 4 MiB.
     pub checksums: Vec<Checksum>,
@@ -95,7 +95,7 @@ pub struct ObjectEntry {
     pub checksums: Vec<Checksum>,
 }
 
-/// The members that every version of the format has.
+/// The members that all versions of the format have.
 #[derive(Deserialize)]
 struct ManifestHead {
     format: String,
@@ -120,7 +120,7 @@ struct ManifestJson {
 }
 
 impl TensorEntry {
-    /// Key, element type and shape.
+    /// Returns the key, element type and shape.
     pub fn meta(&self) -> TensorMeta {
         TensorMeta {
             key: self.key.clone(),
@@ -129,7 +129,8 @@ impl TensorEntry {
         }
     }
 
-    /// The name of a shard in its file: the key, followed by the slice unless it is the whole tensor.
+    /// Returns the name of a shard in its file: the key, followed by the slice unless the shard is the complete
+    /// tensor.
     pub fn name_of(&self, slice: &TensorSlice) -> String {
         if slice.shape == self.shape {
             self.key.clone()
@@ -138,7 +139,7 @@ impl TensorEntry {
         }
     }
 
-    /// The entry of a shard in the header of its file.
+    /// Returns the entry of a shard in the header of its file.
     pub(super) fn header_entry(&self, slice: &TensorSlice, begin: u64) -> HeaderEntry {
         HeaderEntry {
             name: self.name_of(slice),
@@ -151,12 +152,12 @@ impl TensorEntry {
 }
 
 impl ObjectEntry {
-    /// The name of the object in its file.
+    /// Returns the name of the object in its file.
     pub fn name(key: &str) -> String {
         format!("object/{key}")
     }
 
-    /// The entry of an object in the header of its file.
+    /// Returns the entry of an object in the header of its file.
     pub(super) fn header_entry(key: &str, begin: u64, size: u64) -> HeaderEntry {
         HeaderEntry {
             name: Self::name(key),
@@ -169,18 +170,19 @@ impl ObjectEntry {
 }
 
 impl Manifest {
-    /// Parses a manifest and validates it: names, sizes, that each element of each tensor is in exactly one
-    /// shard, and each byte of each file in exactly one entry.
+    /// Parses and validates a manifest. It checks names and sizes. Each element of each tensor must be in
+    /// exactly one shard, and each byte of each file in exactly one entry.
     ///
     /// # Errors
     ///
-    /// [`CheckpointError::Corrupt`], [`CheckpointError::Version`], [`CheckpointError::Overlap`],
-    /// [`CheckpointError::Gap`], [`CheckpointError::TooLarge`].
+    /// [`CheckpointError::Version`] for an unsupported version; [`CheckpointError::Overlap`],
+    /// [`CheckpointError::Gap`] and [`CheckpointError::TooLarge`] for invalid tensors;
+    /// [`CheckpointError::Corrupt`] for other invalid content.
     pub fn parse(bytes: &[u8]) -> Result<Self, CheckpointError> {
         Self::parse_of(bytes, Path::new(MANIFEST))
     }
 
-    /// [`Self::parse`] for the file at `path`.
+    /// Parses and validates the manifest at `path`, as [`Self::parse`] does.
     pub(super) fn parse_of(bytes: &[u8], path: &Path) -> Result<Self, CheckpointError> {
         let corrupt = |what: String| CheckpointError::corrupt(path, what);
         checksummed::check(bytes).map_err(corrupt)?;
@@ -210,7 +212,7 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// The bytes that [`Self::parse`] reads.
+    /// Returns the bytes that [`Self::parse`] reads.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut text = format!("{{\n\"format\": \"{FORMAT}\",\n\"version\": {VERSION},\n");
         let metadata = serde_json::to_string_pretty(&self.metadata).expect(HAS_A_FORM);
@@ -222,7 +224,7 @@ impl Manifest {
     }
 }
 
-/// A list with one line per item.
+/// Writes a list with one line per item.
 fn lines<T: Serialize>(text: &mut String, name: &str, items: &[T]) {
     let line = |item: &T| serde_json::to_string(item).expect(HAS_A_FORM);
     let items: Vec<_> = items.iter().map(line).collect();

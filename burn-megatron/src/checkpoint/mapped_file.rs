@@ -19,7 +19,7 @@ pub struct MappedFile {
 }
 
 impl MappedFile {
-    /// Checks the file's size only.
+    /// Opens the file and only checks its size.
     pub fn open(path: PathBuf, size: u64) -> Result<Self, CheckpointError> {
         let found = disk::check_is_file(&path)?;
         let file = Self {
@@ -28,7 +28,7 @@ impl MappedFile {
             mapped: OnceLock::new(),
         };
         if found != size {
-            // Finds out whether it is a Git LFS pointer.
+            // Reports a Git LFS pointer as such.
             disk::open_to_read(&file.path)?;
         }
         file.check_size(found)?;
@@ -47,7 +47,7 @@ impl MappedFile {
         Err(CheckpointError::corrupt(&self.path, what))
     }
 
-    /// Checks the size that the open file has now.
+    /// Checks the current size of the open file.
     fn check_open(&self, file: &File) -> Result<(), CheckpointError> {
         let metadata = file.metadata().map_err(|error| self.failed(error))?;
         self.check_size(metadata.len())
@@ -57,8 +57,8 @@ impl MappedFile {
         CheckpointError::io("read", &self.path, error)
     }
 
-    /// Reads a range within the file without the mapping: an I/O error is returned, while a mapped page that
-    /// cannot be read kills the process.
+    /// Reads a range of the file without the mapping. This returns I/O errors, while a mapped page that cannot
+    /// be read kills the process.
     pub fn read(&self, range: Range<u64>) -> Result<Vec<u8>, CheckpointError> {
         let failed = |error| self.failed(error);
         let mut file = disk::open_to_read(&self.path)?;
@@ -69,16 +69,17 @@ impl MappedFile {
         Ok(bytes)
     }
 
-    /// The bytes of a range within the file. The file must not shrink while they are used.
+    /// Returns the bytes of a range of the file. The file must not shrink while they are used.
     pub fn bytes(&self, range: Range<u64>) -> Result<&[u8], CheckpointError> {
         let failed = |error| self.failed(error);
         if self.mapped.get().is_none() {
             let file = disk::open_to_read(&self.path)?;
-            // Checked before mapping: access to a page beyond the end of the file kills the process.
+            // The size is checked before mapping, because access to a page beyond the end of the file kills the
+            // process.
             self.check_open(&file)?;
-            // Safety: published files are never written again, and the size was checked.
+            // Safety: published files are never written again, and the size has been checked.
             let map = unsafe { Mmap::map(&file) }.map_err(failed)?;
-            // Another thread may have mapped it meanwhile.
+            // Another thread may have mapped the file in the meantime.
             let _ = self.mapped.set((file, map));
         }
         let Some((file, map)) = self.mapped.get() else {

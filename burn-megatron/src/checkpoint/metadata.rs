@@ -7,11 +7,11 @@ use serde_json::Value;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CheckpointMetadata {
-    /// Completed steps.
+    /// The number of completed steps.
     pub step: u64,
-    /// Consumed samples.
+    /// The number of consumed samples.
     pub samples: u64,
-    /// The layout that saved it, for display; it does not restrict the layout that loads it.
+    /// The layout that saved it, for display. It does not restrict the layout that loads it.
     pub layout: String,
     /// The recipe of the run.
     pub config: Value,
@@ -19,17 +19,17 @@ pub struct CheckpointMetadata {
     pub state: Value,
 }
 
-/// Which checkpoints are kept after a save. The newest one always is.
+/// The policy for keeping checkpoints after a save. The newest checkpoint is always kept.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Retention {
-    /// The number of newest checkpoints to keep; all if `None`.
+    /// The number of newest checkpoints to keep. `None` keeps all.
     pub last: Option<usize>,
-    /// Besides those, keep every checkpoint whose step is a multiple of this.
+    /// In addition, keep every checkpoint whose step is a multiple of this number.
     pub every: Option<u64>,
 }
 
 impl Retention {
-    /// The steps to remove, of these in any order.
+    /// Returns the steps to remove. `steps` may be in any order.
     pub fn removes(&self, steps: &[u64]) -> Vec<u64> {
         let mut steps = steps.to_vec();
         steps.sort_unstable();

@@ -1,8 +1,8 @@
-//! Distributed checkpoints that any layout can load, and tensors of whole models from other sources.
+//! Distributed checkpoints that any layout can load, and tensors of complete models from other sources.
 //!
-//! The format does not depend on the layout: a tensor has a key, such as
-//! `model/blocks.0.mlp.up.weight`, and its shape in the whole model. Ranks write and read
-//! [slices](TensorSlice) of it; [`local_shards`] says which slices a rank holds.
+//! The format does not depend on the layout: a tensor has a key, such as `model/blocks.0.mlp.up.weight`, and
+//! its shape in the complete model. Ranks write and read [slices](TensorSlice) of it. [`local_shards`] returns
+//! the slices that a rank holds.
 //!
 //! A [`CheckpointFolder`] has one folder per saved step:
 //!
@@ -12,17 +12,20 @@
 //!   lock                        locked by the run that writes here
 //!   step-00000100/
 //!     manifest.json             file and offset of each slice of each tensor, with checksums
-//!     part-00000.safetensors    what rank 0 wrote
-//!     part-00001.safetensors    what rank 1 wrote
+//!     part-00000.safetensors    data written by rank 0
+//!     part-00001.safetensors    data written by rank 1
 //! ```
 //!
 //! A checkpoint that a run [skipped](CheckpointFolder::newest_verified) because it cannot be read is renamed,
-//! `step-00000100.unreadable-corrupt`, and never removed.
+//! for example to `step-00000100.unreadable-corrupt`, and never removed.
 //!
-//! Saving takes three calls. One rank [begins](CheckpointFolder::begin) a [`PendingCheckpoint`], all ranks
-//! [join](CheckpointFolder::join) it and [write](PendingCheckpoint::write_part) their shards, one rank
-//! [publishes](PendingCheckpoint::publish) it. A [`Checkpoint`] reads any slice of any tensor, and only the
-//! bytes of the files that the slice needs.
+//! Saving takes three calls:
+//!
+//! 1. One rank [begins](CheckpointFolder::begin) a [`PendingCheckpoint`].
+//! 2. All ranks [join](CheckpointFolder::join) it and [write](PendingCheckpoint::write_part) their shards.
+//! 3. One rank [publishes](PendingCheckpoint::publish) it.
+//!
+//! A [`Checkpoint`] reads any slice of any tensor, and reads only the bytes that the slice needs.
 
 mod averaged;
 mod checksum;

@@ -1,4 +1,4 @@
-//! Finds the newest checkpoint that a run can resume from.
+//! The search for the newest checkpoint that a run can resume from.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -7,22 +7,22 @@ use std::path::Path;
 use super::folder::CheckpointName;
 use super::{Checkpoint, CheckpointError, CheckpointFolder};
 
-/// Why a checkpoint cannot be used. Displayed as a short label, which is in the name of a
+/// The reason why a checkpoint cannot be used. It is displayed as a short label, which is part of the name of a
 /// [quarantined](CheckpointFolder::quarantine) checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::Display)]
 #[strum(serialize_all = "lowercase")]
 pub enum UnusableReason {
-    /// Its data differs from what was written, or files are missing.
+    /// The data differs from the written data, or files are missing.
     Corrupt,
-    /// The file system cannot read it now; it may be intact.
+    /// The file system cannot read it at present. It may be intact.
     #[strum(serialize = "io")]
     Unreadable,
-    /// It was written by another version of this library; it may be intact.
+    /// It was written by another version of this library. It may be intact.
     Version,
 }
 
 impl CheckpointError {
-    /// Classifies an error of opening or reading a checkpoint. A missing file is corruption; every other
+    /// Classifies an error of opening or reading a checkpoint. A missing file means corruption. Any other
     /// failure of the file system may be temporary.
     pub fn unusable_reason(&self) -> UnusableReason {
         match self {
@@ -39,16 +39,16 @@ impl CheckpointError {
     }
 }
 
-/// A checkpoint that was skipped, and why.
+/// A checkpoint that was skipped, with the reason.
 #[derive(Debug)]
 pub struct SkippedCheckpoint {
     pub(super) name: CheckpointName,
-    /// Why it was skipped.
+    /// The error that caused the skip.
     pub error: CheckpointError,
 }
 
 impl SkippedCheckpoint {
-    /// Its step.
+    /// Returns its step.
     pub fn step(&self) -> u64 {
         self.name.step
     }
@@ -59,20 +59,21 @@ impl SkippedCheckpoint {
 pub struct NewestCheckpoint {
     /// The newest checkpoint that can be used.
     pub checkpoint: Option<Checkpoint>,
-    /// Newer ones, which cannot be used.
+    /// Newer checkpoints, which cannot be used.
     pub skipped: Vec<SkippedCheckpoint>,
 }
 
 impl CheckpointFolder {
-    /// The newest checkpoint whose data is verified, and the newer ones that were skipped. Reads all data;
-    /// `watch` gets the checkpoint and the number of bytes read since its last call.
+    /// Returns the newest checkpoint whose data is verified, and the newer checkpoints that were skipped. It
+    /// reads all data. `watch` is called with the checkpoint and the number of bytes read since its last call.
     ///
-    /// Corrupt checkpoints are skipped. One that cannot be read now, or that has another version of the format,
-    /// may be intact: it is skipped if its step is in `skip`, otherwise it is an error.
+    /// Corrupt checkpoints are skipped. A checkpoint that cannot be read at present, or has another version of
+    /// the format, may be intact. It is skipped if its step is in `skip`. Otherwise it is an error.
     ///
     /// # Errors
     ///
-    /// [`CheckpointError::MayBeIntact`]; [`CheckpointError::Io`] if the folder cannot be read.
+    /// [`CheckpointError::MayBeIntact`] for a checkpoint that may be intact; [`CheckpointError::Io`] if the
+    /// folder cannot be read.
     pub fn newest_verified(
         &self,
         skip: &[u64],
@@ -83,7 +84,7 @@ impl CheckpointFolder {
         })
     }
 
-    /// As [`Self::newest_verified`], but checks only manifests and file sizes, not the data.
+    /// Returns the same as [`Self::newest_verified`], but only checks manifests and file sizes, not the data.
     ///
     /// # Errors
     ///
@@ -120,7 +121,7 @@ impl CheckpointFolder {
     }
 }
 
-/// Distinguishes missing files from a disk that is not mounted: a save never leaves an empty folder.
+/// Distinguishes missing files from a disk that is not mounted. A save never leaves an empty folder.
 fn is_reachable(path: &Path) -> Result<(), CheckpointError> {
     let failed = |error| CheckpointError::io("list", path, error);
     match fs::read_dir(path).map_err(failed)?.next() {

@@ -9,13 +9,14 @@ use super::folder::{CheckpointName, LATEST, LOCK, try_lock};
 use super::manifest::MANIFEST;
 use crate::regular_file;
 
-/// Checks that writing the file or folder `to` changes nothing in `read`, no checkpoint and no running run. Links and
-/// `..` are resolved.
+/// Checks that writing to the file or folder `to` does not affect the paths in `read`, a checkpoint or a
+/// running run. Links and `..` are resolved.
 ///
 /// # Errors
 ///
-/// [`CheckpointError::Output`] if `to` and a path in `read` are the same or inside each other. Also if `to` is inside a
-/// checkpoint or a folder of checkpoints. [`CheckpointError::Locked`] if `to` is in the folder of a running run.
+/// [`CheckpointError::Output`] if `to` and a path in `read` are equal or one contains the other, or if `to` is
+/// in a checkpoint or a folder of checkpoints. [`CheckpointError::Locked`] if `to` is in the folder of a
+/// running run.
 pub fn check_output(to: &Path, read: &[&Path]) -> Result<(), CheckpointError> {
     let resolved = check_place(to)?;
     for read in read {
@@ -39,8 +40,8 @@ pub fn check_output(to: &Path, read: &[&Path]) -> Result<(), CheckpointError> {
     Ok(())
 }
 
-/// Checks that a file or folder is not inside a checkpoint or a folder of checkpoints. There it would be removed with a
-/// checkpoint, or mistaken for a checkpoint. Returns its path without links and `..`.
+/// Checks that a file or folder is not inside a checkpoint or a folder of checkpoints. It would otherwise be
+/// removed with a checkpoint, or be mistaken for a checkpoint. Returns its path without links and `..`.
 ///
 /// # Errors
 ///
@@ -93,7 +94,7 @@ fn resolve(path: &Path) -> Result<PathBuf, CheckpointError> {
     Ok(resolved)
 }
 
-/// Returns whether a folder is a checkpoint. Other programs have manifests of the same name.
+/// Whether a folder is a checkpoint. Other programs also write manifests of this name.
 fn is_checkpoint(folder: &Path) -> bool {
     let is_part = |entry: io::Result<fs::DirEntry>| {
         entry.is_ok_and(|entry| entry.file_name().as_encoded_bytes().starts_with(b"part-"))
@@ -102,7 +103,7 @@ fn is_checkpoint(folder: &Path) -> bool {
         && fs::read_dir(folder).is_ok_and(|mut entries| entries.any(is_part))
 }
 
-/// Returns whether checkpoints are saved into a folder.
+/// Whether checkpoints are saved to a folder.
 fn is_folder_of_checkpoints(folder: &Path) -> bool {
     let is_step = |entry: io::Result<fs::DirEntry>| {
         let name = entry.map(|entry| entry.file_name());
@@ -114,7 +115,7 @@ fn is_folder_of_checkpoints(folder: &Path) -> bool {
             || fs::read_dir(folder).is_ok_and(|mut entries| entries.any(is_step)))
 }
 
-/// Checks that no run saves into a folder of checkpoints. Writes nothing.
+/// Checks that no run saves to a folder of checkpoints. It does not write anything.
 fn check_not_running(folder: &Path) -> Result<(), CheckpointError> {
     if !is_folder_of_checkpoints(folder) {
         return Ok(());

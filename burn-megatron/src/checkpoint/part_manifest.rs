@@ -1,4 +1,4 @@
-//! The files of one rank: a safetensors file and, until the checkpoint is published, a manifest of this part.
+//! The files of one rank: a safetensors file and, until the checkpoint is published, a manifest of the part.
 
 use std::cmp::Reverse;
 use std::path::Path;
@@ -17,20 +17,20 @@ use crate::regular_file;
 /// The maximum size of a part manifest that is read, in bytes.
 const MAX_MANIFEST_BYTES: u64 = 4 << 30;
 
-/// A slice of a tensor, to be written by one rank.
+/// A slice of a tensor that one rank writes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorShard {
     /// The tensor.
     pub tensor: TensorMeta,
-    /// The slice; an empty one only declares the tensor.
+    /// The slice. An empty slice only declares the tensor.
     pub slice: TensorSlice,
 }
 
-/// The manifest of one rank's part. Its file has index 0.
+/// The manifest of one rank's part. The index of its file is 0.
 #[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PartManifest {
-    /// Its data file; `None` if the rank writes no data.
+    /// The data file; `None` if the rank writes no data.
     pub file: Option<FileEntry>,
     /// Its tensors, each with the shards in this file.
     pub tensors: Vec<TensorEntry>,
@@ -40,17 +40,17 @@ pub struct PartManifest {
     _checksum: Option<Checksum>,
 }
 
-/// The name of a rank's data file.
+/// Returns the name of a rank's data file.
 pub fn data_name(rank: usize) -> String {
     format!("part-{rank:05}.safetensors")
 }
 
-/// The name of a rank's part manifest, which is written when the data file is complete.
+/// Returns the name of a rank's part manifest, which is written when the data file is complete.
 pub fn manifest_name(rank: usize) -> String {
     format!("part-{rank:05}.json")
 }
 
-/// The name of the file in which a rank reports that it could not write its part.
+/// Returns the name of the file in which a rank reports that it could not write its part.
 pub fn failed_name(rank: usize) -> String {
     format!("part-{rank:05}.failed")
 }
@@ -61,8 +61,8 @@ enum EntryOrigin {
     Object(usize),
 }
 
-/// Writes a rank's data file, syncs it, and writes its part manifest. `data` writes the elements of a shard
-/// into its entry, in one or more calls. See [`super::PendingCheckpoint::write_part`].
+/// Writes a rank's data file, syncs it, and writes its part manifest. `data` writes the elements of a shard to
+/// its entry, in one or more calls. See [`super::PendingCheckpoint::write_part`].
 pub fn write(
     disk: &Disk,
     folder: &Path,
@@ -122,8 +122,8 @@ pub fn write(
         });
     }
     disk.sync_folder(folder)?;
-    // The publisher renames the folder as soon as it sees the last part manifest, so nothing follows; it removes the
-    // part manifests, so their names need no sync.
+    // Nothing follows, because the publisher renames the folder as soon as it finds the last part manifest. The
+    // names of the part manifests need no sync, because the publisher removes them.
     disk.write_atomically(&folder.join(manifest_name(rank)), &part.to_bytes())
 }
 
@@ -145,8 +145,8 @@ impl PartManifest {
     }
 }
 
-/// The entries of the file and their sources, the widest element types first, so that all entries are
-/// aligned.
+/// Returns the entries of the file and their sources. The widest element types come first, so that all entries
+/// are aligned.
 fn plan_entries(
     shards: &[TensorShard],
     objects: &[(String, Vec<u8>)],

@@ -7,11 +7,11 @@ use super::checksum::{CHECKSUM_CHUNK, StreamingChecksum};
 use super::disk::{Disk, DiskFile};
 use super::{CheckpointError, Checksum};
 
-/// The buffer that collects small writes, in bytes.
+/// The size of the buffer for small writes, in bytes.
 const BUFFER: usize = 1 << 20;
 
-/// Large writes are split into steps of this many bytes: the checksum then reads data that is still in the
-/// core's cache.
+/// The number of bytes in a step of a large write. The checksum then reads data that is still in the core's
+/// cache.
 const STEP: usize = 1 << 18;
 
 /// A rank's data file while it is written.
@@ -31,7 +31,7 @@ pub struct EntryWriter<'a, 'f> {
 }
 
 impl<'f> PartWriter<'f> {
-    /// Creates the file, which will have `size` bytes.
+    /// Creates the file for `size` bytes.
     pub fn create(disk: &Disk, path: &'f Path, size: u64) -> Result<Self, CheckpointError> {
         Ok(Self {
             path,
@@ -45,7 +45,7 @@ impl<'f> PartWriter<'f> {
         result.map_err(|error| self.failed(error))
     }
 
-    /// Begins the next entry, of `wanted` bytes.
+    /// Begins the next entry, with a size of `wanted` bytes.
     pub fn entry<'a>(&'a mut self, wanted: u64) -> EntryWriter<'a, 'f> {
         EntryWriter {
             file: self,
@@ -73,7 +73,7 @@ impl<'f> PartWriter<'f> {
 }
 
 impl EntryWriter<'_, '_> {
-    /// Writes the entry's next bytes. Bytes beyond its size are counted, but not written.
+    /// Writes the entry's next bytes. Bytes beyond the entry's size are counted but not written.
     pub fn write(&mut self, bytes: &[u8]) -> Result<(), CheckpointError> {
         let before = self.found;
         self.found += bytes.len() as u64;
@@ -94,7 +94,8 @@ impl EntryWriter<'_, '_> {
         Ok(())
     }
 
-    /// The checksums of the entry's chunks. `Err` with the number of bytes written if it is not the entry's size.
+    /// Returns the checksums of the entry's chunks. `Err` contains the number of given bytes if it differs from
+    /// the entry's size.
     pub fn finish(mut self) -> Result<Vec<Checksum>, u64> {
         if self.found != self.wanted {
             return Err(self.found);

@@ -19,20 +19,20 @@ use crate::regular_file;
 /// The maximum size of the failure reason of a rank that is read, in bytes.
 const MAX_REASON_BYTES: u64 = 1 << 20;
 
-/// The shortest and longest time that the publisher sleeps between two polls. In between it sleeps for the
-/// time waited so far, divided by [`BACKOFF_DIVISOR`].
+/// The minimum and maximum sleep of the publisher between two polls. In between it sleeps for the elapsed time
+/// divided by [`BACKOFF_DIVISOR`].
 const POLL_INTERVAL: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(100));
 const BACKOFF_DIVISOR: u32 = 64;
 
 /// A checkpoint that is being written, in a folder with a temporary name.
 ///
-/// All ranks write their parts into it, then one rank publishes it. It is removed when the handle of the
-/// rank that began it is dropped without publishing.
+/// All ranks write their parts, then one rank publishes the checkpoint. It is removed if the rank that began it
+/// drops its handle without publishing.
 #[derive(Debug)]
 pub struct PendingCheckpoint {
     folder: CheckpointFolder,
     name: String,
-    /// The lock of the folder, on the rank that began it.
+    /// The lock of the folder, on the rank that began the save.
     lock: Option<FolderLock>,
 }
 
@@ -41,7 +41,7 @@ impl PendingCheckpoint {
         Self { folder, name, lock }
     }
 
-    /// The name by which other ranks [join](CheckpointFolder::join) it.
+    /// Returns the name with which other ranks [join](CheckpointFolder::join) it.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -50,18 +50,18 @@ impl PendingCheckpoint {
         self.folder.path().join(&self.name)
     }
 
-    /// Writes the part of a rank: shards of tensors, and objects, which are named bytes. Every rank calls this
-    /// once, with empty lists if it has nothing to write.
+    /// Writes the part of a rank: shards of tensors, and objects, which are named bytes. Every rank must call
+    /// this once, with empty lists if it has nothing to write.
     ///
-    /// `data` returns the elements of the shard of this index, row-major and little-endian. It is called once
-    /// for each shard that is not empty, the widest types first; one shard at a time is in memory. A failure is
+    /// `data` returns the elements of the shard with the given index, row-major and little-endian. It is called
+    /// once for each non-empty shard, widest types first. Only one shard at a time is in memory. A failure is
     /// also reported to the publisher.
     ///
     /// # Errors
     ///
     /// [`CheckpointError::OutOfBounds`], [`CheckpointError::Length`], [`CheckpointError::TooLarge`] and
     /// [`CheckpointError::Duplicate`] for invalid shards; [`CheckpointError::Write`] for a full disk;
-    /// [`CheckpointError::Io`]; the errors of `data`.
+    /// [`CheckpointError::Io`] for other failures of the file system; the errors of `data`.
     pub fn write_part(
         &self,
         rank: usize,
@@ -72,7 +72,8 @@ impl PendingCheckpoint {
         self.stream_part(rank, shards, objects, |index, to| to.write(&data(index)?))
     }
 
-    /// [`Self::write_part`], where `data` writes the elements of a shard in one or more calls.
+    /// Writes the part of a rank like [`Self::write_part`]. `data` writes the elements of a shard in one or
+    /// more calls.
     pub fn stream_part(
         &self,
         rank: usize,
@@ -92,27 +93,30 @@ impl PendingCheckpoint {
     /// publisher times out.
     pub fn fail_part(&self, rank: usize, reason: &str) {
         let path = self.path().join(part_manifest::failed_name(rank));
-        // The publisher removes the folder as soon as it sees the report.
+        // The publisher removes the folder as soon as it finds the report.
         let disk = self.folder.disk();
         if let Err(error) = disk.write_atomically(&path, reason.as_bytes()) {
             tracing::warn!("rank {rank} could not report its failed write: {error}");
         }
     }
 
-    /// Waits for the parts of all `ranks`, checks that each element was saved exactly once, and makes the
-    /// checkpoint the latest; then removes the checkpoints that `keep` does not retain and those that were
-    /// [discarded](CheckpointFolder::discard_after).
+    /// Publishes the checkpoint. It waits for the parts of all `ranks`, checks that each element was saved
+    /// exactly once, and makes the checkpoint the latest. Then it removes the checkpoints that `keep` does not
+    /// retain, and the checkpoints that were [discarded](CheckpointFolder::discard_after).
     ///
-    /// The data is synced before the folder gets its final name. Whenever the process dies, `latest` names a
-    /// complete checkpoint: this one or the previous one.
+    /// The data is synced before the folder gets its final name. If the process ends at any time, `latest`
+    /// names a complete checkpoint: this one or the previous one.
     ///
     /// # Errors
     ///
-    /// [`CheckpointError::RankFailed`] as soon as a rank has failed, [`CheckpointError::Timeout`] after `deadline`;
-    /// [`CheckpointError::Overlap`], [`CheckpointError::Gap`], [`CheckpointError::Mismatch`] and
-    /// [`CheckpointError::Duplicate`] for parts that are inconsistent; [`CheckpointError::Io`] and
-    /// [`CheckpointError::Write`]. The pending checkpoint is then removed and `latest` is unchanged.
-    /// [`CheckpointError::Leftover`] if only the removal of older checkpoints failed.
+    /// - [`CheckpointError::RankFailed`] as soon as a rank has failed, and [`CheckpointError::Timeout`] after
+    ///   `deadline`.
+    /// - [`CheckpointError::Overlap`], [`CheckpointError::Gap`], [`CheckpointError::Mismatch`] and
+    ///   [`CheckpointError::Duplicate`] for inconsistent parts.
+    /// - [`CheckpointError::Io`] and [`CheckpointError::Write`] if a file system operation fails.
+    /// - [`CheckpointError::Leftover`] if only the removal of older checkpoints failed.
+    ///
+    /// After any error except `Leftover`, the pending checkpoint is removed and `latest` is unchanged.
     pub fn publish(
         mut self,
         ranks: usize,
@@ -148,7 +152,7 @@ impl PendingCheckpoint {
         Checkpoint::with_manifest(published, manifest)
     }
 
-    /// Waits until every rank's part manifest is there.
+    /// Waits until every rank's part manifest exists.
     fn wait(&self, ranks: usize, deadline: Duration) -> Result<(), CheckpointError> {
         let (path, begin) = (self.path(), Instant::now());
         loop {
@@ -232,7 +236,7 @@ impl Drop for PendingCheckpoint {
     }
 }
 
-/// Adds the shards that another part has of the same tensor.
+/// Adds the shards of the same tensor in another part.
 fn join(known: &mut TensorEntry, other: TensorEntry) -> Result<(), CheckpointError> {
     let is = |tensor: &TensorEntry| format!("{} {:?}", tensor.dtype, tensor.shape);
     if known.meta() != other.meta() {

@@ -1,4 +1,4 @@
-//! Reads checkpoints.
+//! Reading of checkpoints. The main entry point is [`Checkpoint::open`].
 
 use std::io::Read;
 use std::ops::Range;
@@ -14,7 +14,7 @@ use super::{
     ObjectEntry, TensorEntry, TensorMeta, TensorSlice, TensorSource, disk, source::check_length,
 };
 
-/// Longer manifests are refused rather than read into memory.
+/// The maximum size of a manifest that is read, in bytes.
 const MAX_MANIFEST_BYTES: u64 = 4 << 30;
 
 /// A published checkpoint, open for reading.
@@ -25,9 +25,9 @@ pub struct Checkpoint {
     path: PathBuf,
     manifest: Manifest,
     files: Vec<MappedFile>,
-    /// Per tensor and shard, the index of its first chunk in `checked`.
+    /// The index in `checked` of the first chunk of each tensor and shard.
     first_chunks: Vec<Vec<usize>>,
-    /// The chunks that were verified.
+    /// Whether each chunk has been verified.
     checked: Vec<AtomicBool>,
 }
 
@@ -41,19 +41,19 @@ pub(super) struct ChecksummedRange<'a> {
 }
 
 impl<'a> ChecksummedRange<'a> {
-    /// The size of a chunk in bytes.
+    /// Returns the size of a chunk in bytes.
     pub fn size_of(&self, chunk: usize) -> u64 {
         let start = chunk as u64 * CHECKSUM_CHUNK as u64;
         (self.size - start).min(CHECKSUM_CHUNK as u64)
     }
 
-    /// The range of a chunk in the file.
+    /// Returns the range of a chunk in the file.
     fn range(&self, chunk: usize) -> Range<u64> {
         let begin = self.begin + chunk as u64 * CHECKSUM_CHUNK as u64;
         begin..begin + self.size_of(chunk)
     }
 
-    /// The bytes of a chunk.
+    /// Returns the bytes of a chunk.
     pub fn chunk(&self, chunk: usize) -> Result<&'a [u8], CheckpointError> {
         self.file.bytes(self.range(chunk))
     }
@@ -63,7 +63,7 @@ impl<'a> ChecksummedRange<'a> {
         self.compare(self.chunk(chunk)?, chunk, name)
     }
 
-    /// Verifies a chunk that is read without the mapping.
+    /// Verifies a chunk, which is read without the mapping.
     pub fn verify(&self, chunk: usize, name: impl Fn() -> String) -> Result<(), CheckpointError> {
         self.compare(&self.file.read(self.range(chunk))?, chunk, name)
     }
@@ -88,13 +88,13 @@ impl<'a> ChecksummedRange<'a> {
 }
 
 impl Checkpoint {
-    /// Opens a checkpoint, the latest one of a folder of checkpoints, or the latest one of a run folder's
-    /// `checkpoints`. Validates the manifest and the sizes of all files, but not their data.
+    /// Opens a checkpoint. `path` is the checkpoint itself, or a folder of checkpoints or a run folder, whose
+    /// latest checkpoint is opened. It validates the manifest and the sizes of all files, but not their data.
     ///
     /// # Errors
     ///
-    /// [`CheckpointError::NoCheckpoint`] if there is none; [`CheckpointError::Corrupt`] and the other errors
-    /// of [`Manifest::parse`]; [`CheckpointError::Io`].
+    /// [`CheckpointError::NoCheckpoint`] if there is no checkpoint; [`CheckpointError::Corrupt`] and the other
+    /// errors of [`Manifest::parse`] for invalid content; [`CheckpointError::Io`] for failed reads.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, CheckpointError> {
         let path = path.as_ref();
         if path.join(MANIFEST).exists() {
@@ -170,17 +170,17 @@ impl Checkpoint {
         })
     }
 
-    /// Its folder.
+    /// Returns its folder.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Step, samples, layout, recipe and state of the run.
+    /// Returns the step, samples, layout, recipe and state of the run.
     pub fn metadata(&self) -> &CheckpointMetadata {
         &self.manifest.metadata
     }
 
-    /// The manifest.
+    /// Returns the manifest.
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
     }
@@ -189,17 +189,18 @@ impl Checkpoint {
         &self.files
     }
 
-    /// The keys of the objects, sorted.
+    /// Returns the keys of the objects, sorted.
     pub fn objects(&self) -> Vec<String> {
         let objects = self.manifest.objects.iter();
         objects.map(|object| object.key.clone()).collect()
     }
 
-    /// The bytes of an object.
+    /// Returns the bytes of an object.
     ///
     /// # Errors
     ///
-    /// [`CheckpointError::Missing`], [`CheckpointError::Checksum`], [`CheckpointError::Io`].
+    /// [`CheckpointError::Missing`] for an unknown key; [`CheckpointError::Checksum`] if the data has changed;
+    /// [`CheckpointError::Io`] for failed reads.
     pub fn object(&self, key: &str) -> Result<Vec<u8>, CheckpointError> {
         let objects = &self.manifest.objects;
         let found = objects.binary_search_by(|object| object.key[..].cmp(key));
@@ -266,7 +267,7 @@ impl Checkpoint {
         let to_runs = both.within(slice).runs(&slice.shape);
         for (from, at, len) in common(&from_runs, &to_runs) {
             let (from, at, len) = (from * size, at * size, len * size);
-            // Chunk by chunk, so that data that was just verified is copied from the cache.
+            // Data is copied chunk by chunk, so that data that was just verified is read from the cache.
             for chunk in from / CHECKSUM_CHUNK..(from + len).div_ceil(CHECKSUM_CHUNK) {
                 let checked = &self.checked[first_chunk + chunk];
                 if !checked.load(Ordering::Relaxed) {
@@ -283,8 +284,8 @@ impl Checkpoint {
     }
 }
 
-/// The common contiguous ranges of two lists of runs over the same elements of two tensors: the start in
-/// each tensor, and the length.
+/// Returns the common contiguous ranges of two lists of runs over the same elements of two tensors: the start
+/// in each tensor, and the length.
 fn common<'a>(
     from: &'a [ContiguousRun],
     to: &'a [ContiguousRun],

@@ -1,4 +1,4 @@
-//! Rewrites a checkpoint with other file sizes.
+//! Rewriting of a checkpoint with other file sizes.
 
 use std::cmp::Reverse;
 use std::time::Duration;
@@ -11,20 +11,20 @@ use super::{
 /// The distribution of tensors over files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileSizes {
-    /// At most this many files, as equal in size as whole tensors allow.
+    /// At most this number of files, with sizes as equal as possible without splitting tensors.
     Files(usize),
-    /// The smallest number of files with at most this many bytes each. A larger tensor has its own file.
+    /// The minimum number of files with at most this number of bytes each. A larger tensor has its own file.
     MaxBytes(u64),
 }
 
-/// Writes a checkpoint into another folder, with one shard per tensor. The objects go into the first
-/// file. One tensor at a time is in memory. `progress` gets the number of bytes written since its last
+/// Writes a checkpoint to another folder, with one shard per tensor. The objects are stored in the first file.
+/// Only one tensor at a time is in memory. `progress` is called with the number of bytes written since its last
 /// call.
 ///
 /// # Errors
 ///
-/// [`CheckpointError::Exists`] if the folder has a checkpoint of this step; [`CheckpointError`] of reading
-/// and writing.
+/// [`CheckpointError::Exists`] if the folder has a checkpoint of this step; [`CheckpointError`] if reading or
+/// writing fails.
 pub fn reshard(
     from: &Checkpoint,
     to: &CheckpointFolder,
@@ -70,12 +70,12 @@ pub fn reshard(
         files.len(),
         from.metadata(),
         &Retention::default(),
-        // All parts are written already.
+        // All parts are already written.
         Duration::ZERO,
     )
 }
 
-/// Assigns tensors of these sizes to files.
+/// Assigns tensors of these sizes to files. Returns the tensor indices of each file.
 fn distribute(bytes: &[u64], sizes: FileSizes) -> Vec<Vec<usize>> {
     let mut files: Vec<Vec<usize>> = vec![];
     match sizes {
@@ -85,7 +85,7 @@ fn distribute(bytes: &[u64], sizes: FileSizes) -> Vec<Vec<usize>> {
             files.resize(count.max(1).min(bytes.len()), vec![]);
             let mut loads = vec![0; files.len()];
             for index in order {
-                // Largest first, each to the smallest file.
+                // The largest tensors come first, and each is added to the smallest file.
                 let least = (0..loads.len()).min_by_key(|file| loads[*file]);
                 if let Some(file) = least {
                     loads[file] += bytes[index];

@@ -1,11 +1,11 @@
-//! Sources of the tensors of a whole model, which are read slice by slice.
+//! Sources of the tensors of a complete model, which are read slice by slice.
 
 use burn::tensor::DType;
 use serde::{Deserialize, Serialize};
 
 use super::{CheckpointError, TensorSlice};
 
-/// The element type of a saved tensor. Displayed as in a manifest, such as `f32`.
+/// The element type of a saved tensor. Displayed like in a manifest, such as `f32`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[derive(strum::Display)]
@@ -28,12 +28,12 @@ pub enum ElementType {
 }
 
 impl ElementType {
-    /// The bytes of an element.
+    /// Returns the number of bytes of an element.
     pub fn size(self) -> usize {
         self.dtype().size()
     }
 
-    /// Returns the type of Burn.
+    /// Returns the corresponding dtype of Burn.
     pub fn dtype(self) -> DType {
         match self {
             Self::F64 => DType::F64,
@@ -46,7 +46,7 @@ impl ElementType {
         }
     }
 
-    /// From Burn's type; `None` if it cannot be saved.
+    /// Returns the element type of a Burn dtype, or `None` if it cannot be saved.
     pub fn of(dtype: DType) -> Option<Self> {
         match dtype {
             DType::F64 => Some(Self::F64),
@@ -61,7 +61,7 @@ impl ElementType {
     }
 }
 
-/// Key, element type and shape of a saved tensor.
+/// The key, element type and shape of a saved tensor.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TensorMeta {
@@ -69,26 +69,26 @@ pub struct TensorMeta {
     pub key: String,
     /// The element type.
     pub dtype: ElementType,
-    /// Its shape in the whole model, without padding.
+    /// Its shape in the complete model, without padding.
     pub shape: Vec<usize>,
 }
 
 impl TensorMeta {
-    /// The size in bytes.
+    /// Returns the size in bytes.
     ///
     /// # Errors
     ///
-    /// [`CheckpointError::TooLarge`] if it overflows.
+    /// [`CheckpointError::TooLarge`] if the size overflows.
     pub fn bytes(&self) -> Result<usize, CheckpointError> {
         self.slice_bytes(&TensorSlice::whole(&self.shape))
     }
 
-    /// The size of a slice in bytes.
+    /// Returns the size of a slice in bytes.
     ///
     /// # Errors
     ///
-    /// [`CheckpointError::OutOfBounds`] if the tensor does not contain the slice, [`CheckpointError::TooLarge`] if the size
-    /// overflows.
+    /// [`CheckpointError::OutOfBounds`] if the tensor does not contain the slice, [`CheckpointError::TooLarge`]
+    /// if the size overflows.
     pub fn slice_bytes(&self, slice: &TensorSlice) -> Result<usize, CheckpointError> {
         CheckpointError::check_bounds(&self.key, &self.shape, slice)?;
         let mut sizes = slice.shape.iter().copied();
@@ -100,31 +100,32 @@ impl TensorMeta {
     }
 }
 
-/// Tensors of a whole model in this library's names and layout: a checkpoint, or a folder of another
-/// library.
+/// A source of the tensors of a complete model, in this library's names and layout: a checkpoint, or a folder
+/// of another library.
 pub trait TensorSource: Send + Sync {
-    /// The name of the source for messages, such as its path.
+    /// Returns the name of the source for messages, such as its path.
     fn name(&self) -> String;
 
-    /// The keys of all tensors, sorted.
+    /// Returns the keys of all tensors, sorted.
     fn keys(&self) -> Vec<String>;
 
-    /// Type and shape of a tensor; `None` if there is none of this key.
+    /// Returns the type and shape of a tensor, or `None` if the key is unknown.
     fn tensor(&self, key: &str) -> Option<TensorMeta>;
 
-    /// The elements of a slice of a tensor in the tensor's own type, row-major and little-endian. Reads no
-    /// more than it needs.
+    /// Returns the elements of a slice of a tensor in the tensor's own type, row-major and little-endian. It
+    /// reads only the data that it needs.
     ///
     /// # Errors
     ///
-    /// [`CheckpointError`] for an unknown tensor, a slice that is not in its tensor, and failed reads.
+    /// [`CheckpointError`] for an unknown tensor, a slice outside its tensor, and failed reads.
     fn read(&self, key: &str, slice: &TensorSlice) -> Result<Vec<u8>, CheckpointError>;
 
-    /// [`Self::read`] into existing memory of the slice's size.
+    /// Reads a slice like [`Self::read`] into existing memory, which must have the size of the slice.
     ///
     /// # Errors
     ///
-    /// As [`Self::read`], and [`CheckpointError::Length`] if the memory does not have the slice's size.
+    /// The errors of [`Self::read`], and [`CheckpointError::Length`] if the memory does not have the slice's
+    /// size.
     fn read_into(
         &self,
         key: &str,

@@ -1,4 +1,5 @@
-//! JSON objects in which no key is given twice. Parsers keep the last value of such a key, which hides the first.
+//! JSON objects without repeated keys. Parsers keep only the last value of a repeated key, which hides the
+//! others.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,11 +8,11 @@ use std::marker::PhantomData;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, MapAccess, Visitor};
 
-/// Reads a JSON object, for `#[serde(deserialize_with)]`.
+/// Deserializes a JSON object, for `#[serde(deserialize_with)]`.
 ///
 /// # Errors
 ///
-/// The errors of the parser, and a key that is given twice.
+/// The errors of the parser, and an error for a repeated key.
 pub fn unique_keys<'de, D, V>(deserializer: D) -> Result<BTreeMap<String, V>, D::Error>
 where
     D: Deserializer<'de>,

@@ -1,4 +1,4 @@
-//! Validates a manifest. Pure values.
+//! Validation of a manifest, without reading any file.
 
 use std::path::Path;
 
@@ -6,7 +6,7 @@ use super::checksum::CHECKSUM_CHUNK;
 use super::manifest::{Manifest, TensorEntry};
 use super::{CheckpointError, coverage};
 
-/// Slices are cut recursively, one call per dim.
+/// The maximum number of dims. Slices are cut recursively, with one call per dim.
 const MAX_DIMS: usize = 32;
 
 /// The bytes of one entry in a file.
@@ -71,7 +71,7 @@ fn check_order<'a>(
     }
 }
 
-/// Whether this is the name of a file in the folder itself.
+/// Whether this is the name of a file directly in the folder.
 fn is_plain(name: &str) -> bool {
     !name.is_empty() && !name.starts_with('.') && !name.contains(['/', '\\', '\0'])
 }

@@ -1,4 +1,4 @@
-//! Verifies every byte of a checkpoint.
+//! Verification of every byte of a checkpoint.
 
 use rayon::prelude::*;
 
@@ -6,27 +6,27 @@ use super::header::{self, HeaderEntry};
 use super::reader::ChecksummedRange;
 use super::{Checkpoint, CheckpointError, Checksum, FileEntry, ObjectEntry};
 
-/// Chunks per call of `progress`.
+/// The number of chunks per call of `progress`.
 const REPORT_CHUNKS: usize = 32;
 
-/// The contents of a checkpoint, counted.
+/// The size of the contents of a checkpoint.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CheckpointTotals {
-    /// Data files.
+    /// The number of data files.
     pub files: usize,
-    /// Tensors.
+    /// The number of tensors.
     pub tensors: usize,
-    /// Shards of tensors.
+    /// The number of shards of all tensors.
     pub shards: usize,
-    /// Elements of tensors.
+    /// The number of elements of all tensors.
     pub elements: u64,
-    /// Objects.
+    /// The number of objects.
     pub objects: usize,
-    /// Bytes of all data files.
+    /// The number of bytes in all data files.
     pub bytes: u64,
 }
 
-/// One chunk of a shard or object.
+/// A chunk of a shard or object.
 struct ChunkRef<'a> {
     stored: ChecksummedRange<'a>,
     number: usize,
@@ -34,7 +34,7 @@ struct ChunkRef<'a> {
 }
 
 impl Checkpoint {
-    /// Counts the contents by the manifest.
+    /// Counts the contents, based on the manifest.
     pub fn totals(&self) -> CheckpointTotals {
         let manifest = self.manifest();
         let shards = manifest.tensors.iter().flat_map(|tensor| &tensor.shards);
@@ -48,12 +48,12 @@ impl Checkpoint {
         }
     }
 
-    /// Reads all data and compares it with its checksums. `progress` gets the number of bytes read since its
-    /// last call.
+    /// Reads all data and compares it with its checksums. `progress` is called with the number of bytes read
+    /// since its last call.
     ///
     /// # Errors
     ///
-    /// The first of [`Self::faults`].
+    /// The first error of [`Self::faults`].
     pub fn verify(
         &self,
         progress: &mut dyn FnMut(u64),
@@ -64,8 +64,8 @@ impl Checkpoint {
         }
     }
 
-    /// All errors of [`Self::verify`]: [`CheckpointError::Checksum`] for each chunk that has changed,
-    /// [`CheckpointError::Corrupt`] for headers, [`CheckpointError::Io`].
+    /// Returns all errors of [`Self::verify`]: [`CheckpointError::Checksum`] for each chunk that has changed,
+    /// [`CheckpointError::Corrupt`] for headers, and [`CheckpointError::Io`] for failed reads.
     pub fn faults(&self, progress: &mut dyn FnMut(u64)) -> Vec<CheckpointError> {
         let mut faults = vec![];
         for (number, file) in self.manifest().files.iter().enumerate() {
@@ -85,7 +85,7 @@ impl Checkpoint {
         faults
     }
 
-    /// All chunks, sorted by file and offset.
+    /// Returns all chunks, sorted by file and offset.
     fn chunks(&self) -> Vec<ChunkRef<'_>> {
         let mut stored = vec![];
         for tensor in &self.manifest().tensors {
@@ -130,7 +130,7 @@ impl Checkpoint {
         }
     }
 
-    /// The entries that the manifest gives for a file, by offset.
+    /// Returns the entries that the manifest lists for a file, by offset.
     fn entries(&self, file: usize) -> Vec<HeaderEntry> {
         let mut entries = vec![];
         for tensor in &self.manifest().tensors {

@@ -10,11 +10,11 @@ use crate::data_parallel::{BucketShard, DistributedDataParallel};
 use crate::nn::{ParameterEntry, ParameterTable};
 use crate::optim::StateKind;
 
-/// Deviations between model and source that loading tolerates. None by default.
+/// The differences between model and source that loading tolerates. By default it tolerates none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct LoadTolerance {
-    /// Allow parameters that the source does not have; they keep their values.
+    /// Allow parameters that the source does not have. They keep their values.
     pub missing: bool,
     /// Allow tensors that the model does not have.
     pub unexpected: bool,
@@ -22,19 +22,17 @@ pub struct LoadTolerance {
     pub rounding: bool,
 }
 
-/// Loads this rank's weights, and the biases of routers, from a source of any layout. Each rank reads the shards that it optimizes and
-/// gathers the rest. Collective: call on all ranks.
+/// Loads this rank's weights, and the biases of routers, from a source of any layout. Each rank reads the
+/// shards that it optimizes and gathers the rest. Collective: call on all ranks.
 ///
-/// Of a model with [adapters](crate::nn::lora) the source has the frozen weights, and may have those of the adapters, which
-/// keep their values otherwise.
-///
-/// If names, shapes or types do not match, nothing has changed on any rank. Other tensors of the source,
-/// such as moments, are ignored.
+/// For a model with [adapters](crate::nn::lora), the source must have the frozen weights. It may have the
+/// weights of the adapters, which otherwise keep their values. Other tensors of the source, such as moments,
+/// are ignored.
 ///
 /// # Errors
 ///
-/// [`StateError`] for tensors that are missing, unexpected, of another shape or of a type that would
-/// have to be rounded, and for failed reads.
+/// [`StateError`] for tensors that are missing, unexpected, have another shape or would have to be rounded, and
+/// for failed reads. If names, shapes or types do not match, nothing has changed on any rank.
 pub fn load_weights<M: Module>(
     ddp: &mut DistributedDataParallel<M>,
     source: &dyn TensorSource,
@@ -45,7 +43,7 @@ pub fn load_weights<M: Module>(
         .into_iter()
         .filter(|key| key.starts_with(MODEL))
         .collect();
-    // A source of the frozen weights alone starts new adapters.
+    // A source that only has the frozen weights starts new adapters.
     let is_in_source = |entry: &ParameterEntry| {
         let key = format!("{MODEL}{}", entry.path);
         source.tensor(&key).is_some()
@@ -78,12 +76,12 @@ pub fn load_weights<M: Module>(
     Ok(())
 }
 
-/// The frozen weights of a model, for [`check`]: in the types that masters would have.
+/// Returns the frozen weights of a model for [`check`], in the types that their masters would have.
 pub fn of_frozen<M: Module>(ddp: &DistributedDataParallel<M>) -> StateKind {
     StateKind::of_all(MODEL, ddp.frozen_dtypes())
 }
 
-/// Reads this rank's shard of each bucket of frozen weights, from checked weights, in the type of the model.
+/// Reads this rank's shard of each bucket of frozen weights from checked weights, in the type of the model.
 pub fn read_frozen<M: Module>(
     ddp: &DistributedDataParallel<M>,
     source: &dyn TensorSource,
@@ -101,12 +99,12 @@ pub fn read_frozen<M: Module>(
     shards.map(read).collect()
 }
 
-/// The weights of a model, for [`check`].
+/// Returns the weights of a model for [`check`].
 pub fn weights<M: Module>(ddp: &DistributedDataParallel<M>) -> StateKind {
     StateKind::of_all(MODEL, ddp.master_dtypes().collect())
 }
 
-/// Reads this rank's shard of each bucket, from checked weights.
+/// Reads this rank's shard of each bucket from checked weights.
 pub fn read_buckets<M: Module>(
     ddp: &DistributedDataParallel<M>,
     source: &dyn TensorSource,

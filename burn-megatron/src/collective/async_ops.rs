@@ -1,4 +1,4 @@
-//! Collectives on plain tensors, outside of autodiff: asynchronous, with a handle to wait on.
+//! Asynchronous collectives on plain tensors outside of autodiff, which return a handle to wait on.
 
 use burn::tensor::Tensor;
 
@@ -11,30 +11,30 @@ use crate::comm::{Call, CommError, ReduceOp};
 /// A collective as an operation on this rank's tensor.
 #[derive(Clone, Debug, PartialEq)]
 pub enum CollectiveOp {
-    /// The identity; no communication.
+    /// The identity, without communication.
     Identity,
-    /// Reduction over all ranks; the shape stays.
+    /// A reduction over all ranks. The shape stays the same.
     AllReduce(ReduceOp),
-    /// This rank's part of `dim`; no communication.
+    /// This rank's part of `dim`, without communication.
     Split {
-        /// The dimension to cut into as many parts as there are ranks.
+        /// The dimension that is split into one part per rank.
         dim: usize,
     },
     /// The parts of all ranks along `dim`.
     Gather {
-        /// The dimension along which the parts are put side by side.
+        /// The dimension along which the parts are concatenated.
         dim: usize,
     },
-    /// The sum over all ranks, of which each keeps its part of `dim`.
+    /// The sum over all ranks. Each rank keeps its part of `dim`.
     ReduceScatter {
-        /// The dimension to cut into as many parts as there are ranks.
+        /// The dimension that is split into one part per rank.
         dim: usize,
     },
     /// An all-to-all of rows (dim 0).
     AllToAll {
-        /// The number of rows that go to each rank.
+        /// The number of rows sent to each rank.
         send: Vec<usize>,
-        /// The number of rows that come from each rank.
+        /// The number of rows received from each rank.
         receive: Vec<usize>,
     },
 }
@@ -62,21 +62,21 @@ enum PendingTensorState<const D: usize> {
 }
 
 impl<const D: usize> PendingTensor<D> {
-    /// A handle with its result.
+    /// Creates a handle that already has its result.
     pub fn ready(tensor: Tensor<D>) -> Self {
         Self {
             state: PendingTensorState::Ready(Box::new(tensor)),
         }
     }
 
-    /// The result; waits for the other ranks.
+    /// Waits for the other ranks and returns the result.
     ///
-    /// Unwinds with [`raise`](crate::comm::raise) when the collective fails.
+    /// Unwinds with [`raise`](crate::comm::raise) if the collective fails.
     pub fn wait(self) -> Tensor<D> {
         or_raise(self.try_wait())
     }
 
-    /// [`wait`](Self::wait) that returns its error.
+    /// Waits like [`wait`](Self::wait), and returns errors instead of unwinding.
     pub(crate) fn try_wait(self) -> Result<Tensor<D>, CommError> {
         Ok(match self.state {
             PendingTensorState::Ready(tensor) => *tensor,
@@ -92,7 +92,7 @@ impl<const D: usize> PendingTensor<D> {
                 let stacked = call.try_wait(stacked)?;
                 match dim {
                     0 => stacked,
-                    // The parts follow each other along dim 0; concatenate them along `dim`.
+                    // The parts are stacked along dim 0 and must be concatenated along `dim`.
                     _ => Tensor::cat(stacked.chunk(parts, 0), dim),
                 }
             }
@@ -102,7 +102,7 @@ impl<const D: usize> PendingTensor<D> {
 
 /// Starts `op` on `x`, which must be a plain tensor.
 ///
-/// Unwinds with [`raise`](crate::comm::raise) where the shape does not fit the group.
+/// Unwinds with [`raise`](crate::comm::raise) if the shape is invalid for the group.
 pub fn start<const D: usize>(x: Tensor<D>, op: &CollectiveOp, comm: &Comm) -> PendingTensor<D> {
     check(&x, op, comm);
     if comm.size() == 1 {
@@ -138,7 +138,7 @@ pub fn start_all_gather<const D: usize>(x: Tensor<D>, dim: usize, comm: &Comm) -
     pending_call(launch(x, Call::AllGather, comm), comm.size(), shape, dim)
 }
 
-/// The flat tensors of all ranks, one after the other.
+/// Returns the concatenated flat tensors of all ranks.
 ///
 /// # Errors
 ///
@@ -151,7 +151,7 @@ pub(crate) fn try_all_gather(x: Tensor<1>, comm: &Comm) -> Result<Tensor<1>, Com
     }
 }
 
-/// Starts summing `x` over the ranks; each keeps its part of `dim`.
+/// Starts summing `x` over the ranks. Each rank keeps its part of `dim`.
 pub fn start_reduce_scatter<const D: usize>(
     x: Tensor<D>,
     dim: usize,
@@ -170,9 +170,9 @@ pub fn start_reduce_scatter<const D: usize>(
     pending_call(launch(x, call, comm), 1, shape, 0)
 }
 
-/// Checks what a rank can check alone, also for a group of one, where nothing is sent.
+/// Performs the checks that a rank can do alone, even for a group of one rank, in which nothing is sent.
 ///
-/// Unwinds with [`raise`](crate::comm::raise) where the shape does not fit the group.
+/// Unwinds with [`raise`](crate::comm::raise) if the shape is invalid for the group.
 pub(super) fn check<const D: usize>(x: &Tensor<D>, op: &CollectiveOp, comm: &Comm) {
     match op {
         CollectiveOp::Identity | CollectiveOp::AllReduce(_) => {}
@@ -254,7 +254,7 @@ pub(super) fn pending_sum<const D: usize>(
     }
 }
 
-/// The size of one rank's part of `dim`.
+/// Returns the size of one rank's part of `dim`.
 pub(super) fn part_len<const D: usize>(x: &Tensor<D>, dim: usize, comm: &Comm) -> usize {
     check_dim(x, dim, comm);
     let (shape, size) = (x.dims(), comm.size());

@@ -7,11 +7,11 @@ use super::dispatch::launch_all;
 use super::group::Comm;
 use crate::comm::{Call, ReduceOp};
 
-/// Starts summing each of `xs` over the ranks; each rank keeps its part: `[n] -> [n / ranks]`.
+/// Starts summing each of `xs` over the ranks. Each rank keeps its part: `[n] -> [n / ranks]`.
 ///
-/// They are started as one call ([`start_all`](crate::comm::Communicator::start_all)); the handles are
-/// in the order of `xs`. Unwinds with [`raise`](crate::comm::raise), with nothing sent, if a length is not a
-/// multiple of the number of ranks.
+/// The collectives are started as one call ([`start_all`](crate::comm::Communicator::start_all)). The handles
+/// are in the order of `xs`. Unwinds with [`raise`](crate::comm::raise), with nothing sent, if a length is not
+/// a multiple of the number of ranks.
 pub fn start_reduce_scatter_coalesced(xs: Vec<Tensor<1>>, comm: &Comm) -> Vec<PendingTensor<1>> {
     let (op, call) = (
         CollectiveOp::ReduceScatter { dim: 0 },
@@ -23,7 +23,7 @@ pub fn start_reduce_scatter_coalesced(xs: Vec<Tensor<1>>, comm: &Comm) -> Vec<Pe
     start_each(xs, &call, comm)
 }
 
-/// Starts the reduction of each of `xs` over the ranks: `[n] -> [n]`; see [`start_reduce_scatter_coalesced`].
+/// Starts the reduction of each of `xs` over the ranks: `[n] -> [n]`. See [`start_reduce_scatter_coalesced`].
 pub fn start_all_reduce_coalesced(
     xs: Vec<Tensor<1>>,
     op: ReduceOp,
@@ -32,7 +32,7 @@ pub fn start_all_reduce_coalesced(
     start_each(xs, &Call::AllReduce(op), comm)
 }
 
-/// Starts gathering the parts of all ranks of each of `xs`: `[n] -> [ranks * n]`; see
+/// Starts gathering the parts of all ranks of each of `xs`: `[n] -> [ranks * n]`. See
 /// [`start_reduce_scatter_coalesced`].
 pub fn start_all_gather_coalesced(xs: Vec<Tensor<1>>, comm: &Comm) -> Vec<PendingTensor<1>> {
     start_each(xs, &Call::AllGather, comm)
@@ -43,7 +43,7 @@ fn start_each(xs: Vec<Tensor<1>>, call: &Call, comm: &Comm) -> Vec<PendingTensor
     if ranks == 1 {
         return xs.into_iter().map(PendingTensor::ready).collect();
     }
-    // The length of a result is that of the input divided by `cut`, `parts` times.
+    // The length of a result is `parts` times the input length divided by `cut`.
     let (cut, parts) = match call {
         Call::ReduceScatter(_) => (ranks, 1),
         Call::AllGather => (1, ranks),

@@ -1,4 +1,4 @@
-//! Decides whether a call on a tensor runs on its device or through host memory.
+//! The dispatch of a call on a tensor: on its device or through host memory.
 
 use burn::tensor::{DType, Device, Tensor};
 
@@ -12,17 +12,17 @@ use crate::fingerprint::{self, ObservedCall};
 
 /// A call in flight on one tensor.
 pub(super) enum InFlightTensorCall {
-    /// Through host memory.
+    /// The call runs through host memory.
     Host {
         pending: Pending,
         device: Device,
         dtype: DType,
     },
-    /// On the device of the tensor.
+    /// The call runs on the device of the tensor.
     Device(DevicePending),
-    /// On the device of a recording: nothing is sent.
+    /// The call is on the device of a recording, and nothing is sent.
     Recorded(RecordedExchange),
-    /// Of whose result a fingerprint is taken.
+    /// A fingerprint of the result of the call is taken.
     Observed(Box<InFlightTensorCall>, ObservedCall),
 }
 
@@ -31,7 +31,7 @@ pub(super) fn launch<const D: usize>(x: Tensor<D>, call: Call, comm: &Comm) -> I
     or_raise(try_launch(x, call, comm))
 }
 
-/// [`launch`] that returns its error.
+/// Starts a call like [`launch`], and returns errors instead of unwinding.
 pub(super) fn try_launch<const D: usize>(
     x: Tensor<D>,
     call: Call,
@@ -59,13 +59,13 @@ pub(super) fn try_launch<const D: usize>(
     Ok(launched.observed(observed))
 }
 
-/// Takes the fingerprint of what a call gets, if fingerprints are taken.
+/// Takes the fingerprint of the input of a call, if fingerprints are recorded.
 fn observe<const D: usize>(x: &Tensor<D>, call: &Call, comm: &Comm) -> Option<ObservedCall> {
     let recorder = fingerprint::recording()?;
     recorder.begin_call(call, comm.group(), || fingerprint::of_tensor(x.clone()))
 }
 
-/// Starts `call` on each of `xs`, which lie on one device, as one call.
+/// Starts `call` on each of `xs`, which are on one device, as one call.
 pub(super) fn launch_all(xs: Vec<Tensor<1>>, call: &Call, comm: &Comm) -> Vec<InFlightTensorCall> {
     let Some(first) = xs.first() else {
         return vec![];
@@ -89,7 +89,7 @@ pub(super) fn launch_all(xs: Vec<Tensor<1>>, call: &Call, comm: &Comm) -> Vec<In
     started.map(|(call, seen)| call.observed(seen)).collect()
 }
 
-/// The engine's interface for tensors on `device`, if it has one.
+/// Returns the engine's interface for tensors on `device`, if it supports the device.
 pub(super) fn device_engine<'a>(
     comm: &'a Comm,
     device: &Device,
@@ -105,7 +105,7 @@ impl InFlightTensorCall {
         }
     }
 
-    /// The result as a tensor of `shape`, in row-major order; waits for the other ranks.
+    /// Waits for the other ranks and returns the result as a tensor of `shape`, in row-major order.
     pub fn try_wait<const D: usize>(self, shape: [usize; D]) -> Result<Tensor<D>, CommError> {
         Ok(match self {
             InFlightTensorCall::Host {

@@ -7,7 +7,7 @@ use burn_megatron_kernels::Function;
 use super::async_ops::{CollectiveOp, PendingTensor, start};
 use super::group::Comm;
 
-/// One collective in the forward, its transpose in the backward.
+/// A function with a collective in the forward and its transpose in the backward.
 #[derive(Debug)]
 pub(super) struct CollectiveFunction<const D: usize> {
     pub comm: Comm,

@@ -7,8 +7,8 @@ use crate::comm::{CommError, Communicator, ReduceOp};
 /// The communicator of a group.
 pub type Comm = Arc<dyn Communicator>;
 
-/// Returns the number of the first flag that is set on all ranks. Collective: call on all ranks, with the same number of
-/// flags.
+/// Returns the index of the first flag that is set on all ranks. Collective: call on all ranks, with the same
+/// number of flags.
 ///
 /// # Errors
 ///

@@ -1,11 +1,11 @@
-//! Tensors to host buffers and back.
+//! Conversion between tensors and host buffers.
 
 use burn::tensor::{DType, Device, Element, Tensor, TensorData};
 use half::{bf16, f16};
 
 use crate::comm::{Buffer, CommError, DType as WireDType, raise};
 
-/// The elements of a plain tensor in row-major order; without a copy where the tensor owns them.
+/// Returns the elements of a plain tensor in row-major order. It does not copy if the tensor owns them.
 ///
 /// Unwinds with [`raise`] if the device cannot be read, or the type cannot be sent.
 pub fn to_buffer<const D: usize>(tensor: Tensor<D>) -> Buffer {
@@ -19,7 +19,7 @@ pub fn to_buffer<const D: usize>(tensor: Tensor<D>) -> Buffer {
     }
 }
 
-/// The type of the buffer of a float tensor; `None` for a type that cannot be sent.
+/// Returns the buffer type of a float tensor, or `None` for a type that cannot be sent.
 pub(crate) fn buffer_dtype(dtype: DType) -> Option<WireDType> {
     match dtype {
         DType::F64 => Some(WireDType::F64),
@@ -30,21 +30,21 @@ pub(crate) fn buffer_dtype(dtype: DType) -> Option<WireDType> {
     }
 }
 
-/// The type of the buffer of a float tensor.
+/// Returns the buffer type of a float tensor.
 ///
 /// Unwinds with [`raise`] for a type that cannot be sent.
 pub fn wire_dtype(dtype: DType) -> WireDType {
     buffer_dtype(dtype).unwrap_or_else(|| invalid(format!("a tensor of {dtype:?} cannot be sent")))
 }
 
-/// The elements of a plain tensor as f64: waits for the device.
+/// Waits for the device and returns the elements of a plain tensor as f64.
 ///
 /// Unwinds with [`raise`] if the device cannot be read.
 pub fn to_f64(tensor: Tensor<1>) -> Vec<f64> {
     elements(host_data(tensor).convert_dtype(DType::F64))
 }
 
-/// The elements of a plain tensor: waits for the device.
+/// Waits for the device and returns the elements of a plain tensor.
 ///
 /// Unwinds with [`raise`] if the device cannot be read.
 fn host_data<const D: usize>(tensor: Tensor<D>) -> TensorData {
@@ -54,7 +54,7 @@ fn host_data<const D: usize>(tensor: Tensor<D>) -> TensorData {
     }
 }
 
-/// A tensor of `shape` on `device` from its elements in row-major order.
+/// Creates a tensor of `shape` on `device` from its elements in row-major order.
 pub fn from_buffer<const D: usize>(
     buffer: Buffer,
     shape: [usize; D],
@@ -71,7 +71,7 @@ pub fn from_buffer<const D: usize>(
     Tensor::from_data(data, (device, dtype))
 }
 
-/// A tensor in the memory of the host: waits for the device. No copy on the CPU.
+/// Waits for the device and copies a tensor to host memory. On the CPU it does not copy.
 ///
 /// Unwinds with [`raise`] if the device cannot be read.
 pub fn to_host(x: Tensor<1>) -> Tensor<1> {
@@ -82,7 +82,8 @@ pub fn to_host(x: Tensor<1>) -> Tensor<1> {
     Tensor::from_data(host_data(x), (&Device::flex(), dtype))
 }
 
-/// A tensor of the host on a device, through memory that the device can read by itself. No copy on the CPU.
+/// Copies a host tensor to a device through staging memory that the device can read directly. On the CPU it
+/// does not copy.
 pub fn to_device(x: Tensor<1>, device: &Device) -> Tensor<1> {
     if *device == Device::flex() {
         return x;
@@ -93,12 +94,12 @@ pub fn to_device(x: Tensor<1>, device: &Device) -> Tensor<1> {
     Tensor::from_data(data, (device, dtype))
 }
 
-/// The value; unwinds with [`raise`] on an error.
+/// Returns the value, or unwinds with [`raise`] on an error.
 pub fn or_raise<T>(result: Result<T, CommError>) -> T {
     result.unwrap_or_else(|error| raise(error))
 }
 
-/// Unwinds with an error about an invalid call.
+/// Unwinds with an error for an invalid call.
 pub fn invalid(message: String) -> ! {
     raise(CommError::Engine {
         engine: "collective".into(),

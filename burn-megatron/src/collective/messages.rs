@@ -1,7 +1,8 @@
-//! Messages of one tensor to another rank: on its device where the engine can, else through host memory.
+//! Messages of one tensor to another rank, on its device if the engine supports it, otherwise through host
+//! memory.
 //!
-//! A message has no header: the receiver knows its type and length. Messages of a pair of ranks arrive in the order of
-//! their sends.
+//! A message has no header: the receiver already has its type and length. Messages between two ranks arrive in
+//! the order in which they are sent.
 
 use burn::tensor::{DType, Device, Int, Tensor};
 use burn_megatron_kernels::bits;
@@ -35,7 +36,7 @@ pub(crate) fn start_send<const D: usize>(
     try_launch(x, Call::Send { to }, comm).map(PendingSend)
 }
 
-/// Starts receiving a tensor of `dtype`, a type of float tensors, on `device`.
+/// Starts receiving a tensor of the float type `dtype` on `device`.
 ///
 /// # Errors
 ///
@@ -56,7 +57,7 @@ pub(crate) fn start_receive<const D: usize>(
     Ok(pending_call(try_launch(empty, call, comm)?, 1, shape, 0))
 }
 
-/// Starts sending packed u32, `[n]`; every bit is kept.
+/// Starts sending packed u32, `[n]`. Every bit is preserved.
 ///
 /// # Errors
 ///
@@ -68,7 +69,7 @@ pub(crate) fn start_send_packed(
 ) -> Result<PendingSend, CommError> {
     let device = words.device();
     if device_engine(comm, &device).is_some() {
-        // Engines take 32-bit floats, and a message does not depend on the type.
+        // Engines support 32-bit floats, and a message does not depend on the type.
         return start_send(bits::as_f32(words), to, comm);
     }
     let words = packed::to_buffer(words);
@@ -130,7 +131,7 @@ pub(crate) fn start_send_numbers(
 }
 
 impl PendingSend {
-    /// Waits until the message has left; on a device, until it is enqueued.
+    /// Waits until the message has left. On a device, waits until the message is enqueued.
     ///
     /// # Errors
     ///

@@ -1,14 +1,14 @@
-//! Differentiable collectives: each forward with its backward.
+//! Differentiable collectives, each with its backward.
 //!
-//! In the table, `y` is the output on this rank and the backward column is what happens to its
-//! gradient. A group of one rank makes each of them the identity, with nothing recorded.
+//! In the table, `y` is the output on this rank, and the backward column is the operation on its gradient. In a
+//! group of one rank, each collective is the identity and nothing is recorded.
 //!
 //! | function | forward | backward | used by |
 //! |---|---|---|---|
 //! | [`copy`] | identity | all-reduce | input of a column-parallel layer |
 //! | [`reduce`] | all-reduce | identity | output of a row-parallel layer |
-//! | [`split`] | own part of `dim` | all-gather | input that each rank takes a part of |
-//! | [`gather`] | all-gather along `dim` | own part | output that every rank needs whole |
+//! | [`split`] | own part of `dim` | all-gather | input of which each rank uses a part |
+//! | [`gather`] | all-gather along `dim` | own part | output that every rank needs completely |
 //! | [`scatter_sequence`] | own part of `dim` | all-gather | entry of the sequence-parallel region |
 //! | [`gather_sequence`] | all-gather along `dim` | reduce-scatter | before a column-parallel layer |
 //! | [`reduce_scatter_sequence`] | reduce-scatter along `dim` | all-gather | after a row-parallel layer |
@@ -17,14 +17,14 @@
 //! | [`reduce_scatter_rows`] | reduce-scatter of uneven rows | all-gather | experts |
 //! | [`all_reduce`] | all-reduce | all-reduce | sums that every rank uses for a part of its own loss |
 //!
-//! The first four are Shoeybi et al. 2019 (arXiv:1909.08053), the next three Korthikanti et al.
-//! 2022 (arXiv:2205.05198).
+//! The first four are from Shoeybi et al. 2019 (arXiv:1909.08053), the next three from Korthikanti et al. 2022
+//! (arXiv:2205.05198).
 //!
-//! Outside of autodiff, the `start_` functions take plain tensors and return a handle; those on several
-//! flat tensors start them as one call, and [`start_all_gather_packed_coalesced`] gathers packed codes.
+//! Outside of autodiff, the `start_` functions take plain tensors and return a handle. Functions on several
+//! flat tensors start them as one call. [`start_all_gather_packed_coalesced`] gathers packed codes.
 //!
-//! A collective that fails inside a forward or backward cannot return an error there: it unwinds with
-//! [`raise`](crate::comm::raise), and [`World::run`](crate::comm::World::run) returns it.
+//! A collective that fails inside a forward or backward cannot return an error there. It unwinds with
+//! [`raise`](crate::comm::raise), and [`World::run`](crate::comm::World::run) returns the error.
 
 use burn::tensor::Tensor;
 use burn_megatron_kernels::apply;
@@ -66,37 +66,37 @@ pub use reduce_in_f32::start_reduce_scatter_in_f32;
 pub(crate) use ring::{RingAllGather, start_ring_shift};
 pub use uneven::{gather_rows, reduce_scatter_rows};
 
-/// Identity; the gradients of all ranks are summed in the backward.
+/// Returns `x`. The backward sums the gradients of all ranks.
 pub fn copy<const D: usize>(x: Tensor<D>, comm: &Comm) -> Tensor<D> {
     apply_collective(x, comm, Identity, AllReduce(ReduceOp::Sum))
 }
 
-/// The sum over all ranks; the gradient passes unchanged, as it is the same on every rank.
+/// Returns the sum over all ranks. The gradient passes unchanged, because it is the same on every rank.
 pub fn reduce<const D: usize>(x: Tensor<D>, comm: &Comm) -> Tensor<D> {
     apply_collective(x, comm, AllReduce(ReduceOp::Sum), Identity)
 }
 
-/// This rank's part of `dim`, of a tensor that is the same on every rank.
+/// Returns this rank's part of `dim`, for a tensor that is the same on every rank.
 ///
 /// `x.dims()[dim]` must be a multiple of the size of the group.
 pub fn split<const D: usize>(x: Tensor<D>, dim: usize, comm: &Comm) -> Tensor<D> {
     apply_collective(x, comm, Split { dim }, Gather { dim })
 }
 
-/// The parts of all ranks concatenated along `dim`, in rank order.
+/// Returns the parts of all ranks concatenated along `dim`, in rank order.
 ///
-/// All ranks must compute the same from the result: the backward takes this rank's part of a gradient that it
-/// assumes equal on all ranks. See [`gather_sequence`] for the other case.
+/// All ranks must compute the same values from the result: the backward returns this rank's part of a gradient
+/// that must be equal on all ranks. See [`gather_sequence`] for the other case.
 pub fn gather<const D: usize>(x: Tensor<D>, dim: usize, comm: &Comm) -> Tensor<D> {
     apply_collective(x, comm, Gather { dim }, Split { dim })
 }
 
-/// Enters the sequence-parallel region: this rank's part of the sequence, which lies along `dim`.
+/// Enters the sequence-parallel region: returns this rank's part of the sequence, which is along `dim`.
 pub fn scatter_sequence<const D: usize>(x: Tensor<D>, dim: usize, comm: &Comm) -> Tensor<D> {
     split(x, dim, comm)
 }
 
-/// Leaves the sequence-parallel region for layers that differ from rank to rank.
+/// Leaves the sequence-parallel region: gathers the sequence along `dim` for layers that differ between ranks.
 ///
 /// The gradients of the ranks are partial sums, so the backward sums them and keeps this rank's part of the
 /// sequence.
@@ -104,14 +104,14 @@ pub fn gather_sequence<const D: usize>(x: Tensor<D>, dim: usize, comm: &Comm) ->
     apply_collective(x, comm, Gather { dim }, ReduceScatter { dim })
 }
 
-/// Enters the sequence-parallel region with partial sums: sums them and keeps this rank's part.
+/// Enters the sequence-parallel region with partial sums: sums them and returns this rank's part along `dim`.
 pub fn reduce_scatter_sequence<const D: usize>(x: Tensor<D>, dim: usize, comm: &Comm) -> Tensor<D> {
     apply_collective(x, comm, ReduceScatter { dim }, Gather { dim })
 }
 
 /// Sends `send[r]` rows (along dim 0) to rank `r` and receives `receive[r]` rows from it.
 ///
-/// The output has the received rows in rank order. The counts of all ranks must agree.
+/// The output contains the received rows in rank order. The counts of all ranks must agree.
 pub fn all_to_all<const D: usize>(
     x: Tensor<D>,
     send: Vec<usize>,
@@ -125,9 +125,9 @@ pub fn all_to_all<const D: usize>(
     apply_collective(x, comm, AllToAll { send, receive }, back)
 }
 
-/// The sum over all ranks, which each uses differently: the gradients are summed too.
+/// Returns the sum over all ranks, which each rank uses differently. The backward also sums the gradients.
 ///
-/// Use [`reduce`] where every rank computes the same from the sum.
+/// Use [`reduce`] if every rank computes the same values from the sum.
 pub fn all_reduce<const D: usize>(x: Tensor<D>, comm: &Comm) -> Tensor<D> {
     let sum = AllReduce(ReduceOp::Sum);
     apply_collective(x, comm, sum.clone(), sum)

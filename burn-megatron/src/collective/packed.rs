@@ -27,10 +27,10 @@ pub(super) enum PackedState {
 
 /// Starts gathering the parts of all ranks of each of `xs`, `[n]` of u32: `[n] -> [ranks * n]`.
 ///
-/// Every bit is kept, whatever is packed; 4 bytes are sent for each element. They are started as one
-/// call ([`start_all`](crate::comm::Communicator::start_all)), in device memory where the engine takes
-/// tensors of the device; the handles are in the order of `xs`. Unwinds with
-/// [`raise`](crate::comm::raise), with nothing sent, for integers of another type.
+/// Every bit is preserved, whatever is packed, and 4 bytes are sent per element. The collectives are started as
+/// one call ([`start_all`](crate::comm::Communicator::start_all)), in device memory if the engine supports the
+/// device. The handles are in the order of `xs`. Unwinds with [`raise`](crate::comm::raise), with nothing sent,
+/// for integers of another type.
 pub fn start_all_gather_packed_coalesced(
     xs: Vec<Tensor<1, Int>>,
     comm: &Comm,
@@ -45,7 +45,7 @@ pub fn start_all_gather_packed_coalesced(
         return xs.into_iter().map(PendingPacked::ready).collect();
     }
     if device_engine(comm, &device).is_some() {
-        // Engines take 32-bit floats, and a gather does not depend on the type.
+        // Engines support 32-bit floats, and a gather does not depend on the type.
         let floats = xs.into_iter().map(bits::as_f32).collect();
         let started = start_all_gather_coalesced(floats, comm).into_iter();
         let pending_call = |pending| PendingPacked(PackedState::Device(Box::new(pending)));
@@ -69,10 +69,10 @@ pub fn start_all_gather_packed_coalesced(
     started.zip(observed).map(pending_call).collect()
 }
 
-/// Starts an all-to-all of rows of `width` words: `send[r]` rows of `x`, `[rows * width]` of u32, go to rank `r`, and
-/// `receive[r]` come from it.
+/// Starts an all-to-all of rows of `width` words. `x` has the shape `[rows * width]` of u32. `send[r]` of its
+/// rows are sent to rank `r`, and `receive[r]` rows are received from it.
 ///
-/// As [`start_all_gather_packed_coalesced`] otherwise.
+/// In all other respects it is like [`start_all_gather_packed_coalesced`].
 pub(crate) fn start_all_to_all_packed(
     x: Tensor<1, Int>,
     width: usize,
@@ -100,26 +100,26 @@ pub(crate) fn start_all_to_all_packed(
     })
 }
 
-/// Takes the fingerprint of what a call gets, if fingerprints are taken.
+/// Takes the fingerprint of the input of a call, if fingerprints are recorded.
 pub(super) fn observe(x: &Buffer, call: &Call, comm: &Comm) -> Option<ObservedCall> {
     let recorder = fingerprint::recording()?;
     recorder.begin_call(call, comm.group(), || fingerprint::of_buffer(x))
 }
 
 impl PendingPacked {
-    /// A handle with its result.
+    /// Creates a handle that already has its result.
     pub fn ready(words: Tensor<1, Int>) -> Self {
         Self(PackedState::Ready(words))
     }
 
-    /// The elements that this rank receives, in the order of the ranks that sent them; waits for these.
+    /// Waits for the elements that this rank receives, and returns them in the order of the sending ranks.
     ///
-    /// Unwinds with [`raise`](crate::comm::raise) when the collective fails.
+    /// Unwinds with [`raise`](crate::comm::raise) if the collective fails.
     pub fn wait(self) -> Tensor<1, Int> {
         or_raise(self.try_wait())
     }
 
-    /// [`wait`](Self::wait) that returns its error.
+    /// Waits like [`wait`](Self::wait), and returns errors instead of unwinding.
     pub(crate) fn try_wait(self) -> Result<Tensor<1, Int>, CommError> {
         Ok(match self.0 {
             PackedState::Ready(words) => words,
@@ -150,7 +150,7 @@ fn check(x: &Tensor<1, Int>, comm: &Comm) {
     }
 }
 
-/// The elements as i32 of the same bits.
+/// Returns the elements as i32 with the same bits.
 pub(super) fn to_buffer(x: Tensor<1, Int>) -> Buffer {
     let words = x.try_into_data().map(TensorData::try_into_vec::<u32>);
     match words {
@@ -165,7 +165,7 @@ pub(super) fn to_buffer(x: Tensor<1, Int>) -> Buffer {
     }
 }
 
-/// The u32 with the bits of a buffer of i32.
+/// Returns u32 elements with the bits of a buffer of i32.
 fn from_buffer(buffer: Buffer, device: &Device) -> Tensor<1, Int> {
     let words = buffer.into_vec::<i32>().into_iter();
     let words: Vec<u32> = words.map(i32::cast_unsigned).collect();

@@ -1,4 +1,4 @@
-//! Collectives in a recording: they have the shapes of their results, and nothing is sent.
+//! Collectives in a recording. They return tensors of the correct shape, and nothing is sent.
 
 use burn::backend::DispatchTensor;
 use burn::tensor::{DType, Device, Tensor};
@@ -7,46 +7,46 @@ use burn_megatron_kernels::record;
 use super::group::Comm;
 use crate::comm::Call;
 
-/// The kind of call of an exchange.
+/// The kind of an exchange.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ExchangeKind {
-    /// Sum over the ranks, on all of them.
+    /// A sum over the ranks, returned on all ranks.
     AllReduce,
-    /// Concatenation over the ranks.
+    /// A concatenation over the ranks.
     AllGather,
-    /// Sum over the ranks, each keeping a part.
+    /// A sum over the ranks, of which each rank keeps a part.
     ReduceScatter,
-    /// Rows from each rank to each.
+    /// Rows from each rank to each rank.
     AllToAll,
-    /// From one rank to another, as around the ring of context parallelism.
+    /// A message from one rank to another, as around the ring of context parallelism.
     SendReceive,
 }
 
-/// A call that was recorded, as a [note](record::note) among the operations.
+/// A recorded call, as a [note](record::note) between the operations.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExchangeNote {
-    /// The call.
+    /// The kind of call.
     pub kind: ExchangeKind,
     /// The world ranks of the group.
     pub ranks: Vec<usize>,
-    /// Bytes of the larger of input and output.
+    /// The number of bytes of the input or the output, whichever is larger.
     pub bytes: u64,
 }
 
-/// A call in flight, in a recording.
+/// A call in flight in a recording.
 pub(super) struct RecordedExchange {
     kind: ExchangeKind,
     ranks: Vec<usize>,
-    /// Bytes of what is sent.
+    /// The number of sent bytes.
     bytes: u64,
-    /// The tensor that is sent, until the result is there. A sum over all ranks takes its place.
+    /// The sent tensor, kept until the result exists. The result of an all-reduce replaces it.
     sent: Option<Box<DispatchTensor>>,
     device: Device,
     dtype: DType,
 }
 
 impl RecordedExchange {
-    /// A call that sends `x`.
+    /// Creates a call that sends `x`.
     pub fn new<const D: usize>(x: Tensor<D>, call: &Call, comm: &Comm) -> Self {
         let (device, dtype) = (x.device(), x.dtype());
         let kind = match call {
@@ -73,7 +73,7 @@ impl RecordedExchange {
         }
     }
 
-    /// The result, of this shape.
+    /// Returns the result with this shape.
     pub fn result<const D: usize>(self, shape: [usize; D]) -> Tensor<D> {
         let received = (shape.iter().product::<usize>() * self.dtype.size()) as u64;
         record::note(ExchangeNote {

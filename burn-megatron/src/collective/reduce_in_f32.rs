@@ -1,4 +1,4 @@
-//! The reduce-scatter of 16-bit tensors that sums in f32.
+//! A reduce-scatter of 16-bit tensors that sums in f32.
 
 use burn::tensor::{DType, Tensor};
 
@@ -8,12 +8,12 @@ use super::group::Comm;
 use super::host::{from_buffer, invalid};
 use crate::comm::{Buffer, Call, CommError, sum_parts_in_f32};
 
-/// Starts summing `x`, of `bf16` or `f16`, over the ranks, with every addition in `f32`; each rank keeps
-/// its part, as `f32`: `[n] -> [n / ranks]`.
+/// Starts summing `x`, of `bf16` or `f16`, over the ranks, with all additions in `f32`. Each rank keeps its
+/// part as `f32`: `[n] -> [n / ranks]`.
 ///
-/// The 16-bit parts are exchanged by an all_to_all, so that as many bytes are sent as by a reduce-scatter in
-/// 16 bits, and each rank sums what it receives. The result has the bits of a reduce-scatter of the widened
-/// tensors: nothing is rounded to 16 bits in between.
+/// An all-to-all exchanges the 16-bit parts, so the number of sent bytes equals a reduce-scatter in 16 bits.
+/// Each rank sums the parts that it receives. The result is bit-equal to a reduce-scatter of the tensors cast
+/// to f32: nothing is rounded to 16 bits in between.
 ///
 /// Unwinds with [`raise`](crate::comm::raise), with nothing sent, if `x` has another type or its length
 /// is not a multiple of the number of ranks.
@@ -61,8 +61,8 @@ pub(super) fn sum_received<const D: usize>(
     Ok(from_buffer(Buffer::from(sums), shape, &device, DType::F32))
 }
 
-/// The sum of `parts` equal parts of `whole`, in `f32` and in the order of `comm`: neighbours first, then
-/// these pairs, and so on; one without a partner is passed up.
+/// Returns the sum of `parts` equal parts of `whole`, in `f32`. The order is the order of `comm`: first
+/// neighbors are added, then these pairs, and so on. A part without a partner is passed to the next level.
 fn sum_of_parts(whole: Tensor<1>, parts: usize) -> Tensor<1> {
     let mut sums = whole.cast(DType::F32).chunk(parts, 0);
     while sums.len() > 1 {

@@ -1,4 +1,4 @@
-//! Tensors that travel around the ranks of a group, from neighbour to neighbour.
+//! Tensors that are passed around the ranks of a group, from neighbor to neighbor.
 
 use std::collections::VecDeque;
 
@@ -7,9 +7,11 @@ use burn::tensor::Tensor;
 use super::async_ops::{CollectiveOp, PendingTensor, start};
 use super::group::Comm;
 
-/// Starts to send `x` to the next rank and to receive that of the previous one, which must have the same shape.
+/// Starts to send `x` to the next rank and to receive the tensor of the previous rank, which must have the same
+/// shape.
 ///
-/// It is an all-to-all with one peer each way, so that a shift is compared and recorded like any collective.
+/// It is an all-to-all with one peer in each direction, so that a shift is compared and recorded like any
+/// collective.
 pub fn start_ring_shift<const D: usize>(x: Tensor<D>, comm: &Comm) -> PendingTensor<D> {
     let (rank, size, rows) = (comm.rank(), comm.size(), x.dims()[0]);
     let only = |peer: usize| {
@@ -24,17 +26,18 @@ pub fn start_ring_shift<const D: usize>(x: Tensor<D>, comm: &Comm) -> PendingTen
     start(x, &op, comm)
 }
 
-/// The tensors of all ranks, as many of each, and of the same shapes; while one is computed with, the next ones are under
-/// way. A rank sends those of all ranks but the next one.
+/// A ring all-gather of the tensors of all ranks. All ranks must have the same number of tensors with the same
+/// shapes. While one tensor is used in a computation, the next tensors are in flight. A rank sends the tensors
+/// of all ranks except the next rank.
 pub struct RingAllGather<const D: usize> {
     comm: Comm,
     own: Vec<Tensor<D>>,
-    /// In the order of their arrival.
+    /// The receives in the order of their arrival.
     in_flight: VecDeque<PendingTensor<D>>,
 }
 
 impl<const D: usize> RingAllGather<D> {
-    /// Starts to send the tensors of this rank to the next one.
+    /// Starts to send the tensors of this rank to the next rank.
     pub fn start(own: Vec<Tensor<D>>, comm: &Comm) -> Self {
         let sent = own.iter().filter(|_| comm.size() > 1);
         Self {
@@ -44,8 +47,8 @@ impl<const D: usize> RingAllGather<D> {
         }
     }
 
-    /// Calls `compute` with each tensor, the index of its rank, and its own among those of that rank; the own ones are
-    /// first.
+    /// Calls `compute` with each tensor, the index of its rank, and its index among the tensors of that rank.
+    /// This rank's tensors come first.
     pub fn each(mut self, mut compute: impl FnMut(Tensor<D>, usize, usize)) {
         let (rank, size) = (self.comm.rank(), self.comm.size());
         let count = self.own.len();

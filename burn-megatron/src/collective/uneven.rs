@@ -1,4 +1,4 @@
-//! Gathers and reduce-scatters of rows (dim 0) of which the ranks have different numbers.
+//! Gathers and reduce-scatters of rows (dim 0) whose numbers differ between ranks.
 
 use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;
@@ -7,17 +7,17 @@ use burn_megatron_kernels::{Function, apply};
 use super::async_ops::{CollectiveOp, start};
 use super::group::Comm;
 
-/// The rows (dim 0) of all ranks in rank order, `rows[r]` of rank `r`, which may be 0.
+/// Returns the rows (dim 0) of all ranks in rank order. Rank `r` has `rows[r]` rows, which may be 0.
 ///
-/// The ranks use them differently: the backward sums the gradients of all ranks and keeps that of the own rows
-/// ([`reduce_scatter_rows`]).
+/// The ranks use the result differently. Therefore the backward sums the gradients of all ranks and keeps the
+/// gradient of this rank's rows ([`reduce_scatter_rows`]).
 pub fn gather_rows<const D: usize>(x: Tensor<D>, rows: &[usize], comm: &Comm) -> Tensor<D> {
     apply_rows(x, rows, comm, false)
 }
 
-/// The sum over all ranks, of which rank `r` keeps `rows[r]` rows (dim 0), in rank order.
+/// Returns this rank's rows of the sum over all ranks. Rank `r` keeps `rows[r]` rows (dim 0), in rank order.
 ///
-/// The backward [gathers](gather_rows).
+/// The backward [gathers](gather_rows) the gradients.
 pub fn reduce_scatter_rows<const D: usize>(x: Tensor<D>, rows: &[usize], comm: &Comm) -> Tensor<D> {
     apply_rows(x, rows, comm, true)
 }
@@ -55,7 +55,7 @@ impl<const D: usize> RowsFunction<D> {
         if own == 0 {
             return parts.into_dispatch();
         }
-        // In rank order, so that the bits are the same on every rank and in every run.
+        // The sum is in rank order, so that its bits are the same on every rank and in every run.
         let parts = parts.chunk(self.comm.size(), 0).into_iter();
         match parts.reduce(|sum, part| sum + part) {
             Some(sum) => sum.into_dispatch(),

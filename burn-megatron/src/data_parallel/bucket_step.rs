@@ -1,4 +1,4 @@
-//! A bucket as the optimizer and the checkpoint see it: this rank's shard, and its step.
+//! The interface of a bucket for the optimizer and the checkpoint: this rank's shard and its step.
 
 use std::fmt;
 use std::ops::Range;
@@ -10,25 +10,26 @@ use super::layout::ParameterSlice;
 use super::sharding_plan::ShardingPlan;
 use crate::mesh::Grid;
 
-/// This rank's shard of a bucket: all of it, where the optimizer is not sharded. Constant during training.
+/// This rank's shard of a bucket, or the complete bucket if the optimizer is not sharded. It is constant during
+/// training.
 #[derive(Clone, Debug)]
 pub struct BucketShard {
     /// The grid of its parameters.
     pub grid: Grid,
-    /// Its elements in the bucket, padding included.
+    /// The elements of the shard in the bucket, including padding.
     pub range: Range<usize>,
     /// The elements in `range` that this rank saves, so that its data-parallel group saves each element once.
     pub partition: Range<usize>,
-    /// The parameters in the shard; what lies between them is padding.
+    /// The parameters in the shard. The gaps between them are padding.
     pub slices: Vec<ParameterSlice>,
     /// The dtype of the masters and of the gradients.
     pub dtype: DType,
-    /// Where the masters and the moments are: the device, or the host.
+    /// The device of the masters and the moments: the device of the model, or the host.
     pub device: Device,
 }
 
 impl BucketShard {
-    /// The shard of each bucket.
+    /// Returns the shard of each bucket.
     pub(super) fn all(plan: &ShardingPlan) -> Vec<Self> {
         let shard = |bucket| {
             let (_, dtype) = plan.model_and_main_dtypes(bucket);
@@ -44,8 +45,8 @@ impl BucketShard {
         (0..plan.buckets()).map(shard).collect()
     }
 
-    /// By bucket, the range that a rank optimizes and, in it, the range that it writes: for
-    /// [`write_items`](super::layout::write_items).
+    /// Returns the ranges of each bucket for [`write_items`](super::layout::write_items): the range that this
+    /// rank optimizes, and the range within it that this rank writes.
     pub fn ranges<'a>(
         shards: impl Iterator<Item = &'a Self>,
     ) -> impl Fn(usize) -> (Range<usize>, Range<usize>) {
@@ -55,21 +56,23 @@ impl BucketShard {
     }
 }
 
-/// Steps a bucket. The second argument is the outcome of the step, see
-/// [`step_outcome`](burn_megatron_kernels::adamw::step_outcome), if there is one. All tensors of an offloaded bucket,
-/// and its outcome, are on the host, and a thread of the host calls it.
+/// Steps a bucket. The second argument is the outcome of the step, if there is one: see
+/// [`step_outcome`](burn_megatron_kernels::adamw::step_outcome). For an offloaded bucket, all tensors and the
+/// outcome are on the host, and a host thread calls the function.
 pub type StepFn = dyn Fn(BucketStep, Option<&Tensor<1>>) -> SteppedBucket + Send + Sync;
 
 /// One bucket in a step of the optimizer.
 pub struct BucketStep {
     /// The number of the bucket.
     pub number: usize,
-    /// The masters of the shard, `[elements]`: an operation in place copies them only if a snapshot holds them.
+    /// The masters of the shard, `[elements]`. An in-place operation copies them only if a snapshot also holds
+    /// them.
     pub master: Tensor<1>,
-    /// The gradients of the shard, `[elements]`, as sums; multiply by [`Gradients::factor`](super::Gradients::factor).
+    /// The gradients of the shard, `[elements]`, as sums. Multiply them by
+    /// [`Gradients::factor`](super::Gradients::factor).
     pub gradient: Tensor<1>,
-    /// A tensor `[elements]` in the dtype of the model for the new copy: that of the last step, unless something
-    /// else holds it. `None` where the model computes with the masters.
+    /// A tensor `[elements]` in the dtype of the model for the new copy. It is the copy of the last step,
+    /// unless it is still in use. `None` if the model computes with the masters.
     pub model: Option<Tensor<1>>,
 }
 
@@ -77,12 +80,13 @@ pub struct BucketStep {
 pub struct SteppedBucket {
     /// The new masters.
     pub master: Tensor<1>,
-    /// The same in the dtype of the model, if the optimizer has computed it; it is cast otherwise.
+    /// The new parameters in the dtype of the model, if the optimizer has computed them. Otherwise the masters
+    /// are cast.
     pub model: Option<Tensor<1>>,
 }
 
-/// A change to a bucket, by its number, after the optimizer and before it is gathered; for an offloaded bucket it runs
-/// on the host, in a thread of the host.
+/// A change to each bucket after the optimizer step, before the bucket is gathered. Its first argument is the
+/// number of the bucket. For an offloaded bucket it runs in a host thread.
 #[derive(Clone)]
 pub struct AfterStep(pub Arc<ChangeFn>);
 

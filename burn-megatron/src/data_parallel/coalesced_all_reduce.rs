@@ -1,18 +1,18 @@
-//! An all-reduce of many tensors, in which small ones are coalesced.
+//! An all-reduce of many tensors that coalesces small tensors.
 
 use burn::tensor::Tensor;
 
 use crate::collective::{Comm, PendingTensor, start_all_reduce};
 use crate::comm::ReduceOp;
 
-/// Tensors of fewer elements share one collective; each larger one has its own.
+/// Tensors with fewer elements share one collective. Each larger tensor has its own collective.
 const COALESCE_BELOW: usize = 1 << 16;
 
 /// All-reduces that were started together.
 pub(super) struct CoalescedAllReduce {
     groups: Vec<CoalescedTensors>,
-    /// The group that this rank waits for first: another one on each rank, so that the ranks share the
-    /// work with engines whose waiting rank computes the sum.
+    /// The group that this rank waits for first. It differs between ranks, so that the ranks share the work
+    /// with engines whose waiting rank computes the sum.
     first: usize,
 }
 
@@ -23,7 +23,7 @@ struct CoalescedTensors {
 }
 
 impl CoalescedAllReduce {
-    /// Starts to sum numbered tensors over `comm`. Collective: call on all its ranks.
+    /// Starts to sum numbered tensors over `comm`. Collective: call on all ranks of `comm`.
     pub fn start(tensors: Vec<(usize, Tensor<1>)>, comm: &Comm) -> Self {
         let is_large = |(_, tensor): &(usize, Tensor<1>)| tensor.dims()[0] >= COALESCE_BELOW;
         let (large, small): (Vec<_>, Vec<_>) = tensors.into_iter().partition(is_large);
@@ -61,7 +61,7 @@ impl CoalescedAllReduce {
     }
 }
 
-/// Concatenates tensors; a single one is returned without a copy.
+/// Concatenates tensors. A single tensor is returned without a copy.
 fn concatenate(mut parts: Vec<Tensor<1>>) -> Tensor<1> {
     match parts.len() {
         1 => parts.remove(0),

@@ -11,71 +11,75 @@ use crate::mesh::{ParallelConfig, ZeroStage};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct DataParallelConfig {
-    /// The state that is sharded: 0 nothing, 1 the optimizer state, 2 the gradients too, 3 the parameters too
+    /// The state that is sharded: 0 nothing, 1 the optimizer state, 2 also the gradients, 3 also the parameters
     /// (Rajbhandari et al. 2020, arXiv:1910.02054).
     #[schemars(extend("flag" = "zero-stage", "resume" = "order_of_sums"))]
     pub zero_stage: ZeroStage,
-    /// Hybrid sharding: the size of a shard group of consecutive ranks of the data axis; the groups are replicas
-    /// of each other. `None`: one group of all ranks.
+    /// Hybrid sharding: the size of a shard group of consecutive ranks of the data axis. The groups are
+    /// replicas of each other. `None`: one group of all ranks.
     #[schemars(extend("flag" = "hsdp", "resume" = "order_of_sums", "needs" = "zero_stage > 0"))]
     pub hsdp: Option<usize>,
-    /// Whether gradients are summed hierarchically: reduce-scatter within each node, all-reduce between nodes, and
-    /// all-gather within each node. Needs nodes ([`ranks_per_node`](ParallelConfig::ranks_per_node)) with equally many
-    /// ranks of the data axis; otherwise they are summed over all ranks at once.
+    /// Whether replicated gradients are reduced hierarchically: reduce-scatter within each node, all-reduce
+    /// between nodes, all-gather within each node. Requires nodes
+    /// ([`ranks_per_node`](ParallelConfig::ranks_per_node)) with equal numbers of ranks of the data axis.
+    /// Otherwise gradients are reduced over all ranks at once.
     #[schemars(extend("resume" = "order_of_sums", "needs" = "zero_stage = 0"))]
     pub hierarchical_reduce: bool,
     /// The dtype in which the model computes.
     #[schemars(extend("flag" = "precision"))]
     pub precision: Precision,
-    /// The number of elements at which a gradient bucket is full; by default the larger of 40 million and 1 million per rank.
+    /// The number of elements at which a gradient bucket is full. The default is the larger of 40 million and 1
+    /// million per rank.
     #[schemars(extend("resume" = "order_of_sums"))]
     pub bucket_size: Option<usize>,
     /// Whether bucket sizes are padded to multiples of 65,536 elements, for full bandwidth on large fabrics.
     #[schemars(extend("resume" = "order_of_sums"))]
     pub pad_buckets: bool,
-    /// Whether a bucket is reduced as soon as its last gradient is final, while backward goes on. If false,
-    /// stages 0 and 1 reduce after backward; 2 and 3 reduce a full bucket to free it, and wait at once.
+    /// Whether a bucket is reduced as soon as its last gradient is final, while backward continues. If false,
+    /// stages 0 and 1 reduce after backward. Stages 2 and 3 reduce each full bucket to free it, and wait for
+    /// the result immediately.
     #[schemars(extend("resume" = "may_differ"))]
     pub overlap_grad_reduce: bool,
-    /// Whether the gather of stepped parameters overlaps with the next forward, which waits for each bucket
-    /// where it first uses it.
+    /// Whether the gather of updated parameters overlaps with the next forward, which waits for each bucket at
+    /// its first use.
     #[schemars(extend("resume" = "may_differ", "needs" = "zero_stage = 1 or zero_stage = 2"))]
     pub overlap_param_gather: bool,
-    /// Whether the weights of FP8 layers are kept in FP8, instead of the dtype of the model. Weights with a
-    /// per-tensor scale are gathered as FP8 codes; those with block scales in the dtype of the model, one
-    /// bucket at a time, and quantised on every rank. Masters are f32, and sharded. Experts are left out.
+    /// Whether the weights of FP8 layers are stored in FP8, instead of the dtype of the model. Weights with a
+    /// per-tensor scale are gathered as FP8 codes. Weights with block scales are gathered in the dtype of the
+    /// model, one bucket at a time, and quantized on every rank. Masters are f32 and sharded. Experts are
+    /// excluded.
     #[schemars(extend("resume" = "may_differ", "follows" = "fp8.recipe set"))]
     pub fp8_param_gather: bool,
-    /// Whether gradients are communicated in the model's 16-bit dtype; they are still summed in f32.
+    /// Whether gradients are communicated in the model's 16-bit dtype. They are still summed in f32.
     #[schemars(extend("needs" = "zero_stage > 0", "follows" = "precision = bf16 or precision = f16"))]
     pub reduce_in_16_bits: bool,
-    /// Whether parameters stay unsharded between forward and backward: more memory, one collective less
-    /// (FSDP: `reshard_after_forward = false`).
+    /// Whether parameters stay unsharded between forward and backward. This uses more memory and saves one
+    /// collective (FSDP: `reshard_after_forward = false`).
     #[schemars(extend("resume" = "may_differ", "needs" = "zero_stage = 3"))]
     pub keep_gathered: bool,
     /// The dtype of the optimizer's moments.
     pub moments: Moments,
-    /// Whether each bucket is checked before it is reduced, so that a gradient that is not finite is reported
-    /// with its parameter and rank.
+    /// Whether each bucket is checked before it is reduced. A gradient that is not finite is then reported with
+    /// its parameter and rank.
     #[schemars(extend("resume" = "may_differ"))]
     pub check_gradients: bool,
-    /// The norm of a bucket of this rank's gradients above which it counts as not finite.
+    /// The norm of a bucket of this rank's gradients above which the bucket counts as not finite.
     pub gradient_limit: Option<f64>,
-    /// Whether the parameters and the gradients that a micro-batch reads and writes keep their addresses from step to step, as
-    /// CUDA graphs need: gradient buffers are not freed, and are filled with zeros before the first micro-batch; gathered
-    /// parameters are copied to their place. For `zero_stage` 0 to 2. Not serialized here: a recipe has
-    /// `cuda_graph`.
+    /// Whether the parameters and gradients of a micro-batch keep their addresses from step to step, as CUDA
+    /// graphs require. Gradient buffers are then not freed, and are filled with zeros before the first
+    /// micro-batch. Gathered parameters are copied to their address. Requires `zero_stage` 0 to 2. Not
+    /// serialized here: a recipe sets `cuda_graph`.
     #[serde(skip)]
     pub static_buffers: bool,
-    /// The tensors of the optimizer's state per parameter, to plan the memory: 2 for AdamW. Not serialized here: the
-    /// optimizer of a recipe says it.
+    /// The number of optimizer state tensors per parameter, to plan the memory: 2 for AdamW. Not serialized
+    /// here: it follows from the optimizer of a recipe.
     #[serde(skip, default = "adam_moments")]
     pub state_tensors: u8,
-    /// Patterns of the paths of parameters that are not trained, as in a [group](crate::optim::ParameterGroup). Not
-    /// serialized here: a recipe has it in `[train]`.
+    /// Path patterns of the parameters that are not trained, with the syntax of a
+    /// [group](crate::optim::ParameterGroup). Not serialized here: a recipe sets it in `[train]`.
     #[serde(skip)]
     pub freeze: Vec<String>,
-    /// The state that is kept in the memory of the host. Not serialized here: a recipe has it in `[memory.offload]`.
+    /// The state that is stored in host memory. Not serialized here: a recipe sets it in `[memory.offload]`.
     #[serde(skip)]
     pub offload: OffloadConfig,
 }
@@ -105,16 +109,17 @@ impl Default for DataParallelConfig {
     }
 }
 
-/// The moments of Adam.
+/// Returns the number of moments of Adam.
 fn adam_moments() -> u8 {
     2
 }
 
-/// The state that is kept in the memory of the host instead of the device.
+/// The state that is stored in host memory instead of device memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct OffloadConfig {
-    /// The fraction of the optimizer state, by bytes, from 0 to 1: see [`OffloadPlan`](super::OffloadPlan). Needs the fused AdamW.
+    /// The fraction of the optimizer state on the host, by bytes, from 0 to 1: see
+    /// [`OffloadPlan`](super::OffloadPlan). Requires the fused AdamW.
     pub optimizer: f64,
 }
 
@@ -123,7 +128,7 @@ impl OffloadConfig {
     ///
     /// # Errors
     ///
-    /// [`OffloadError`] for the first invalid one.
+    /// [`OffloadError`] for the first invalid setting.
     pub fn check(&self, fp8_param_gather: bool) -> Result<(), OffloadError> {
         let fraction = self.optimizer;
         if !(0.0..=1.0).contains(&fraction) {
@@ -136,18 +141,18 @@ impl OffloadConfig {
     }
 }
 
-/// When sharded parameters are gathered.
+/// The time at which sharded parameters are gathered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ParameterGather {
-    /// Never: every rank has all of them.
+    /// Never, because every rank has all parameters.
     Never,
     /// After the step.
     AfterStep,
-    /// During the next forward, which waits for each bucket where it first uses it.
+    /// During the next forward, which waits for each bucket at its first use.
     DuringForward,
-    /// One unit before it is used, again in the backward.
+    /// One FSDP unit before the use, in the forward and again in the backward.
     BeforeUse,
-    /// One unit before it is used in the forward, and kept for the backward.
+    /// One FSDP unit before the use in the forward. The parameters are kept for the backward.
     BeforeForward,
 }
 
@@ -163,7 +168,7 @@ impl DataParallelConfig {
         }
     }
 
-    /// Returns a setting of the communication within a sharding group, if each group has a single rank.
+    /// Returns the name of a setting that has no effect because each sharding group has a single rank.
     pub fn unused_sharding(&self, ranks: usize) -> Option<&'static str> {
         match (self.shard_ranks(ranks), self.gathers()) {
             (1, ParameterGather::DuringForward) => Some("overlap_param_gather"),
@@ -172,12 +177,12 @@ impl DataParallelConfig {
         }
     }
 
-    /// These settings with the [`zero_stage`](ParallelConfig::zero_stage) and the
-    /// [`hsdp`](ParallelConfig::hsdp) of the layout, where they have none themselves.
+    /// Returns these settings with the [`zero_stage`](ParallelConfig::zero_stage) and the
+    /// [`hsdp`](ParallelConfig::hsdp) of the layout, if these settings do not set them.
     ///
     /// # Errors
     ///
-    /// [`DataParallelConfigError::Contradiction`] if both have one, with different values.
+    /// [`DataParallelConfigError::Contradiction`] if both set different values.
     pub fn in_layout(&self, layout: &ParallelConfig) -> Result<Self, DataParallelConfigError> {
         let contradiction = |name, own: String, layout: String| {
             Err(DataParallelConfigError::Contradiction { name, own, layout })
@@ -207,7 +212,7 @@ impl DataParallelConfig {
     ///
     /// # Errors
     ///
-    /// [`DataParallelConfigError`] for the first invalid one.
+    /// [`DataParallelConfigError`] for the first invalid setting.
     pub fn check(&self, ranks: usize) -> Result<(), DataParallelConfigError> {
         let stage = self.zero_stage;
         let requires = |name, expected| {
@@ -286,7 +291,8 @@ impl DataParallelConfig {
         }
     }
 
-    /// The ranks of a shard group, for a data axis of `ranks` ranks: 1 where nothing is sharded.
+    /// Returns the number of ranks in a shard group, for a data axis of `ranks` ranks. It is 1 if nothing is
+    /// sharded.
     pub fn shard_ranks(&self, ranks: usize) -> usize {
         match self.zero_stage {
             ZeroStage::Replicated => 1,

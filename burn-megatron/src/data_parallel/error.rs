@@ -16,11 +16,11 @@ pub enum DataParallelConfigError {
         "invalid hsdp = {hsdp}: expected a divisor of the {ranks} ranks of the data axis ({divisors})"
     )]
     Hsdp {
-        /// Ranks of a shard group.
+        /// The number of ranks in a shard group.
         hsdp: usize,
-        /// Ranks of the data axis.
+        /// The number of ranks of the data axis.
         ranks: usize,
-        /// The divisors of the ranks.
+        /// The divisors of the number of ranks.
         divisors: String,
     },
     /// A setting without effect in this ZeRO stage.
@@ -28,14 +28,14 @@ pub enum DataParallelConfigError {
         "{name} requires zero_stage = {expected}, but zero_stage = {stage}; change the stage, or leave {name} out"
     )]
     RequiresZeroStage {
-        /// The setting.
+        /// The name of the setting.
         name: &'static str,
         /// The stages in which it has an effect.
         expected: &'static str,
         /// The stage of the run.
         stage: ZeroStage,
     },
-    /// A sum by way of nodes of gradients that are sharded.
+    /// A hierarchical reduction was requested for sharded gradients.
     #[error(
         "hierarchical_reduce sums replicated gradients, but zero_stage = {stage} shards them; set hsdp to the ranks of a node \
          to exchange less between nodes, or leave hierarchical_reduce out"
@@ -44,17 +44,17 @@ pub enum DataParallelConfigError {
         /// The stage of the run.
         stage: ZeroStage,
     },
-    /// A setting that the layout has too, with another value.
+    /// A setting has another value in the layout.
     #[error("{name} = {own}, but {name} = {layout} in the layout: set it in one place")]
     Contradiction {
-        /// The setting.
+        /// The name of the setting.
         name: &'static str,
         /// Its value here.
         own: String,
         /// Its value in the layout.
         layout: String,
     },
-    /// A setting of 16-bit models for another model.
+    /// A setting of 16-bit models was used with another precision.
     #[error(
         "reduce_in_16_bits requires precision = bf16 or f16, but precision = {0}; change the precision, or \
          leave reduce_in_16_bits out"
@@ -68,53 +68,53 @@ pub enum DataParallelConfigError {
         /// The device of the model.
         device: String,
     },
-    /// Nothing is gathered, as each copy is on one rank.
+    /// FP8 parameters are not gathered, because shard groups have one rank.
     #[error(
         "fp8_param_gather requires shard groups of 2 or more ranks, but the data axis has {ranks} ranks and \
          hsdp = {}; shard over more ranks, or leave fp8_param_gather out",
         hsdp.unwrap_or(*ranks)
     )]
     NothingToGather {
-        /// Ranks of the data axis.
+        /// The number of ranks of the data axis.
         ranks: usize,
-        /// Ranks of a shard group, if set.
+        /// The number of ranks in a shard group, if set.
         hsdp: Option<usize>,
     },
-    /// `fp8_param_gather` for a model without FP8 weights.
+    /// `fp8_param_gather` was used for a model without FP8 weights.
     #[error(
         "fp8_param_gather requires FP8 layers besides experts, but the model has none; choose an FP8 recipe, or \
          leave fp8_param_gather out"
     )]
     NoFp8Weights,
-    /// The path of an FP8 weight is not that of a matrix of the model.
+    /// The path of an FP8 weight is not the path of a matrix of the model.
     #[error(
         "the model has no matrix {path}, which an FP8 layer gives as the path of its weight; with \
          fp8_param_gather build the layer with the path that it has in the model"
     )]
     UnknownWeight {
-        /// The path.
+        /// The path of the weight.
         path: String,
     },
-    /// Offload that cannot be followed.
+    /// Invalid settings of offload.
     #[error(transparent)]
     Offload(#[from] OffloadError),
     /// A number that must be above zero.
     #[error("invalid {name} = {value}: expected a number above 0")]
     NotPositive {
-        /// The setting.
+        /// The name of the setting.
         name: &'static str,
         /// Its value.
         value: f64,
     },
 }
 
-/// Settings of offload that cannot be followed.
+/// Invalid settings of offload.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 pub enum OffloadError {
-    /// A fraction of the optimizer state that is none.
+    /// A fraction outside 0 to 1.
     #[error("invalid offload.optimizer = {0}: expected a fraction from 0 to 1")]
     Fraction(f64),
-    /// Masters on the host that the device needs.
+    /// The masters would be on the host, but the device needs them.
     #[error(
         "offload.optimizer = {0} moves masters to the host, and with fp8_param_gather the device quantises them in \
          every step; leave one of them out"
@@ -122,7 +122,7 @@ pub enum OffloadError {
     Fp8(f64),
 }
 
-/// Why the memory cannot be computed.
+/// The memory cannot be computed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MemoryError {
     /// The bytes overflow a `u64`.
@@ -130,7 +130,7 @@ pub enum MemoryError {
         "the state of one rank takes {bytes} bytes, which overflows 64 bits; split the model over more ranks"
     )]
     Overflow {
-        /// The total.
+        /// The total number of bytes.
         bytes: u128,
     },
 }
@@ -138,7 +138,7 @@ pub enum MemoryError {
 /// The error of a data-parallel wrapper or step.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum DataParallelError {
-    /// The model does not have the layers that are to have adapters.
+    /// The model does not have the layers that adapters were requested for.
     #[error(transparent)]
     Lora(Box<BuildError>),
     /// An invalid pattern of frozen parameters.
@@ -149,12 +149,12 @@ pub enum DataParallelError {
         /// The syntax error of the pattern.
         fault: GlobError,
     },
-    /// A pattern of frozen parameters that matches none of any stage.
+    /// A freeze pattern matches no parameter of any stage.
     #[error("the freeze pattern `{pattern}` matches no parameter{}", listed(.nearest))]
     FreezeUnmatched {
         /// The pattern.
         pattern: String,
-        /// The paths nearest to it, the nearest first.
+        /// The paths nearest to the pattern, nearest first.
         nearest: Vec<String>,
     },
     /// Every parameter of the model is frozen.
@@ -172,19 +172,19 @@ pub enum DataParallelError {
     /// Invalid FP8 layers.
     #[error(transparent)]
     Fp8(#[from] Fp8Error),
-    /// Settings of recomputation that the model cannot follow.
+    /// The recomputation settings are invalid for the model.
     #[error(transparent)]
     Recompute(#[from] RecomputeError),
     /// The threads that step offloaded buckets cannot be started.
     #[error("cannot start the threads that step optimizer state on the host: {reason}")]
     HostThreads {
-        /// The error of the system.
+        /// The error of the operating system.
         reason: String,
     },
-    /// A parameter of a dtype that cannot be trained.
+    /// A parameter has a dtype that cannot be trained.
     #[error("{path} has the dtype {dtype}, expected f64, f32, bf16 or f16")]
     Type {
-        /// The parameter.
+        /// The path of the parameter.
         path: String,
         /// Its dtype.
         dtype: String,
@@ -192,18 +192,18 @@ pub enum DataParallelError {
     /// A forward was not followed by its backward.
     #[error("{path} was used {uses} times in a forward whose backward did not run")]
     NoBackward {
-        /// The parameter.
+        /// The path of the parameter.
         path: String,
-        /// Uses whose gradient is pending.
+        /// The number of uses whose gradient is pending.
         uses: usize,
     },
-    /// A rank ran no micro-batch in a stage that reduces after each.
+    /// A rank ran no micro-batch in a ZeRO stage that reduces after each micro-batch.
     #[error(
         "this rank ran no micro-batch, but with zero_stage = {stage} all ranks must run the same number, as \
          gradients are reduced after each; run one with a loss of 0, or use zero_stage 0 or 1"
     )]
     NoMicroBatches {
-        /// The stage.
+        /// The ZeRO stage.
         stage: ZeroStage,
     },
     /// The ranks of the data axis used the parameters in different orders.
@@ -216,7 +216,7 @@ pub enum DataParallelError {
         rank: usize,
         /// A rank that differs.
         other: usize,
-        /// The stage.
+        /// The ZeRO stage.
         stage: ZeroStage,
     },
     /// A parameter that is tied across the pipeline is on a rank whose gradients are not summed.
@@ -227,22 +227,22 @@ pub enum DataParallelError {
         ranks - 1
     )]
     TiedParameterPlacement {
-        /// The parameter.
+        /// The path of the parameter.
         path: String,
-        /// The rank of the pipeline axis that holds it.
+        /// The rank on the pipeline axis that holds the parameter.
         rank: usize,
-        /// The ranks of the pipeline.
+        /// The number of pipeline ranks.
         ranks: usize,
     },
-    /// A layout that splits experts, for a model without them.
+    /// The layout splits experts, but the model has none.
     #[error(
         "invalid expert = {expert} or expert_tensor = {expert_tensor}: expected expert = 1 and no expert_tensor, as \
          this model has no experts"
     )]
     NoExperts {
-        /// The ranks of the expert axis.
+        /// The number of ranks of the expert axis.
         expert: usize,
-        /// The ranks of the expert-tensor axis.
+        /// The number of ranks of the expert-tensor axis.
         expert_tensor: usize,
     },
     /// The ranks of a stage have different models.
@@ -258,25 +258,25 @@ pub enum DataParallelError {
     /// The replicas of a parameter differ.
     #[error("the replicas of {path} differ on ranks {} and {}", ranks[0], ranks[1])]
     ReplicaMismatch {
-        /// The parameter.
+        /// The path of the parameter.
         path: String,
         /// Two world ranks whose replicas differ.
         ranks: [usize; 2],
     },
-    /// Gradients whose sizes are not those of the parameters.
+    /// The size of given gradients differs from the size of the parameter.
     #[error("{found} elements were given for {path}, expected {expected} on this rank")]
     ElementCount {
-        /// The parameter.
+        /// The path of the parameter.
         path: String,
-        /// The elements that were given.
+        /// The number of given elements.
         found: usize,
-        /// The elements of the parameter.
+        /// The number of elements of the parameter.
         expected: usize,
     },
     /// The broadcast of the initial value of a parameter failed.
     #[error("the initial value of {path} was not broadcast: {error}")]
     Broadcast {
-        /// The parameter.
+        /// The path of the parameter.
         path: String,
         /// The error of the broadcast.
         error: Box<CommError>,

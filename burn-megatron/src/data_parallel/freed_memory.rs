@@ -1,4 +1,4 @@
-//! When freed memory of the device is returned to its driver.
+//! The schedule for returning freed device memory to the driver.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -7,20 +7,20 @@ use burn_megatron_kernels::device_memory::return_freed_memory;
 
 /// The number of first steps in which memory is also returned before each forward.
 ///
-/// An allocation that exceeds the pages of CubeCL's pool makes it use larger pages, and smaller pages are freed once they
-/// are empty. Before the first forward, the pages of the initial weights are freed. Before the second forward, the pages
-/// of the first forward's activations are freed.
+/// CubeCL's pool switches to larger pages when an allocation exceeds its pages, and frees smaller pages once
+/// they are empty. Before the first forward, the pages of the initial weights are freed. Before the second
+/// forward, the pages of the first forward's activations are freed.
 const FIRST_STEPS: usize = 3;
 
-/// Memory is returned once in this number of steps later.
+/// After the first steps, memory is returned once per this number of steps.
 const INTERVAL: usize = 100;
 
-/// Returns freed memory of the device to its driver, so that libraries other than CubeCL can have it.
+/// Returns freed device memory to the driver, so that libraries other than CubeCL can use it.
 #[derive(Debug)]
 pub(super) struct FreedMemory {
     /// The number of finished steps of this process.
     steps: AtomicUsize,
-    /// Whether memory may be returned before a forward: not if graphs are captured.
+    /// Whether memory may be returned before a forward. It is false if CUDA graphs are captured.
     before_forward: bool,
 }
 
@@ -32,14 +32,14 @@ impl FreedMemory {
         }
     }
 
-    /// Call before a forward.
+    /// Returns memory if it is due before a forward.
     pub fn before_forward(&self, device: &Device) {
         if self.is_due_before_forward() {
             return_freed_memory(device);
         }
     }
 
-    /// Call when a step has freed its gradients.
+    /// Returns memory if it is due after a step, which must have freed its gradients.
     pub fn after_step(&self, device: &Device) {
         if self.is_due_after_step() {
             return_freed_memory(device);
@@ -50,7 +50,7 @@ impl FreedMemory {
         self.before_forward && self.steps.load(Ordering::Relaxed) < FIRST_STEPS
     }
 
-    /// Counts a step.
+    /// Counts a step and returns whether memory is due to be returned.
     fn is_due_after_step(&self) -> bool {
         let steps = self.steps.fetch_add(1, Ordering::Relaxed) + 1;
         steps <= FIRST_STEPS || steps.is_multiple_of(INTERVAL)

@@ -1,5 +1,5 @@
-//! Parameters that are not trained: values in the dtype of the model, sharded with ZeRO-3, and nothing else. They include
-//! [running states](super::running_state).
+//! Parameters that are not trained. They have values in the dtype of the model, which are sharded with ZeRO-3,
+//! but no gradients or masters. They include [running states](super::running_state).
 
 use std::fmt;
 use std::sync::Arc;
@@ -22,12 +22,12 @@ use crate::mesh::ZeroStage;
 use crate::nn::ParameterTable;
 use crate::nn::hook::{GradientSink, ParameterValue, Pass};
 
-/// Freezes the parameters of a table whose paths match one of `patterns`. Returns the indices of the patterns that match
-/// none.
+/// Freezes the parameters of a table whose paths match one of `patterns`. Returns the indices of the patterns
+/// that match no parameter.
 ///
 /// # Errors
 ///
-/// [`DataParallelError::FreezePattern`].
+/// [`DataParallelError::FreezePattern`] for a pattern with a syntax error.
 pub fn freeze(
     table: &mut ParameterTable,
     patterns: &[String],
@@ -56,12 +56,14 @@ fn parse(pattern: &str) -> Result<Glob, DataParallelError> {
     })
 }
 
-/// [`freeze`], where each pattern must match a parameter of some stage, and some parameter must be left. Collective: call
-/// on all ranks of the pipeline.
+/// Freezes parameters as in [`freeze`]. Each pattern must match a parameter of some stage, and at least one
+/// parameter must remain trained. Collective: call on all ranks of the pipeline.
 ///
 /// # Errors
 ///
-/// [`DataParallelError::FreezePattern`], [`DataParallelError::FreezeUnmatched`] or [`DataParallelError::AllFrozen`].
+/// [`DataParallelError::FreezePattern`] for a pattern with a syntax error,
+/// [`DataParallelError::FreezeUnmatched`] for a pattern that matches no parameter, or
+/// [`DataParallelError::AllFrozen`] if no parameter is left.
 pub fn freeze_in_all_stages(
     table: &mut ParameterTable,
     patterns: &[String],
@@ -86,7 +88,7 @@ pub fn freeze_in_all_stages(
     }
 }
 
-/// The frozen parameters of one rank, as the sink of their hooks, to which no gradient comes.
+/// The frozen parameters of one rank. It is the sink of their hooks and receives no gradients.
 pub(super) struct FrozenParameters {
     pub plan: Arc<ShardingPlan>,
     pub table: ParameterTable,
@@ -121,12 +123,12 @@ impl FrozenParameters {
         }))
     }
 
-    /// The buckets; their masters are in the dtype of the model.
+    /// Returns the buckets. Their masters are in the dtype of the model.
     pub fn buckets(&self) -> MutexGuard<'_, ParameterBuckets> {
         self.buckets.lock()
     }
 
-    /// This rank's shard of each bucket.
+    /// Returns this rank's shard of each bucket.
     pub fn shards(&self) -> impl Iterator<Item = Tensor<1>> {
         (0..self.plan.buckets()).map(|number| self.buckets().master_shard(number))
     }
@@ -150,7 +152,7 @@ impl GradientSink for FrozenParameters {
     }
 }
 
-/// The layout of the frozen parameters of a table, if there are any.
+/// Returns the layout of the frozen parameters of a table, if there are any.
 fn plan<M: Module>(
     module: &M,
     table: &ParameterTable,
@@ -178,7 +180,7 @@ fn plan<M: Module>(
     Ok(Some(plan))
 }
 
-/// The memory of the frozen parameters of a table, if there are any.
+/// Returns the memory of the frozen parameters of a table.
 pub(super) fn memory<M: Module>(
     module: &M,
     table: &ParameterTable,

@@ -1,7 +1,7 @@
-//! Which parameters form an FSDP unit.
+//! The assignment of parameters to FSDP units.
 
-/// The FSDP unit of a parameter, by its path: the element of the first list in the path, such as
-/// `blocks.3`, or the field of the model where there is no list.
+/// Returns the FSDP unit of a parameter from its path: the element of the first list in the path, such as
+/// `blocks.3`. If there is no list, the unit is the field of the model.
 pub(super) fn fsdp_unit_of(path: &str) -> &str {
     let mut end = 0;
     for part in path.split('.') {

@@ -1,10 +1,10 @@
 //! The gradient buckets of one rank, from accumulation to reduction.
 //!
-//! Each bucket is a flat buffer in which the gradients of its parameters are accumulated. Its reduction
-//! over the ranks starts with the last expected gradient, while backward goes on. From ZeRO-2 on only the
-//! reduced shard of this rank is kept, so a bucket is reduced and its buffer freed after each micro-batch.
+//! Each bucket is a flat buffer in which the gradients of its parameters are accumulated. Its reduction over
+//! the ranks starts with the last expected gradient, while backward continues. From ZeRO-2 on, only the reduced
+//! shard of this rank is kept. A bucket is then reduced and its buffer freed after each micro-batch.
 //!
-//! Reductions start in the order of the buckets, whatever the order of the gradients: ranks that use their
+//! Reductions start in the order of the buckets, regardless of the order of the gradients. Ranks that use their
 //! parameters differently, or run no micro-batch, still call the same collectives.
 
 use std::collections::{BTreeSet, VecDeque};
@@ -31,31 +31,31 @@ pub use micro_batch_uses::MicroBatchUses;
 
 pub(super) struct GradientBuckets {
     plan: Arc<ShardingPlan>,
-    /// The check of the gradients before their reduction, if there is one.
+    /// The check of the gradients before their reduction, if enabled.
     pub check: Option<Arc<GradientCheck>>,
     pub tracker: GradientTracker,
     buckets: Vec<GradientBucket>,
     in_flight: VecDeque<(usize, PendingReduction)>,
-    /// Hash of the buckets that were reduced in this step, to compare the ranks.
+    /// A hash of the buckets that were reduced in this step, to compare the ranks.
     fingerprint: u64,
     /// The measurement of this step by the check of the gradients.
     measured: Option<Tensor<1>>,
     warned: BTreeSet<usize>,
-    /// Whether no reduction starts.
+    /// Whether reductions are held back.
     held: bool,
 }
 
 #[derive(Default)]
 struct GradientBucket {
     buffer: Option<TrackedTensor>,
-    /// The memory of the buffer, with what it holds since its last reduction started; of
-    /// [static buffers](super::DataParallelConfig::static_buffers).
+    /// The static buffer and its content since the last reduction started: see [static
+    /// buffers](super::DataParallelConfig::static_buffers).
     static_buffer: Option<Tensor<1>>,
-    /// All of its elements, once it is cleared.
+    /// The range of all elements, once the buffer has been cleared.
     all: Option<Ranges>,
-    /// For each parameter of the bucket: the gradients accumulated since the last reduction started.
+    /// The number of gradients of each parameter that were accumulated since the last reduction started.
     accumulated: Vec<usize>,
-    /// Reductions of this step that were started.
+    /// The number of reductions started in this step.
     reductions: usize,
     /// The sum of the finished reductions.
     reduced: Option<TrackedTensor>,
@@ -63,7 +63,7 @@ struct GradientBucket {
 
 /// This rank's reduced gradients of a step.
 pub(super) struct ReducedGradients {
-    /// By bucket: this rank's shard, summed over the data axis.
+    /// This rank's shard of each bucket, summed over the data axis.
     pub shards: Vec<TrackedTensor>,
     pub fingerprint: u64,
     /// See [`GradientCheck`].
@@ -89,14 +89,14 @@ impl GradientBuckets {
         }
     }
 
-    /// Called when no forward of `stage` follows in this step, or none at all for `None`.
+    /// Marks that no forward of `stage` follows in this step, or no forward at all for `None`.
     pub fn end_forwards(&mut self, stage: Option<usize>) {
         self.tracker.end_forwards(stage);
         self.advance();
     }
 
-    /// Takes the buffer of the bucket that these parameters share, to accumulate a gradient of each;
-    /// [`put_buffer`](Self::put_buffer) must follow. `None` after the end of the step.
+    /// Takes the buffer of the bucket that contains these parameters, to accumulate a gradient of each
+    /// parameter. Call [`put_buffer`](Self::put_buffer) afterwards. Returns `None` after the end of the step.
     pub fn take_buffer(
         &mut self,
         parameters: &[usize],
@@ -114,7 +114,7 @@ impl GradientBuckets {
         let bucket = &mut self.buckets[number];
         let place = |index: &usize| Place {
             offset: plan.location(*index).1.start,
-            // A static buffer begins with zeros.
+            // A static buffer is initialized with zeros.
             add: plan.config.static_buffers
                 || bucket.accumulated[plan.position(number, *index)] > 0,
         };
@@ -138,9 +138,9 @@ impl GradientBuckets {
         self.advance();
     }
 
-    /// Ends the step: starts the remaining reductions, and waits for all.
+    /// Ends the step: starts the remaining reductions, and waits for all reductions.
     ///
-    /// A parameter that the step did not use has a gradient of zeros; a warning names it once.
+    /// A parameter that the step did not use has a zero gradient, and one warning names it.
     pub fn finish(&mut self) -> Result<ReducedGradients, DataParallelError> {
         let plan = &self.plan.clone();
         let next = Self::new(plan, self.check.clone());
@@ -194,7 +194,7 @@ impl GradientBuckets {
         }
     }
 
-    /// The next buckets in order whose gradients are complete.
+    /// Returns the next buckets in order whose gradients are complete.
     fn next_ready(&self) -> Option<Range<usize>> {
         let plan = &self.plan;
         if self.buckets.is_empty() {
@@ -202,7 +202,7 @@ impl GradientBuckets {
             return None;
         }
         let reductions = |number: usize| self.buckets[number].reductions;
-        // The first bucket that is a round behind the one before it, or else the first of all.
+        // The first bucket that is a round behind the previous bucket, or otherwise the first bucket.
         let behind =
             (1..plan.buckets()).find(|number| reductions(*number) < reductions(number - 1));
         let first = behind.unwrap_or(0);
@@ -237,8 +237,9 @@ impl GradientBuckets {
             })
     }
 
-    /// Starts the reductions of some buckets, in one call; those that consist of several collectives one after the other, so
-    /// that the collectives of all groups have one order, whatever is ready at once on a rank.
+    /// Starts the reductions of some buckets in one call. Reductions that consist of several collectives are
+    /// started one after the other. Then the order of the collectives of all groups does not depend on the
+    /// buckets that are ready on a rank.
     fn start(&mut self, numbers: Range<usize>) {
         let plan = &self.plan.clone();
         let several = |number| has_several_collectives(number, plan);
@@ -249,7 +250,8 @@ impl GradientBuckets {
             return;
         }
         if plan.stage() >= ZeroStage::Gradients {
-            // One bucket is in flight while the next one is filled, and this rank's shard of the one before.
+            // One bucket is in flight while the next bucket and this rank's shard of the previous bucket are
+            // filled.
             self.advance_reductions(true);
         }
         let buffers: Vec<_> = numbers
@@ -283,8 +285,8 @@ impl GradientBuckets {
         }
     }
 
-    /// Starts the next collectives of the reductions that consist of several and are in the first, and with `finishes`
-    /// waits for the others.
+    /// Starts the next collectives of the reductions that consist of several collectives and are in the first
+    /// of them. With `finishes`, also waits for the other reductions.
     fn advance_reductions(&mut self, finishes: bool) {
         let plan = &self.plan;
         for (number, reduction) in std::mem::take(&mut self.in_flight) {
@@ -300,7 +302,7 @@ impl GradientBuckets {
         }
     }
 
-    /// Starts the remaining reductions: one of every bucket, or from ZeRO-2 on one per micro-batch.
+    /// Starts the remaining reductions: one per bucket, or from ZeRO-2 on one per bucket and micro-batch.
     fn start_remaining(&mut self) {
         let rounds = if self.plan.stage() >= ZeroStage::Gradients {
             self.tracker.micro_batches().max(1)
@@ -335,10 +337,11 @@ impl GradientBuckets {
         }
     }
 
-    /// Waits for all reductions. Where nothing is sharded, each rank waits for a different one first, so
-    /// that they share the work with engines whose waiting rank computes the sum.
+    /// Waits for all reductions. Without sharding, each rank waits for a different reduction first. This shares
+    /// the work with engines whose waiting rank computes the sum.
     fn wait_all(&mut self) {
-        // The ranks start collectives in the same order. Those between nodes are all under way before the first is waited for.
+        // The ranks start collectives in the same order. All collectives between nodes are started before the
+        // first wait.
         self.advance_reductions(false);
         for (number, reduction) in std::mem::take(&mut self.in_flight) {
             let category = self.buckets[number].category();
@@ -365,7 +368,7 @@ impl GradientBuckets {
     }
 }
 
-/// Takes fingerprints of the gradients in a bucket, if they are taken.
+/// Records fingerprints of the gradients in a bucket, if fingerprints are recorded.
 fn record_gradients(number: usize, buffer: &Tensor<1>, plan: &ShardingPlan) {
     let Some(recorder) = fingerprint::recording() else {
         return;
@@ -377,8 +380,8 @@ fn record_gradients(number: usize, buffer: &Tensor<1>, plan: &ShardingPlan) {
 }
 
 impl GradientBucket {
-    /// Takes the buffer, allocated if needed; the gradient of a parameter is uninitialised where nothing was
-    /// accumulated, and what belongs to no parameter is 0.
+    /// Takes the buffer, which is allocated if needed. The gradient of a parameter is uninitialized if nothing
+    /// was accumulated. Padding is 0.
     fn take_buffer(&mut self, number: usize, plan: &ShardingPlan) -> TrackedTensor {
         self.buffer.take().unwrap_or_else(|| {
             let (_, main) = plan.model_and_main_dtypes(number);
@@ -404,7 +407,7 @@ impl GradientBucket {
         })
     }
 
-    /// Takes the buffer, with zeros where nothing was accumulated.
+    /// Takes the buffer, with zeros for the parameters without accumulated gradients.
     fn take_zero_filled(&mut self, number: usize, plan: &ShardingPlan) -> TrackedTensor {
         let mut buffer = self.take_buffer(number, plan);
         let parameters = plan.layout.bucket(number).parameters.iter();
@@ -421,8 +424,8 @@ impl GradientBucket {
         buffer
     }
 
-    /// Returns the category of a reduced shard's memory: a shard that is accumulated onto an earlier one is freed at
-    /// once.
+    /// Returns the memory category of a reduced shard. A shard that is accumulated onto an earlier shard is
+    /// freed immediately.
     fn category(&self) -> MemoryCategory {
         match self.reduced {
             None => MemoryCategory::Gradients,
@@ -430,7 +433,7 @@ impl GradientBucket {
         }
     }
 
-    /// Waits for a reduction, and accumulates its result onto those of earlier micro-batches.
+    /// Waits for a reduction, and accumulates its result onto the results of earlier micro-batches.
     fn finish_reduction(&mut self, reduction: PendingReduction, plan: &ShardingPlan) {
         let shard = reduction.wait(self.category(), plan);
         self.reduced = Some(match self.reduced.take() {

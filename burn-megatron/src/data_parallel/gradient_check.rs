@@ -18,10 +18,10 @@ use crate::mesh::{Grid, ZeroStage};
 pub struct InvalidGradient {
     /// The path of the parameter.
     pub path: String,
-    /// The world rank that computed it.
+    /// The world rank that computed the gradient.
     pub rank: usize,
-    /// The norm of the gradient, or of its bucket's gradient where no single parameter exceeds the limit;
-    /// not finite if an element is not.
+    /// The norm of the gradient, or the norm of its bucket if no single parameter exceeds the limit. It is not
+    /// finite if an element is not finite.
     pub norm: f64,
 }
 
@@ -39,23 +39,24 @@ impl fmt::Display for InvalidGradient {
     }
 }
 
-/// Measures the gradients of each bucket before it is reduced, without reading them.
+/// Measures the gradients of each bucket before it is reduced, without reading them back.
 ///
 /// The measurements of a step are one tensor, `[1 + parameters]`, in the [dtype of
-/// statistics](statistics_dtype): the largest sum of squares of a bucket, then that of each parameter, by bucket.
-/// Where a bucket is reduced more than once in a step, the largest stays.
+/// statistics](statistics_dtype). The first element is the largest sum of squares of a bucket. The other
+/// elements are the sums of squares of the parameters, ordered by bucket. If a bucket is reduced several times
+/// in a step, the maximum is kept.
 #[derive(Debug)]
 pub(crate) struct GradientCheck {
-    /// By bucket: the elements of its parameters.
+    /// The elements of each bucket's parameters.
     buckets: Vec<Segments>,
-    /// By bucket: the index of its first parameter in the measurements.
+    /// The index of each bucket's first parameter in the measurements.
     first: Vec<usize>,
     limit: f64,
     device: Device,
 }
 
 impl GradientCheck {
-    /// `None` if the settings do not ask for a check.
+    /// Returns `None` if the settings do not enable a check.
     pub fn new(
         layout: &BufferLayout,
         config: &DataParallelConfig,
@@ -82,22 +83,24 @@ impl GradientCheck {
         })
     }
 
-    /// Adds the measurements of a bucket to those of the step.
+    /// Adds the measurements of a bucket to the measurements of the step.
     pub fn measure(&self, number: usize, buffer: Tensor<1>, step: Option<Tensor<1>>) -> Tensor<1> {
         let step = step.unwrap_or_else(|| self.nothing());
         largest_sums_of_squares(buffer, &self.buckets[number], step, self.first[number])
     }
 
-    /// The measurements of a step before the first reduction.
+    /// Returns the measurements of a step before the first reduction.
     fn nothing(&self) -> Tensor<1> {
         let parameters: usize = self.buckets.iter().map(Segments::len).sum();
         let dtype = statistics_dtype(&self.device);
         Tensor::zeros([1 + parameters], (&self.device, dtype))
     }
 
-    /// By grid, 1 for each measurement of a parameter that this rank accounts for in the norm, and 0 for others:
-    /// times these the measurements are the squares of the reduced gradients. `None` where these differ, as there is
-    /// more than one rank or one reduction in a step, and where the rank accounts for a part of a parameter.
+    /// Returns a tensor per grid that is 1 for each parameter that this rank accounts for in the norm, and 0
+    /// otherwise. The product with the measurements gives the squares of the reduced gradients.
+    ///
+    /// Returns `None` if the reduced gradients can differ from the measured gradients: with several ranks, with
+    /// several reductions per step, or if this rank accounts for a part of a parameter.
     pub fn shares(
         &self,
         plan: &ShardingPlan,
@@ -122,7 +125,7 @@ impl GradientCheck {
         Some(plan.all_groups().map(of_grid).collect())
     }
 
-    /// The largest valid sum of squares of a bucket: its root is not above the limit.
+    /// Returns the largest valid sum of squares of a bucket. Its square root does not exceed the limit.
     pub fn largest_valid(&self) -> f64 {
         let in_f64 = statistics_dtype(&self.device) == DType::F64;
         let below = |square: f64| match in_f64 {
@@ -141,7 +144,7 @@ impl GradientCheck {
         square
     }
 
-    /// The worst gradient of each invalid bucket, from the measurements of a step.
+    /// Returns the worst gradient of each invalid bucket, from the measurements of a step.
     pub fn invalid(&self, measured: &[f64], plan: &ShardingPlan) -> Vec<InvalidGradient> {
         let is_invalid = |norm: f64| !norm.is_finite() || norm > self.limit;
         if !is_invalid(measured[0].sqrt()) {
@@ -167,13 +170,13 @@ impl GradientCheck {
         if !invalid.is_empty() {
             return invalid;
         }
-        // The sum over the bucket was above the limit by a rounding only.
+        // The sum over the bucket exceeded the limit only because of rounding.
         let worst = buckets.into_iter().max_by(|a, b| a.1.total_cmp(&b.1));
         worst.into_iter().map(|(gradient, _)| gradient).collect()
     }
 }
 
-/// A norm that is not finite is worse than any other.
+/// Returns a sort key of a norm. A norm that is not finite is the most severe.
 fn severity(norm: f64) -> f64 {
     if norm.is_finite() {
         norm

@@ -1,4 +1,4 @@
-//! Tracks which parameters a step has used, and which gradients are still expected.
+//! Tracking of the parameters that a step has used, and of the gradients that are still expected.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,9 +9,9 @@ pub(super) struct GradientTracker {
     /// The number of the current forward.
     forward: u64,
     stage: Option<usize>,
-    /// Forwards of each stage.
+    /// The number of forwards of each stage.
     forwards: BTreeMap<Option<usize>, usize>,
-    /// Backwards of a module without stages.
+    /// The number of backwards of a module without stages.
     backwards: usize,
     ended_stages: BTreeSet<usize>,
     /// Whether no forward of any stage follows in this step.
@@ -20,11 +20,11 @@ pub(super) struct GradientTracker {
 
 #[derive(Clone, Debug, Default)]
 struct ParameterUse {
-    /// Uses whose gradient has not been received yet.
+    /// The number of uses whose gradient has not been received yet.
     pending: usize,
-    /// The last forward that used it, and the uses in that forward.
+    /// The number of the last forward that used it, and the number of uses in that forward.
     last_forward: (u64, usize),
-    /// The most uses in one forward.
+    /// The maximum number of uses in one forward.
     most_in_forward: usize,
     stages: BTreeSet<usize>,
     /// Whether a gradient was received.
@@ -44,19 +44,19 @@ impl GradientTracker {
         }
     }
 
-    /// Called when a forward begins; `stage` is the pipeline stage, if there are stages.
+    /// Begins a forward. `stage` is the pipeline stage, if there are stages.
     pub fn begin_forward(&mut self, stage: Option<usize>) {
         self.forward += 1;
         self.stage = stage;
         *self.forwards.entry(stage).or_default() += 1;
     }
 
-    /// The micro-batches that were started.
+    /// Returns the number of micro-batches that were started.
     pub fn micro_batches(&self) -> usize {
         self.forwards.values().copied().max().unwrap_or(0)
     }
 
-    /// Called when no forward of `stage` follows in this step, or none at all for `None`.
+    /// Marks that no forward of `stage` follows in this step, or no forward at all for `None`.
     pub fn end_forwards(&mut self, stage: Option<usize>) {
         match stage {
             Some(stage) => {
@@ -66,7 +66,7 @@ impl GradientTracker {
         }
     }
 
-    /// Records one use of a parameter: one gradient is expected.
+    /// Records one use of a parameter, for which one gradient is expected.
     pub fn expect(&mut self, index: usize) {
         let used = &mut self.parameters[index];
         used.pending += 1;
@@ -88,7 +88,7 @@ impl GradientTracker {
         self.parameters[index].pending > 0
     }
 
-    /// The uses of the parameter in the current forward.
+    /// Returns the number of uses of the parameter in the current forward.
     pub fn uses_in_forward(&self, index: usize) -> usize {
         match self.parameters[index].last_forward {
             (forward, uses) if forward == self.forward => uses,
@@ -101,12 +101,12 @@ impl GradientTracker {
         self.parameters[index].has_gradient
     }
 
-    /// Called at the end of a backward of a module without stages.
+    /// Ends a backward of a module without stages.
     pub fn end_backward(&mut self) {
         self.backwards += 1;
     }
 
-    /// The most uses of the parameter in one forward so far.
+    /// Returns the maximum number of uses of the parameter in one forward so far.
     pub fn uses_per_forward(&self, index: usize) -> usize {
         self.parameters[index].most_in_forward
     }
@@ -120,8 +120,8 @@ impl GradientTracker {
         *pending == 0 && (self.all_ended || all_stages_ended)
     }
 
-    /// A parameter with pending uses, and their number, if a forward had no backward. After all backwards
-    /// a use that is still pending is not part of the loss.
+    /// Returns a parameter with pending uses, and their number, if a forward had no backward. After all
+    /// backwards, a use that is still pending is not part of the loss.
     pub fn missing_backward(&self) -> Option<(usize, usize)> {
         let forwards = self.forwards.get(&None).copied().unwrap_or(0);
         if forwards <= self.backwards {

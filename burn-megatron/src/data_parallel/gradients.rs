@@ -12,26 +12,27 @@ use crate::collective::Comm;
 use crate::comm::{CommError, ParallelContext};
 use crate::nn::{ParameterEntry, ParameterTable};
 
-/// This rank's shards of the gradient buckets (the whole buckets, where gradients are not sharded).
+/// This rank's shards of the gradient buckets, or the complete buckets if gradients are not sharded.
 ///
-/// Gradients are stored as sums over all tokens and one factor for all parameters, so that dividing,
-/// unscaling and clipping change the factor only; the optimizer applies it when it reads the sums.
+/// Gradients are stored as sums over all tokens, with one factor for all parameters. Dividing, unscaling and
+/// clipping only change the factor. The optimizer applies the factor when it reads the sums.
 #[derive(Debug)]
 pub struct Gradients {
     shards: Vec<TrackedTensor>,
     factor: f64,
-    /// The tokens of all micro-batches on all ranks, by which the gradients are divided.
+    /// The number of tokens of all micro-batches on all ranks, by which the gradients are divided.
     pub tokens: u64,
     /// The invalid gradients that this rank found before the reduction.
     pub invalid_gradients: Vec<InvalidGradient>,
 }
 
-/// The record of a rank about the reduction of a step, in addition to the gradients.
+/// The record of the reduction of a step on a rank, in addition to the gradients.
 pub struct ReductionRecord {
-    /// The measurement by the check of the gradients, if there is one: on the device, `[1 + parameters]`; the first is
-    /// the largest sum of squares of a bucket.
+    /// The measurement by the gradient check, if enabled: a tensor `[1 + parameters]` on the device. The first
+    /// element is the largest sum of squares of a bucket.
     pub measured: Option<Tensor<1>>,
-    /// Hashes of what was gathered and reduced: from ZeRO-2 on equal on all ranks of the data axis.
+    /// Hashes of the gathered and the reduced buckets. From ZeRO-2 on they must be equal on all ranks of the
+    /// data axis.
     pub fingerprints: [u64; 2],
 }
 
@@ -45,18 +46,18 @@ impl Gradients {
         }
     }
 
-    /// This rank's shard of each bucket, `[elements]`, as a sum over all tokens; multiply by
-    /// [`factor`](Self::factor) for the gradient.
+    /// Returns this rank's shard of each bucket, `[elements]`, as a sum over all tokens. Multiply it by
+    /// [`factor`](Self::factor) to get the gradient.
     pub fn sums(&self) -> impl Iterator<Item = &Tensor<1>> {
         self.shards.iter().map(|shard| &shard.tensor)
     }
 
-    /// The factor by which to multiply the sums.
+    /// Returns the factor by which the sums must be multiplied.
     pub fn factor(&self) -> f64 {
         self.factor
     }
 
-    /// The sums, for the optimizer, which may overwrite them.
+    /// Returns the sums for the optimizer, which may overwrite them.
     pub(super) fn into_sums(self) -> impl Iterator<Item = TrackedTensor> {
         self.shards.into_iter()
     }
@@ -67,11 +68,11 @@ impl Gradients {
     }
 }
 
-/// The all-reduces over the model-parallel ranks, of the gradients that are partial sums there.
+/// The all-reduces over the model-parallel ranks for the gradients that are partial sums on these ranks.
 #[derive(Debug)]
 pub(super) struct ModelParallelAllReduce {
-    /// Over sets of model axes, between the copies of the pipeline, and over replicas of sections, in this
-    /// order on every rank.
+    /// The reductions over sets of model axes, between the copies of the pipeline, and over replicas of
+    /// sections. They have the same order on every rank.
     reductions: Vec<(Comm, Vec<ShardSegment>)>,
 }
 
@@ -99,12 +100,12 @@ impl ModelParallelAllReduce {
         Ok(Self { reductions })
     }
 
-    /// Whether there are none.
+    /// Whether there are no reductions.
     pub fn is_empty(&self) -> bool {
         self.reductions.is_empty()
     }
 
-    /// Replaces each partial sum by the sum. Collective: call on all ranks.
+    /// Replaces each partial sum by the total sum. Collective: call on all ranks.
     pub fn apply(&self, shards: &mut [TrackedTensor]) {
         for (comm, segments) in &self.reductions {
             let partial_sum = |(number, segment): (usize, &ShardSegment)| {

@@ -1,4 +1,4 @@
-//! The memory that a rank has allocated for training state: bytes by category, now and at the peak.
+//! The memory that a rank has allocated for training state: current and peak bytes by category.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,25 +8,25 @@ use burn_megatron_kernels::flat;
 
 use super::memory::MemoryPlan;
 
-/// The use of memory.
+/// The category of an allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemoryCategory {
-    /// Parameters, or the shards of them that a rank keeps.
+    /// Parameters, or the shards that a rank stores.
     Parameters,
-    /// Gradients that are kept from micro-batch to micro-batch, and gathered values that reuse their memory.
+    /// Gradients that persist between micro-batches, and gathered values that reuse their memory.
     Gradients,
     /// Master weights and moments.
     Optimizer,
     /// Temporary buffers of a collective or an FSDP unit.
     Buffers,
-    /// Masters and moments in the memory of the host.
+    /// Masters and moments in host memory.
     HostOptimizer,
 }
 
-/// The index of the counter of unsharded units, after those of the categories.
+/// The index of the counter of unsharded units, after the counters of the categories.
 const UNITS: usize = 5;
 
-/// The bytes that one rank has allocated by category, and its unsharded FSDP units.
+/// The bytes that one rank has allocated by category, and the number of its unsharded FSDP units.
 #[derive(Clone, Debug, Default)]
 pub struct MemoryUsage(Arc<[PeakCounter; 6]>);
 
@@ -36,7 +36,7 @@ struct PeakCounter {
     peak: AtomicU64,
 }
 
-/// Counts an amount until it is dropped.
+/// Counts an amount until the value is dropped.
 #[derive(Debug)]
 pub struct TrackedAllocation {
     usage: MemoryUsage,
@@ -45,17 +45,17 @@ pub struct TrackedAllocation {
 }
 
 impl MemoryUsage {
-    /// Counts `bytes` until the result is dropped.
+    /// Counts `bytes` until the returned value is dropped.
     pub fn track(&self, category: MemoryCategory, bytes: usize) -> TrackedAllocation {
         self.count(category as usize, bytes as u64)
     }
 
-    /// Counts an unsharded FSDP unit until the result is dropped.
+    /// Counts an unsharded FSDP unit until the returned value is dropped.
     pub fn track_unit(&self) -> TrackedAllocation {
         self.count(UNITS, 1)
     }
 
-    /// The most FSDP units that were unsharded, or being gathered, at once.
+    /// Returns the maximum number of FSDP units that were unsharded or being gathered at once.
     pub fn peak_unsharded_units(&self) -> u64 {
         self.0[UNITS].peak.load(Ordering::Relaxed)
     }
@@ -71,17 +71,17 @@ impl MemoryUsage {
         }
     }
 
-    /// Counts the bytes of a tensor until the result is dropped.
+    /// Counts the bytes of a tensor until the returned value is dropped.
     pub fn track_tensor(&self, category: MemoryCategory, tensor: &Tensor<1>) -> TrackedAllocation {
         self.track(category, tensor.dims()[0] * tensor.dtype().size())
     }
 
-    /// The peak of each category; the peaks need not coincide.
+    /// Returns the peak of each category. The peaks may occur at different times.
     pub fn peak(&self) -> MemoryPlan {
         self.read(|counter| &counter.peak)
     }
 
-    /// Returns the memory that is allocated now.
+    /// Returns the currently allocated memory.
     pub fn now(&self) -> MemoryPlan {
         self.read(|counter| &counter.now)
     }

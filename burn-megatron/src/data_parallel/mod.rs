@@ -1,6 +1,7 @@
-//! Data parallelism for any Burn module. Parameters and gradients are stored in flat buffers, replicated or
-//! sharded over the ranks. Gradients leave backward through the parameters' hooks, are summed over the
-//! micro-batches and the ranks, and divided by the number of tokens.
+//! Data parallelism for any Burn module. Parameters and gradients are stored in flat buffers, which are
+//! replicated or sharded over the ranks. The backward passes gradients to the parameters' hooks. They are
+//! summed over the micro-batches and the ranks, and divided by the number of tokens. The main entry point is
+//! [`DistributedDataParallel`].
 //!
 //! ```text
 //! let mut ddp = DistributedDataParallel::new(model, &groups)?;
@@ -11,26 +12,27 @@
 //! let gradients = ddp.reduce(tokens)?;                              // tokens of this rank
 //! ```
 //!
-//! The way of a weight gradient, from the layer to the weight of the next step:
+//! The path of a weight gradient, from the layer to the weight of the next step:
 //!
-//! 1. `nn::linear_function`: the backward passes the product `x^T dy`, not computed yet, to the sink of the weight's hook
-//!    (`nn::hook`). Fused operations do so for biases and norms, and the embedding for its rows; other parameters'
-//!    gradients arrive there computed.
-//! 2. `ParamAndGradBuffers`, the sink, takes the flat buffer of the weight's bucket, and the product is written or
-//!    added to it.
-//! 3. `gradient_buckets`: after the last gradient of a bucket, `reduction` sums it over the data-parallel group of
-//!    its grid (context and data for dense parameters, the expert grid's data for experts), while backward goes on.
-//! 4. [`reduce`](DistributedDataParallel::reduce) waits, sums what are partial sums on other axes (`gradients`),
-//!    and returns [`Gradients`]; `optim::norm` reads them.
-//! 5. `bucket_step` hands the optimizer each bucket's masters and gradient; `parameter_buckets` keeps the new
-//!    masters and gathers the model's copy, which the hook returns in the next forward.
+//! 1. `nn::linear_function`: the backward passes the product `x^T dy`, not computed yet, to the sink of the
+//!    weight's hook (`nn::hook`). So do fused operations for biases and norms, and the embedding for its rows.
+//!    Gradients of other parameters are computed before they reach the sink.
+//! 2. `ParamAndGradBuffers`, the sink, takes the flat buffer of the weight's bucket, and the product is written
+//!    or added to it.
+//! 3. `gradient_buckets`: after the last gradient of a bucket, `reduction` sums the bucket over the
+//!    data-parallel group of its grid, while backward continues. The group is context and data for dense
+//!    parameters, and the expert grid's data for experts.
+//! 4. [`reduce`](DistributedDataParallel::reduce) waits, sums the partial sums over other axes (`gradients`),
+//!    and returns [`Gradients`]. `optim::norm` reads them.
+//! 5. `bucket_step` passes each bucket's masters and gradient to the optimizer. `parameter_buckets` stores the
+//!    new masters and gathers the model's copy, which the hook returns in the next forward.
 //!
-//! [`DataParallelConfig`] sets what is sharded (ZeRO 1 to 3, HSDP), the dtype in which the model computes, and
-//! what overlaps. With `fp8_param_gather` the weights of FP8 layers are gathered in FP8: their buckets have
-//! one byte per element, and every rank keeps the two copies that the layers multiply with
-//! ([`GradientSink::quantized`](crate::nn::hook::GradientSink::quantized)). The optimizer steps the f32
-//! masters, which are sharded; they are what a checkpoint saves and the replica check compares. Weights are
-//! quantised again after a skipped step too, as its amax may change the scales.
+//! [`DataParallelConfig`] sets the sharded state (ZeRO 1 to 3, HSDP), the dtype in which the model computes,
+//! and the overlap with communication. With `fp8_param_gather` the weights of FP8 layers are gathered in FP8.
+//! Their buckets have one byte per element, and every rank stores the two copies that the layers multiply with
+//! ([`GradientSink::quantized`](crate::nn::hook::GradientSink::quantized)). The optimizer updates the sharded
+//! f32 masters, which a checkpoint saves and the replica check compares. Weights are also quantized again after
+//! a skipped step, because its amax may change the scales.
 
 mod bucket_step;
 mod coalesced_all_reduce;

@@ -5,7 +5,7 @@ use crate::comm::ParallelContext;
 use crate::mesh::{Axis, Grid};
 use crate::nn::ParameterTable;
 
-/// The ranks of a stage have the same parameters.
+/// Checks that the ranks of a stage have the same parameters.
 pub(super) fn check_same_table(
     table: &ParameterTable,
     groups: &ParallelContext,
@@ -28,7 +28,7 @@ pub(super) fn check_same_table(
     }
 }
 
-/// Some stage of the pipeline must have experts, if the layout splits them.
+/// Checks that a stage of the pipeline has experts, if the layout splits experts.
 pub(super) fn check_experts(
     table: &ParameterTable,
     groups: &ParallelContext,
@@ -49,7 +49,7 @@ pub(super) fn check_experts(
     })
 }
 
-/// Tied parameters are on the first and the last stage.
+/// Checks that tied parameters are on the first and the last stage.
 pub(super) fn check_tied_parameters(
     table: &ParameterTable,
     groups: &ParallelContext,

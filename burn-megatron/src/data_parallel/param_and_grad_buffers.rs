@@ -1,4 +1,4 @@
-//! The parameter and gradient buckets of one rank, as the sink of the parameters' hooks.
+//! The parameter and gradient buckets of one rank, which are the sink of the parameters' hooks.
 
 use std::sync::Arc;
 
@@ -21,14 +21,14 @@ use crate::nn::hook::{
     Deferred, DeferringSink, GradientSink, ParameterValue, Pass, WeightGradientFn,
 };
 
-/// Buckets behind locks. Backward uses them from the closures of its graph, which hold this sink.
+/// Locked buckets. Backward uses them from the closures of its graph, which hold this sink.
 pub(super) struct ParamAndGradBuffers {
     pub plan: Arc<ShardingPlan>,
     /// The parameters without gradients, if there are any.
     pub frozen: Option<Arc<FrozenParameters>>,
     parameters: Mutex<ParameterBuckets>,
     gradients: Mutex<GradientBuckets>,
-    /// Deferred weight gradients; `None` while they are computed at once.
+    /// Deferred weight gradients; `None` while gradients are computed immediately.
     deferred: Mutex<Option<Vec<Deferred>>>,
     /// Set while a function runs that calls the backward itself.
     pub own_backward: OwnBackward,
@@ -58,18 +58,19 @@ impl ParamAndGradBuffers {
         self.gradients.lock()
     }
 
-    /// This rank's master shard of a bucket, in the main dtype; on the host, if it is offloaded.
+    /// Returns this rank's master shard of a bucket, in the main dtype. It is on the host if the bucket is
+    /// offloaded.
     pub fn master_shard(&self, number: usize) -> Tensor<1> {
         self.parameters().master_shard(number)
     }
 
-    /// The same on the device in any case.
+    /// Returns this rank's master shard of a bucket, always on the device.
     pub fn master_on_device(&self, number: usize) -> Tensor<1> {
         self.master_shard(number).to_device(&self.plan.device)
     }
 
-    /// Quantises the FP8 weights from the masters, and waits for all gathers, unless they overlap with the
-    /// next forward. Collective: call on all ranks of the stage.
+    /// Quantizes the FP8 weights from the masters, and waits for all gathers that do not overlap with the next
+    /// forward. Collective: call on all ranks of the stage.
     pub fn finish_gathers(&self) {
         let mut parameters = self.parameters();
         parameters.quantize();
@@ -78,7 +79,7 @@ impl ParamAndGradBuffers {
         }
     }
 
-    /// Called when a forward begins; `stage` is the pipeline stage, if there are stages.
+    /// Begins a forward. `stage` is the pipeline stage, if there are stages.
     pub fn begin_forward(&self, stage: Option<usize>) {
         self.parameters().prefetch.begin_forward();
         if let Some(frozen) = &self.frozen {
@@ -88,8 +89,8 @@ impl ParamAndGradBuffers {
         self.freed_memory.before_forward(&self.plan.device);
     }
 
-    /// Frees gathered values whose memory the gradients need, and returns the factor of the gradients. Call before a
-    /// gradient is accumulated.
+    /// Frees gathered values whose memory the gradients need, and returns the factor of the gradients. Call it
+    /// before a gradient is accumulated.
     fn begin_gradient(&self) -> f64 {
         if self.plan.config.fp8_param_gather {
             self.parameters().quantize_gathered();
@@ -101,8 +102,8 @@ impl ParamAndGradBuffers {
         weight
     }
 
-    /// Passes the buffer of the bucket of these parameters to `compute`, which returns it with a gradient of each
-    /// accumulated.
+    /// Passes the buffer of the bucket of these parameters to `compute`, which returns it after accumulating a
+    /// gradient of each parameter.
     fn accumulate_with(
         &self,
         parameters: &[usize],
@@ -117,7 +118,7 @@ impl ParamAndGradBuffers {
         }
     }
 
-    /// Whether these parameters have one bucket, and each a gradient to come.
+    /// Whether these parameters are in one bucket, and a gradient of each is pending.
     fn share_buffer(&self, parameters: &[usize]) -> bool {
         let gradients = self.gradients();
         let number = |index: &usize| self.plan.location(*index).0;

@@ -1,5 +1,5 @@
-//! The parameters of one rank: unsharded in the dtype of the model or in FP8, or sharded and gathered one
-//! FSDP unit at a time.
+//! The parameters of one rank. They are unsharded in the dtype of the model or in FP8, or sharded and gathered
+//! one FSDP unit at a time.
 
 use std::sync::Arc;
 
@@ -26,12 +26,12 @@ pub(super) struct ParameterBuckets {
     plan: Arc<ShardingPlan>,
     buckets: Vec<ParameterBucket>,
     pub prefetch: PrefetchOrder,
-    /// The unit in use; ZeRO-3 only.
+    /// The unit in use; only with ZeRO-3.
     current: Option<usize>,
 }
 
 impl ParameterBuckets {
-    /// Buckets of zeros; [`write`](Self::write) sets the values.
+    /// Creates buckets of zeros. [`write`](Self::write) sets the values.
     pub fn new(plan: &Arc<ShardingPlan>) -> Self {
         let bucket = |number: usize| {
             let (model, main) = plan.model_and_main_dtypes(number);
@@ -57,7 +57,7 @@ impl ParameterBuckets {
                 } else {
                     let elements = plan.elements(number);
                     let zeros = match plan.groups(number).shard.size() {
-                        // Nothing is ever gathered, so the memory need not come from the pool.
+                        // Nothing is gathered, so the memory does not have to come from the pool.
                         1 => Tensor::zeros([elements], (&plan.device, model)),
                         _ => plan.zeros(elements, model),
                     };
@@ -112,12 +112,12 @@ impl ParameterBuckets {
                     }
                 }
             }
-            // Gathered values are stale now.
+            // Gathered values are now stale.
             params => *params = ParamState::Sharded,
         }
     }
 
-    /// The value of a parameter, and a reference to keep as long as it is in use.
+    /// Returns the value of a parameter, and a reference that must be kept while the value is in use.
     pub fn value(&mut self, index: usize, pass: Pass) -> ParameterValue {
         let plan = &self.plan.clone();
         let (number, range) = plan.location(index);
@@ -139,7 +139,7 @@ impl ParameterBuckets {
             return ParameterValue { flat, keep: None };
         }
         if plan.parameters[index].shape.len() < 2 {
-            // A vector is copied, as a graph that saves a view of it would keep the whole unit alive.
+            // A vector is copied, because a graph that saves a view of it would keep the complete unit alive.
             let flat = flat.mul_scalar(1.0);
             return ParameterValue { flat, keep: None };
         }
@@ -149,11 +149,11 @@ impl ParameterBuckets {
         }
     }
 
-    /// Quantises the FP8 weights of all buckets from the masters. Collective: call on all ranks of the
-    /// stage. Gathers of codes, and of the values of one bucket, may still be in flight when it returns.
+    /// Quantizes the FP8 weights of all buckets from the masters. Collective: call on all ranks of the stage.
+    /// Gathers of codes, and of the values of one bucket, may still be in flight when it returns.
     pub fn quantize(&mut self) {
         let plan = &self.plan.clone();
-        // The last bucket has the first layers, which the next forward needs first.
+        // The last bucket contains the first layers, which the next forward needs first.
         let of_format = |format| {
             (0..plan.buckets())
                 .rev()
@@ -177,17 +177,17 @@ impl ParameterBuckets {
         }
     }
 
-    /// Called after the last backward of a step: reshards all units. Returns the fingerprint of the order
-    /// in which units were gathered.
+    /// Ends a step after its last backward and reshards all units. Returns the fingerprint of the order in
+    /// which units were gathered.
     pub fn end_step(&mut self) -> u64 {
         self.quantize_gathered();
         self.reshard();
         self.prefetch.end_step()
     }
 
-    /// Replaces this rank's master shard of a bucket by what `step` makes of it, with a tensor for the new copy
-    /// where the model has its own dtype, and starts to gather the shards of the other ranks. FP8 buckets are
-    /// [quantised](Self::quantize) once all buckets are stepped.
+    /// Replaces this rank's master shard of a bucket with the result of `step`, and starts to gather the shards
+    /// of the other ranks. If the model has its own dtype, `step` also gets a tensor for the new copy. FP8
+    /// buckets are [quantized](Self::quantize) once all buckets are stepped.
     pub fn step(
         &mut self,
         number: usize,
@@ -208,8 +208,8 @@ impl ParameterBuckets {
         }
     }
 
-    /// Takes this rank's master shard of a bucket and a tensor for the new copy, to be replaced by
-    /// [`put`](Self::put). Those of an offloaded bucket are on the host.
+    /// Takes this rank's master shard of a bucket and a tensor for the new copy, which [`put`](Self::put)
+    /// replaces. They are on the host if the bucket is offloaded.
     pub fn take(&mut self, number: usize) -> (TrackedTensor, Option<Tensor<1>>) {
         let plan = &self.plan;
         let bucket = &mut self.buckets[number];
@@ -223,7 +223,7 @@ impl ParameterBuckets {
         (self.take_master(number), copy)
     }
 
-    /// Replaces this rank's shard of an offloaded bucket by what the host has made of it.
+    /// Replaces this rank's shard of an offloaded bucket with the result of the step on the host.
     pub fn put_from_host(
         &mut self,
         number: usize,
@@ -236,8 +236,8 @@ impl ParameterBuckets {
         self.put(number, stepped.master, Some(parameters));
     }
 
-    /// Replaces this rank's master shard of a bucket, and starts to gather the shards of the other ranks. `copy` is
-    /// on the device, in the dtype of the model; without it, it is made of the master.
+    /// Replaces this rank's master shard of a bucket, and starts to gather the shards of the other ranks.
+    /// `copy` is on the device, in the dtype of the model. If it is `None`, it is computed from the master.
     fn put(&mut self, number: usize, master: Tensor<1>, copy: Option<Tensor<1>>) {
         let plan = &self.plan;
         let bucket = &mut self.buckets[number];
@@ -311,12 +311,13 @@ impl ParameterBuckets {
         }
     }
 
-    /// This rank's master shard of a bucket, in the main dtype; on the host, if it is offloaded.
+    /// Returns this rank's master shard of a bucket, in the main dtype. It is on the host if the bucket is
+    /// offloaded.
     pub fn master_shard(&mut self, number: usize) -> Tensor<1> {
         self.buckets[number].master_shard(number, &self.plan)
     }
 
-    /// Replaces this rank's master shard of a bucket, without its copy in another type.
+    /// Replaces this rank's master shard of a bucket, but not its copy in another type.
     pub fn change_master(&mut self, number: usize, change: impl FnOnce(Tensor<1>) -> Tensor<1>) {
         let plan = &self.plan;
         let bucket = &mut self.buckets[number];
@@ -332,7 +333,8 @@ impl ParameterBuckets {
         }
     }
 
-    /// The gathered parameters of a bucket, unless they are the masters of this rank or not here.
+    /// Returns the gathered parameters of a bucket, or `None` if they are the masters of this rank or not
+    /// gathered.
     pub fn copy(&self, number: usize) -> Option<Tensor<1>> {
         let bucket = &self.buckets[number];
         let is_master = bucket.master.is_none() && self.plan.groups(number).shard.size() == 1;
@@ -342,7 +344,7 @@ impl ParameterBuckets {
         }
     }
 
-    /// ZeRO-3: frees gathered parameters.
+    /// Frees gathered parameters, with ZeRO-3.
     pub fn reshard(&mut self) {
         if self.plan.stage() != ZeroStage::Parameters {
             return;
@@ -353,7 +355,7 @@ impl ParameterBuckets {
         }
     }
 
-    /// ZeRO-3: starts to gather a unit and prefetches the next one; reshards the others.
+    /// Starts to gather a unit, prefetches the next unit and reshards the other units, with ZeRO-3.
     fn switch_unit(&mut self, number: usize, pass: Pass) {
         let plan = &self.plan;
         let next = self.prefetch.next(number, self.buckets.len(), pass);
@@ -369,7 +371,7 @@ impl ParameterBuckets {
         }
     }
 
-    /// Both copies of an FP8 weight; `None` for other parameters.
+    /// Returns both copies of an FP8 weight, or `None` for other parameters.
     pub fn quantized(&mut self, index: usize) -> Option<Arc<QuantizedWeight>> {
         let plan = &self.plan;
         plan.parameters[index].quantizer.as_ref()?;
@@ -378,7 +380,7 @@ impl ParameterBuckets {
         Some(weights[plan.position(number, index)].clone())
     }
 
-    /// The memory of the parameters that are not sharded.
+    /// Returns the memory identifiers of the unsharded parameters.
     pub fn memory_ids(&self) -> Vec<Option<usize>> {
         let of = |bucket: &ParameterBucket| match &bucket.model_params {
             ParamState::Unsharded(params) => memory_id(&params.tensor()),
@@ -387,7 +389,7 @@ impl ParameterBuckets {
         self.buckets.iter().map(of).collect()
     }
 
-    /// Quantises gathered values, whose memory the gradients need. At most one bucket has any.
+    /// Quantizes gathered values, whose memory the gradients need. At most one bucket has gathered values.
     pub fn quantize_gathered(&mut self) {
         for (number, bucket) in self.buckets.iter_mut().enumerate() {
             if bucket.fp8_weights.is_gathering_values() {

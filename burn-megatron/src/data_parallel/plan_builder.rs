@@ -23,17 +23,17 @@ use crate::mesh::{Grid, ZeroStage};
 use crate::nn::fp8::WeightQuantizer;
 use crate::nn::{ParameterEntry, ParameterTable};
 
-/// The alignment of a view in bytes on devices other than the CPU; CUDA requires the most.
+/// The alignment of a view in bytes on devices other than the CPU. CUDA has the largest requirement.
 const VIEW_BYTES: usize = 512;
 
-/// The path of an FP8 weight, and its quantizer.
+/// The path of an FP8 weight and its quantizer.
 pub(super) type NamedWeight = (String, Arc<dyn WeightQuantizer>);
 
 /// The quantizers of the FP8 weights of a module, by path.
 pub(super) type Quantizers = BTreeMap<String, Arc<dyn WeightQuantizer>>;
 
-/// Lays out the parameters of a module that are trained, or those that are frozen, which need no masters; `quantizers`
-/// has those of the weights that are gathered in FP8. Collective: call on all ranks.
+/// Lays out the trained parameters of a module, or its frozen parameters, which need no masters. `quantizers`
+/// contains the quantizers of the weights that are gathered in FP8. Collective: call on all ranks.
 pub(super) fn build_plan<M: Module>(
     module: &M,
     (whole, frozen): (&ParameterTable, bool),
@@ -117,8 +117,8 @@ pub(super) fn build_plan<M: Module>(
     })
 }
 
-/// With `fp8_param_gather`, checks that some stage has FP8 weights. Collective: call on all ranks of the
-/// pipeline.
+/// Checks that at least one stage has FP8 weights if `fp8_param_gather` is set. Collective: call on all ranks
+/// of the pipeline.
 pub(super) fn check_quantizers(
     quantizers: &Quantizers,
     groups: &ParallelContext,
@@ -127,7 +127,7 @@ pub(super) fn check_quantizers(
     if !config.fp8_param_gather {
         return Ok(());
     }
-    // A stage without FP8 weights is fine where another one has some.
+    // A stage may have no FP8 weights if another stage has some.
     let own = quantizers.len() as i64;
     if groups.pipeline().all_reduce_scalar(own, ReduceOp::Sum)? == 0 {
         return Err(DataParallelConfigError::NoFp8Weights.into());
@@ -135,7 +135,7 @@ pub(super) fn check_quantizers(
     Ok(())
 }
 
-/// The quantizers of the weights that are gathered in FP8: none without `fp8_param_gather`.
+/// Returns the quantizers of the weights that are gathered in FP8. They are empty without `fp8_param_gather`.
 pub(super) fn quantizers(
     table: &ParameterTable,
     config: &DataParallelConfig,
@@ -155,12 +155,12 @@ pub(super) fn quantizers(
     }
 }
 
-/// The ranks over which the gradients of a grid are summed.
+/// Returns the number of ranks over which the gradients of a grid are summed.
 pub(super) fn data_ranks(groups: &ParallelContext, grid: Grid) -> usize {
     groups.mesh_rank().among(grid, grid.data_axes()).size
 }
 
-/// The dtype in which a parameter is gathered.
+/// Returns the dtype in which a parameter is gathered.
 fn gather_dtype(parameter: &ParameterInfo) -> comm::DType {
     match &parameter.quantizer {
         Some(quantizer) if quantizer.has_one_scale() => comm::DType::U8,

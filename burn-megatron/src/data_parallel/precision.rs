@@ -6,14 +6,14 @@ use serde::{Deserialize, Serialize};
 
 use super::error::DataParallelConfigError;
 
-/// The dtype of the parameters in forward and backward. Gradients are summed, and masters stepped, in f32, or in
-/// f64 where the model computes in it.
+/// The dtype of the parameters in forward and backward. Gradients are summed and masters are updated in f32, or
+/// in f64 if the model computes in f64.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 #[derive(strum::Display)]
 #[strum(serialize_all = "lowercase")]
 pub enum Precision {
-    /// 64 bits, to compare results; on the CPU only.
+    /// 64 bits, to compare results. Requires the CPU.
     #[schemars(extend("aliases" = ["fp64", "float64"]))]
     F64,
     /// The dtype in which the module was built, usually f32.
@@ -23,18 +23,18 @@ pub enum Precision {
     /// 16 bits with the range of f32.
     #[schemars(extend("aliases" = ["bfloat16"]))]
     Bf16,
-    /// 16 bits with a small range; requires loss scaling.
+    /// 16 bits with a small range. Requires loss scaling.
     #[schemars(extend("aliases" = ["fp16", "float16"]))]
     F16,
 }
 
 impl Precision {
-    /// The dtype of a parameter that was built in `built`.
+    /// Returns the dtype of a parameter that was built in `built`.
     pub fn of(self, built: DType) -> DType {
         self.float().map_or(built, DType::from)
     }
 
-    /// The dtype in which to build the parameters: that of their masters.
+    /// Returns the dtype in which the parameters must be built: the dtype of their masters.
     pub fn master(self) -> DType {
         match self {
             Self::F64 => DType::F64,
@@ -42,11 +42,11 @@ impl Precision {
         }
     }
 
-    /// Checks that models on `device` can compute in it.
+    /// Checks that models on `device` can compute in this precision.
     ///
     /// # Errors
     ///
-    /// [`DataParallelConfigError::F64Device`] for f64 elsewhere than on the CPU.
+    /// [`DataParallelConfigError::F64Device`] for f64 on a device other than the CPU.
     pub fn check(self, device: &Device) -> Result<(), DataParallelConfigError> {
         let device = device.clone().inner();
         if self == Self::F64 && device != Device::flex() {
@@ -56,7 +56,7 @@ impl Precision {
         Ok(())
     }
 
-    /// The dtype; `None` for the one in which the module was built.
+    /// Returns the dtype, or `None` for the dtype in which the module was built.
     pub fn float(self) -> Option<FloatDType> {
         match self {
             Self::F64 => Some(FloatDType::F64),
@@ -71,9 +71,9 @@ impl Precision {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Moments {
-    /// 4 bytes each.
+    /// 4 bytes per element.
     #[default]
     F32,
-    /// 2 bytes each.
+    /// 2 bytes per element.
     Bf16,
 }

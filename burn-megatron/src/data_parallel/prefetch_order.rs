@@ -4,22 +4,22 @@ use crate::nn::hook::Pass;
 
 /// The order in which a step uses its FSDP units, from its first forward to its last backward.
 ///
-/// Every step uses its units in the same order, so the unit after the current one can be prefetched.
-/// Ranks that run the same program record the same order.
+/// Every step uses its units in the same order, so the unit after the current unit can be prefetched. Ranks
+/// that run the same program record the same order.
 #[derive(Debug, Default)]
 pub(super) struct PrefetchOrder {
-    /// The units of a step; consecutive uses of one unit are one entry.
+    /// The units of a step. Consecutive uses of one unit are one entry.
     sequence: Vec<usize>,
     recorded: bool,
     in_step: bool,
     /// The current unit, as an index into `sequence`.
     position: Option<usize>,
-    /// Hash of the units that this step has used so far.
+    /// A hash of the units that this step has used so far.
     fingerprint: u64,
 }
 
 impl PrefetchOrder {
-    /// Called when a forward begins; the first one of a step begins the step.
+    /// Begins a forward. The first forward of a step begins the step.
     pub fn begin_forward(&mut self) {
         if self.in_step {
             return;
@@ -32,8 +32,8 @@ impl PrefetchOrder {
         }
     }
 
-    /// Ends the step; returns the fingerprint of its order, which is equal on ranks that used the same
-    /// units in the same order.
+    /// Ends the step and returns the fingerprint of its order. It is equal on ranks that used the same units in
+    /// the same order.
     pub fn end_step(&mut self) -> u64 {
         self.recorded |= self.in_step && !self.sequence.is_empty();
         self.in_step = false;
@@ -41,7 +41,7 @@ impl PrefetchOrder {
         std::mem::take(&mut self.fingerprint)
     }
 
-    /// Makes `unit` of `units` the current one, and returns the unit to prefetch.
+    /// Makes `unit` the current unit and returns the unit to prefetch. `units` is the number of units.
     pub fn next(&mut self, unit: usize, units: usize, pass: Pass) -> Option<usize> {
         let adjacent = match pass {
             // Units are numbered in the order in which backward finishes them.
@@ -80,7 +80,7 @@ pub(super) fn extend_fingerprint(fingerprint: &mut u64, number: usize) {
 mod tests {
     use super::*;
 
-    /// The unit that is prefetched at each unit of a step.
+    /// Returns the unit that is prefetched at each unit of a step.
     fn step(order: &mut PrefetchOrder, units: &[(usize, Pass)]) -> (Vec<Option<usize>>, u64) {
         order.begin_forward();
         let next = units.iter().map(|(unit, pass)| order.next(*unit, 4, *pass));
@@ -90,7 +90,7 @@ mod tests {
     #[test]
     fn the_second_step_prefetches_what_the_first_one_used() {
         use Pass::{Backward, Forward};
-        // The last unit is used at the end too, as a tied embedding is.
+        // The last unit is also used at the end, like a tied embedding.
         let units = [
             (3, Forward),
             (2, Forward),
@@ -122,7 +122,7 @@ mod tests {
             assert_eq!(later, [expected, vec![None]].concat());
             assert_eq!(same, fingerprint);
         }
-        // An evaluation in between changes nothing that was recorded.
+        // An evaluation in between does not change the recorded order.
         assert_eq!(order.next(2, 4, Forward), Some(1));
         let (_, same) = step(&mut order, &units);
         assert_eq!(same, fingerprint);

@@ -13,7 +13,7 @@ use crate::collective::{
 };
 use crate::comm::{NodeGroups, ReduceOp};
 
-/// The reduction of one bucket, in flight.
+/// A reduction of one bucket in flight.
 pub(super) struct PendingReduction {
     bucket: usize,
     state: ReductionState,
@@ -22,21 +22,20 @@ pub(super) struct PendingReduction {
 }
 
 enum ReductionState {
-    /// The last collective on the whole bucket: an all-reduce, or the all-gather in the node. Nothing is sent where the
-    /// group has one rank.
+    /// The last collective on the complete bucket: an all-reduce, or the all-gather within the node. Nothing is
+    /// sent if the group has one rank.
     Whole(PendingTensor<1>),
-    /// A reduce-scatter in the node, which an all-reduce between nodes and a gather in the node follow.
+    /// A reduce-scatter within the node. An all-reduce between nodes and an all-gather within the node follow.
     InNode(PendingTensor<1>, NodeGroups),
     /// The all-reduce between nodes.
     BetweenNodes(PendingTensor<1>, NodeGroups),
-    /// A reduce-scatter over the shard group, which an all-reduce over the replicas of the shard follows if there are
-    /// some.
+    /// A reduce-scatter over the shard group. If the shard has replicas, an all-reduce over them follows.
     ReduceScatter(PendingTensor<1>),
     /// The all-reduce of the shard over the replicas.
     OverReplicas(PendingTensor<1>),
 }
 
-/// Starts the reductions of consecutive buckets, in one call where they are reduced over the same group.
+/// Starts the reductions of consecutive buckets, in one call if they are reduced over the same group.
 /// Collective: call on all ranks of the groups.
 pub(super) fn start_reductions(
     buckets: Range<usize>,
@@ -97,15 +96,15 @@ fn start_in_16_bits(x: Tensor<1>, groups: &ShardingGroups, plan: &ShardingPlan) 
     ReductionState::ReduceScatter(start_reduce_scatter_in_f32(small, &groups.shard))
 }
 
-/// Whether the reduction of a bucket consists of several collectives, over different groups.
+/// Whether the reduction of a bucket consists of several collectives over different groups.
 pub(super) fn has_several_collectives(bucket: usize, plan: &ShardingPlan) -> bool {
     let groups = plan.groups(bucket);
     groups.nodes.is_some() || groups.shard.size() > 1 && groups.replicas.size() > 1
 }
 
 impl PendingReduction {
-    /// Whether it is the first collective of several, among ranks that are near each other. It ends soon, and the next
-    /// one should start then.
+    /// Whether this is the first of several collectives, over ranks that are close to each other. It ends soon,
+    /// and the next collective should start then.
     pub fn is_first_of_several(&self, plan: &ShardingPlan) -> bool {
         match self.state {
             ReductionState::InNode(..) => true,
@@ -114,8 +113,8 @@ impl PendingReduction {
         }
     }
 
-    /// Waits for its collective and starts the next one, if one follows. The memory of a reduce-scattered shard is counted
-    /// as `category`. Collective: call on all ranks, in the same order.
+    /// Waits for the current collective and starts the next one, if any. The memory of a reduce-scattered shard
+    /// is counted as `category`. Collective: call on all ranks, in the same order.
     pub fn advanced(self, category: MemoryCategory, plan: &ShardingPlan) -> Self {
         let bucket = self.bucket;
         let replicas = &plan.groups(bucket).replicas;
@@ -144,8 +143,8 @@ impl PendingReduction {
         Self { state, ..self }
     }
 
-    /// Waits for this rank's shard of the bucket, summed over its group. The memory of a reduce-scattered
-    /// shard is counted as `category`. Collective: call on all ranks, in the same order, unless it is
+    /// Waits for this rank's shard of the bucket, summed over its group. The memory of a reduce-scattered shard
+    /// is counted as `category`. Collective: call on all ranks, in the same order, unless the reduction has
     /// [advanced](Self::advanced) to its last collective.
     pub fn wait(self, category: MemoryCategory, plan: &ShardingPlan) -> TrackedTensor {
         let last = self.advanced(category, plan).advanced(category, plan);

@@ -7,7 +7,7 @@ use crate::comm::{CommError, ParallelContext};
 use crate::mesh::{Axis, AxisSet, Grid};
 use crate::nn::{ParameterEntry, ParameterTable};
 
-/// The sets of axes that `of` gives for the entries of a table, in a fixed order, without empty ones.
+/// Returns the non-empty axis sets that `of` returns for the entries of a table, in a fixed order.
 pub(super) fn axis_sets(
     table: &ParameterTable,
     of: impl Fn(&ParameterEntry) -> AxisSet,
@@ -17,16 +17,16 @@ pub(super) fn axis_sets(
     sets.filter(|(_, axes)| !axes.is_empty()).collect()
 }
 
-/// Sections of which several consecutive ranks of an axis hold the same part.
+/// Sections that are replicated on several consecutive ranks of an axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct SectionReplicas {
     pub grid: Grid,
     pub axis: Axis,
-    /// The ranks that hold the same part.
+    /// The number of ranks that hold the same part.
     pub ranks: usize,
 }
 
-/// The groups of ranks that hold the same sections. Collective: call on all ranks of the stage.
+/// Creates the groups of ranks that hold the same sections. Collective: call on all ranks of the stage.
 pub(super) fn replica_groups(
     table: &ParameterTable,
     groups: &ParallelContext,

@@ -36,7 +36,8 @@ pub(super) fn check(
     Ok(())
 }
 
-/// Compares the selected elements of segments over the ranks of `comm`. Collective: call on all its ranks.
+/// Compares the selected elements of segments over the ranks of `comm`. Collective: call on all ranks of
+/// `comm`.
 fn compare(
     buffers: &ParamAndGradBuffers,
     segments: &[ShardSegment],
@@ -54,7 +55,7 @@ fn compare(
         return Ok(());
     }
     let ranks = comm.group().ranks();
-    // All ranks compare with the first one, so that all return the same result.
+    // All ranks compare with the first rank, so that they all return the same result.
     let first = &all[..own.len()];
     for (rank, other) in ranks.iter().zip(all.chunks(own.len())) {
         if let Some(differing) = other.iter().zip(first).position(|(a, b)| a != b) {

@@ -1,16 +1,18 @@
 //! Running states: tensors that the forwards of a module update, such as the mean of Burn's `BatchNorm`.
 //!
-//! A visitor passes a running state like a parameter, but a running state has no gradient, and no hook can supply its
-//! value. So it is listed with the [frozen](super::frozen) parameters, whose buckets have the value for checkpoints.
-//! The module keeps a value that the forwards of its rank update. Where the ranks need one value, it is the mean over the
-//! data axis. Updates are linear, so the mean of all updates so far is the mean of each update.
+//! A visitor passes a running state like a parameter, but a running state has no gradient, and no hook can
+//! supply its value. Therefore it is listed with the [frozen](super::frozen) parameters, whose buckets hold the
+//! value for checkpoints. The module holds the value that the forwards of its rank update. If the ranks need a
+//! common value, it is the mean over the data axis. Updates are linear, so the mean of all updates so far is
+//! the mean of each update.
 
 use burn::module::{Flag, Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::Tensor;
 
-/// Returns, for each parameter in the order of the module, whether it is a running state.
+/// Returns whether each parameter, in the order of the module, is a running state.
 ///
-/// This is found by their ids: a parameter takes the id that a mapper gives it, and a running state keeps its own id.
+/// The function checks parameter ids: a parameter takes the id that a mapper assigns, and a running state keeps
+/// its id.
 pub fn running_states<M: Module>(module: &M) -> Vec<bool> {
     let mut ids = Ids {
         given: ParamId::new(),
@@ -39,11 +41,12 @@ impl ModuleVisitor for Ids {
     }
 }
 
-/// Returns a module with separate running states, without autodiff. The clones of a module share a running state and its
-/// lock, and the ranks of a process have clones. A rank that holds the lock while it waits for another rank would wait
-/// forever.
+/// Returns a module with separate running states, without autodiff. The clones of a module share a running
+/// state and its lock, and the ranks of a process have clones. A rank that holds the lock while it waits for
+/// another rank would wait forever.
 pub(super) fn unshared<M: Module>(module: &M) -> M {
-    // A validation snapshot is the copy that Burn has. It turns off training flags, such as the flag of dropout.
+    // A validation snapshot is Burn's way to copy running states. It turns off training flags, such as the flag
+    // of dropout.
     module.valid().map(&mut TrainingFlags)
 }
 

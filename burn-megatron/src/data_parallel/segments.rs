@@ -1,5 +1,5 @@
-//! Segments of a rank's shards: those that the rank accounts for where each element of the model counts
-//! once, and those of which some ranks of an axis hold replicas.
+//! Segments of a rank's shards. Unique segments are counted by this rank, so that each element of the model
+//! counts once. Replicated segments are also held by other ranks of an axis.
 
 use std::ops::Range;
 
@@ -16,14 +16,15 @@ pub(crate) struct ShardSegment {
     pub bucket: usize,
     /// The index of the parameter in the table.
     pub index: usize,
-    /// Elements, from the start of the rank's shard.
+    /// The range of elements, relative to the start of the rank's shard.
     pub range: Range<usize>,
-    /// True where an element is selected; `None` if all are.
+    /// A mask that is true for selected elements; `None` if all elements are selected.
     pub mask: Option<Tensor<1, Bool>>,
 }
 
-/// The segments that `rank` accounts for where each element of the model counts once: those of its partition
-/// of each bucket, without what another rank of a model axis or of the pipeline accounts for.
+/// Returns the segments that `rank` accounts for, so that each element of the model counts once. They are the
+/// segments of its partition of each bucket, without the elements that another rank of a model axis or of the
+/// pipeline accounts for.
 pub(super) fn unique_segments(
     plan: &ShardingPlan,
     table: &ParameterTable,
@@ -41,7 +42,7 @@ pub(super) fn unique_segments(
     segments(plan, table, range, select)
 }
 
-/// The segments of the sections that have these replicas.
+/// Returns the segments of the sections that have these replicas.
 pub(super) fn segments_with_replicas(
     plan: &ShardingPlan,
     table: &ParameterTable,
@@ -61,7 +62,7 @@ pub(super) fn segments_with_replicas(
     segments(plan, table, |number| plan.shard_range(number), select)
 }
 
-/// The segments of all parameters that satisfy `predicate`.
+/// Returns the segments of all parameters that satisfy `predicate`.
 pub(super) fn segments_where(
     plan: &ShardingPlan,
     table: &ParameterTable,
@@ -84,7 +85,7 @@ enum SelectedElements {
     Some(Vec<bool>),
 }
 
-/// The segments in a range of each bucket that have selected elements.
+/// Returns the segments in a range of each bucket that have selected elements.
 fn segments(
     plan: &ShardingPlan,
     table: &ParameterTable,
@@ -120,7 +121,8 @@ fn segments(
     found
 }
 
-/// The elements of a parameter that lie in sections that satisfy `predicate` on each axis that splits it.
+/// Selects the elements of a parameter in sections that satisfy `predicate`, on each axis that splits the
+/// parameter.
 fn select_sections(
     entry: &ParameterEntry,
     rank: &MeshRank,

@@ -16,11 +16,11 @@ use crate::nn::ParallelModule;
 /// have.
 ///
 /// Only the shapes of the module are read, so it may be built as an
-/// [`outline`](crate::nn::ModelBuilder::outline). No collective is called, so the rank may be one
-/// [without a world](ParallelContext::offline).
+/// [`outline`](crate::nn::ModelBuilder::outline). No collective is called, so the rank may be [without a
+/// world](ParallelContext::offline).
 #[derive(Clone, Debug)]
 pub struct ShardingEstimate {
-    /// The buffers of the parameters that are trained, and of their gradients.
+    /// The buffers of the trained parameters and their gradients.
     pub layout: BufferLayout,
     /// The memory of the rank.
     pub memory: MemoryPlan,
@@ -29,11 +29,11 @@ pub struct ShardingEstimate {
 }
 
 impl ShardingEstimate {
-    /// Computes layout and memory for one rank.
+    /// Computes the layout and the memory for one rank.
     ///
     /// # Errors
     ///
-    /// [`DataParallelError`] for settings that do not fit the ranks or the module.
+    /// [`DataParallelError`] for settings that are invalid for the ranks or the module.
     pub fn of<M: Module>(
         model: &ParallelModule<M>,
         groups: &ParallelContext,

@@ -12,7 +12,7 @@ use crate::mesh::{Axis, Grid};
 /// The data-parallel group of one grid, split into shard groups of consecutive ranks. Each shard group holds one
 /// sharded copy.
 ///
-/// Where nothing is sharded a shard group is one rank; without HSDP it is the whole group.
+/// Without sharding, a shard group is one rank. Without HSDP, it is the complete data-parallel group.
 #[derive(Clone, Debug)]
 pub struct ShardingGroups {
     /// The ranks over which gradients are summed.
@@ -21,18 +21,18 @@ pub struct ShardingGroups {
     pub shard: Comm,
     /// The ranks that hold the same shard.
     pub replicas: Comm,
-    /// The parts of `replicas` inside of nodes and between them, where it is all of `data` and sums are to go by way of
-    /// nodes.
+    /// The node groups of `replicas`: within nodes and between nodes. Set if gradients are reduced
+    /// hierarchically, which requires that `replicas` is the complete `data` group.
     pub nodes: Option<NodeGroups>,
     /// The ranks over which a weight is split: the tensor axis of the grid.
     pub tensor: Comm,
-    /// The ranks that hold the other parameters of the stage: all axes of the grid but those of `data` and the
-    /// pipeline.
+    /// The ranks that hold the other parameters of the stage: all axes of the grid except the pipeline and the
+    /// axes of `data`.
     pub model: Comm,
 }
 
 impl ShardingGroups {
-    /// The groups of `grid`. Collective: call on all ranks of the stage.
+    /// Creates the groups of `grid`. Collective: call on all ranks of the stage.
     ///
     /// # Errors
     ///
@@ -71,14 +71,14 @@ impl ShardingGroups {
         })
     }
 
-    /// This rank's shard of a bucket of `elements` elements.
+    /// Returns this rank's shard of a bucket of `elements` elements.
     pub fn shard_range(&self, elements: usize) -> Range<usize> {
         nth_chunk(self.shard.rank(), elements / self.shard.size())
     }
 
-    /// This rank's partition of a bucket: one of as many equal parts as the group has ranks, whatever
-    /// is sharded, so that each element belongs to one rank. It lies in the rank's shard, and depends on
-    /// its [index](Self::partition_index) alone.
+    /// Returns this rank's partition of a bucket. A bucket has one equal partition per rank of the group,
+    /// independent of sharding, so that each element belongs to one rank. The partition lies in the rank's
+    /// shard, and depends only on its [index](Self::partition_index).
     pub fn partition_range(&self, elements: usize) -> Range<usize> {
         nth_chunk(
             self.partition_index(self.data.rank()),
@@ -86,13 +86,14 @@ impl ShardingGroups {
         )
     }
 
-    /// The index of the partition that belongs to a rank of the group.
+    /// Returns the index of the partition that belongs to a rank of the group.
     pub fn partition_index(&self, rank: usize) -> usize {
         partition_index(rank, self.shard.size(), self.replicas.size())
     }
 }
 
-/// The index of the partition of a rank, in a data-parallel group with `replicas` copies over `shards` ranks each.
+/// Returns the partition index of a rank, in a data-parallel group with `replicas` copies over `shards` ranks
+/// each.
 pub(crate) fn partition_index(rank: usize, shards: usize, replicas: usize) -> usize {
     rank % shards * replicas + rank / shards
 }

@@ -1,4 +1,4 @@
-//! The fixed context of a wrapped module on one rank: layout, parameters, groups, settings and memory pool.
+//! The constant state of a wrapped module on one rank: layout, parameters, groups, settings and memory pool.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -20,14 +20,14 @@ use crate::comm::{self, BufferPool};
 use crate::mesh::{Grid, ZeroStage};
 use crate::nn::fp8::WeightQuantizer;
 
-/// The layout of one rank's parameters in buckets, and its sharding. Constant during training.
+/// The layout of one rank's parameters in buckets, and their sharding. It is constant during training.
 #[derive(Debug)]
 pub(crate) struct ShardingPlan {
     pub layout: BufferLayout,
-    /// By bucket, the elements that belong to no parameter.
+    /// The elements of each bucket that belong to no parameter.
     pub gaps: Vec<Ranges>,
     pub parameters: Vec<ParameterInfo>,
-    /// The groups of each grid that has parameters here; always of the dense one.
+    /// The groups of each grid that has parameters on this rank. The dense groups always exist.
     pub dense: ShardingGroups,
     pub expert: Option<ShardingGroups>,
     pub config: DataParallelConfig,
@@ -57,14 +57,14 @@ pub(crate) struct ParameterInfo {
 pub(crate) enum ParameterFormat {
     /// The dtype of the model.
     Float,
-    /// FP8 with per-tensor scales; codes are gathered.
+    /// FP8 with per-tensor scales. Codes are gathered.
     Fp8PerTensor,
-    /// FP8 with block scales; values are gathered and quantised on every rank.
+    /// FP8 with block scales. Values are gathered and quantized on every rank.
     Fp8Blockwise,
 }
 
 impl ShardingPlan {
-    /// The memory of this rank, computed from the layout.
+    /// Returns the memory of this rank, computed from the layout.
     pub fn memory(&self) -> Result<MemoryPlan, DataParallelError> {
         let rules = MemoryRules {
             offloaded: self.offload.buckets,
@@ -74,7 +74,7 @@ impl ShardingPlan {
         Ok(MemoryPlan::new(&self.layout, &rules)?)
     }
 
-    /// The memory of this rank, if the parameters are frozen.
+    /// Returns the memory of this rank if the parameters are frozen.
     pub fn frozen_memory(&self) -> Result<MemoryPlan, DataParallelError> {
         let rules = MemoryRules::of(&self.config);
         Ok(MemoryPlan::of_frozen(&self.layout, &rules)?)
@@ -85,7 +85,7 @@ impl ShardingPlan {
         bucket < self.offload.buckets
     }
 
-    /// Where the masters and moments of a bucket are.
+    /// Returns the device of the masters and moments of a bucket.
     pub fn state_device(&self, bucket: usize) -> Device {
         if self.is_offloaded(bucket) {
             Device::flex()
@@ -94,34 +94,34 @@ impl ShardingPlan {
         }
     }
 
-    /// Whether the model computes with copies of the masters of a bucket, FP8 weights aside.
+    /// Whether the model computes with copies of the masters of a bucket. FP8 weights are not considered.
     pub fn copies_masters(&self, bucket: usize) -> bool {
         let (model, main) = self.model_and_main_dtypes(bucket);
         model != main || self.is_offloaded(bucket)
     }
 
-    /// The groups over which a bucket is reduced and sharded: those of the grid of its parameters.
+    /// Returns the groups over which a bucket is reduced and sharded: the groups of its grid.
     pub fn groups(&self, bucket: usize) -> &ShardingGroups {
         self.groups_of(self.grid(bucket))
     }
 
-    /// The grid of the parameters of a bucket.
+    /// Returns the grid of the parameters of a bucket.
     pub fn grid(&self, bucket: usize) -> Grid {
         self.layout.buffer_of(bucket).key.grid
     }
 
-    /// Whether any bucket is summed over more than one rank.
+    /// Whether any bucket is summed over several ranks.
     pub fn reduces_over_ranks(&self) -> bool {
         self.all_groups().any(|(_, groups)| groups.data.size() > 1)
     }
 
-    /// The groups of each grid that has parameters here.
+    /// Returns the groups of each grid that has parameters on this rank.
     pub fn all_groups(&self) -> impl Iterator<Item = (Grid, &ShardingGroups)> {
         let expert = self.expert.iter().map(|groups| (Grid::Expert, groups));
         std::iter::once((Grid::Dense, &self.dense)).chain(expert)
     }
 
-    /// The groups of a grid that has parameters here.
+    /// Returns the groups of a grid that has parameters on this rank.
     pub fn groups_of(&self, grid: Grid) -> &ShardingGroups {
         match (grid, &self.expert) {
             (Grid::Dense, _) => &self.dense,
@@ -138,13 +138,13 @@ impl ShardingPlan {
         self.layout.bucket_count()
     }
 
-    /// The elements of a bucket, padding included.
+    /// Returns the number of elements of a bucket, including padding.
     pub fn elements(&self, bucket: usize) -> usize {
         self.layout.bucket(bucket).padded()
     }
 
-    /// The dtype in which the optimizer returns the parameters of a bucket to the model, and the dtype of their
-    /// masters. They are equal for FP8 weights, which are quantised from the masters.
+    /// Returns the dtype in which the optimizer returns the parameters of a bucket to the model, and the dtype
+    /// of their masters. They are equal for FP8 weights, which are quantized from the masters.
     pub fn model_and_main_dtypes(&self, bucket: usize) -> (DType, DType) {
         let dtypes = |first: &ParameterInfo| match first.quantizer {
             None => (first.model_dtype, first.main_dtype),
@@ -154,13 +154,13 @@ impl ShardingPlan {
             .map_or((DType::F32, DType::F32), dtypes)
     }
 
-    /// The dtype in which the model computes with the parameters of a bucket, FP8 aside.
+    /// Returns the dtype in which the model computes with the parameters of a bucket. FP8 is not considered.
     pub fn compute_dtype(&self, bucket: usize) -> DType {
         self.first_parameter(bucket)
             .map_or(DType::F32, |first| first.model_dtype)
     }
 
-    /// The format of the parameters of a bucket.
+    /// Returns the format of the parameters of a bucket.
     pub fn parameter_format(&self, bucket: usize) -> ParameterFormat {
         let quantizer = self
             .first_parameter(bucket)
@@ -172,13 +172,13 @@ impl ShardingPlan {
         }
     }
 
-    /// The first parameter of a bucket. All parameters of a bucket have the same dtypes and format.
+    /// Returns the first parameter of a bucket. All parameters of a bucket have the same dtypes and format.
     fn first_parameter(&self, bucket: usize) -> Option<&ParameterInfo> {
         let first = self.layout.bucket(bucket).parameters.first();
         first.map(|parameter| &self.parameters[parameter.index])
     }
 
-    /// The quantizer of an FP8 weight.
+    /// Returns the quantizer of an FP8 weight.
     pub fn quantizer(&self, index: usize) -> &dyn WeightQuantizer {
         match &self.parameters[index].quantizer {
             Some(quantizer) => &**quantizer,
@@ -186,7 +186,7 @@ impl ShardingPlan {
         }
     }
 
-    /// Rows and columns of an FP8 weight.
+    /// Returns the number of rows and columns of an FP8 weight.
     pub fn matrix(&self, index: usize) -> [usize; 2] {
         match self.parameters[index].shape[..] {
             [rows, columns] => [rows, columns],
@@ -194,7 +194,7 @@ impl ShardingPlan {
         }
     }
 
-    /// The position of a parameter in its bucket.
+    /// Returns the position of a parameter in its bucket.
     pub fn position(&self, bucket: usize, index: usize) -> usize {
         let mut parameters = self.layout.bucket(bucket).parameters.iter();
         match parameters.position(|parameter| parameter.index == index) {
@@ -203,17 +203,17 @@ impl ShardingPlan {
         }
     }
 
-    /// This rank's shard of a bucket.
+    /// Returns the range of this rank's shard of a bucket.
     pub fn shard_range(&self, bucket: usize) -> Range<usize> {
         self.groups(bucket).shard_range(self.elements(bucket))
     }
 
-    /// The parameter slices in this rank's shard of a bucket.
+    /// Returns the parameter slices in this rank's shard of a bucket.
     pub fn shard_slices(&self, bucket: usize) -> Vec<ParameterSlice> {
         self.layout.bucket(bucket).slices(self.shard_range(bucket))
     }
 
-    /// The bucket of a parameter, and its range in the bucket.
+    /// Returns the bucket of a parameter, and its range in the bucket.
     pub fn location(&self, index: usize) -> (usize, Range<usize>) {
         match self.layout.find(index) {
             Some(location) => (location.bucket, location.range.clone()),
@@ -221,7 +221,7 @@ impl ShardingPlan {
         }
     }
 
-    /// An uninitialised flat tensor.
+    /// Returns an uninitialized flat tensor.
     pub fn uninitialized(&self, elements: usize, dtype: DType) -> Tensor<1> {
         match buffer_dtype(dtype).filter(|_| is_cpu(&self.device)) {
             Some(comm_dtype) => {
@@ -232,7 +232,7 @@ impl ShardingPlan {
         }
     }
 
-    /// A flat tensor of zeros.
+    /// Returns a flat tensor of zeros.
     pub fn zeros(&self, elements: usize, dtype: DType) -> Tensor<1> {
         match buffer_dtype(dtype).filter(|_| is_cpu(&self.device)) {
             Some(comm_dtype) => {
@@ -243,13 +243,13 @@ impl ShardingPlan {
         }
     }
 
-    /// A copy of a tensor or view in new memory.
+    /// Copies a tensor or view to new memory.
     pub fn copy(&self, x: Tensor<1>) -> Tensor<1> {
         let memory = self.uninitialized(x.dims()[0], x.dtype());
         flat::accumulate(memory, 0, x, false)
     }
 
-    /// A copy on the device of a tensor of the host.
+    /// Copies a tensor from the host to the device.
     pub fn to_device(&self, x: Tensor<1>) -> Tensor<1> {
         if is_cpu(&self.device) {
             return self.copy(x);
@@ -267,7 +267,8 @@ impl ShardingPlan {
     }
 
     /// Fills the pool with the buffers that a step can need at once. Inputs of collectives return to the pool
-    /// only after the slowest rank has read them, so the need depends on timing; this reserves for the worst.
+    /// only after the slowest rank has read them, so the number of buffers depends on timing. This function
+    /// reserves the maximum.
     pub fn reserve_pool(&self) {
         if !is_cpu(&self.device) {
             return;
@@ -291,8 +292,8 @@ impl ShardingPlan {
         }
     }
 
-    /// The buffers that a step needs at once for a bucket: dtype, elements, count, and the most for all buckets
-    /// of equal dtype and size together.
+    /// Returns the buffers that a step needs at once for a bucket: dtype, elements and count. The last number
+    /// is the maximum for all buckets of equal dtype and size together.
     fn peak_buffers(&self, bucket: usize) -> Vec<(DType, usize, usize, usize)> {
         let (whole, shard) = (self.elements(bucket), self.shard_range(bucket).len());
         let (model, main) = self.model_and_main_dtypes(bucket);
@@ -307,11 +308,11 @@ impl ShardingPlan {
                 ];
             }
             (ZeroStage::Optimizer, _) => vec![(main, whole, 1, unlimited)],
-            // One is filled, one is being reduced, two may still be read by other ranks.
+            // One bucket is filled, one bucket is reduced, and other ranks may still read two more buckets.
             (ZeroStage::Gradients, _) => vec![(main, whole, 2, 4)],
             (ZeroStage::Parameters, _) => vec![(main, whole, 2, 4), (model, whole, 2, 4)],
         };
-        // The reduced shard, the stepped one, and one that other ranks may still read.
+        // The reduced shard, the stepped shard, and a shard that other ranks may still read.
         buffers.push((main, shard, 3, unlimited));
         if self.parameter_format(bucket) == ParameterFormat::Float {
             buffers.push((model, shard, 2, unlimited));
@@ -328,8 +329,8 @@ impl ShardingPlan {
         }
     }
 
-    /// Gathers every parameter from the shards of the buckets: `[elements]` each, in the order of the table.
-    /// Collective: call on all ranks of the shard groups.
+    /// Gathers every parameter from the shards of the buckets: `[elements]` per parameter, in the order of the
+    /// table. Collective: call on all ranks of the shard groups.
     pub fn gather_parameters(&self, shards: impl Iterator<Item = Tensor<1>>) -> Vec<Tensor<1>> {
         let gather = |(bucket, shard)| self.gather(bucket, shard);
         let buckets: Vec<_> = shards.enumerate().map(gather).collect();
@@ -346,13 +347,13 @@ impl ShardingPlan {
     }
 }
 
-/// The tensor, if this is the only reference to its memory.
+/// Returns the tensor if this is the only reference to its memory.
 fn if_unique(x: Tensor<1>) -> Option<Tensor<1>> {
     let x = x.try_into_primitive::<Flex>().ok()?;
     x.is_unique().then(|| Tensor::from_primitive::<Flex>(x))
 }
 
-/// The dtype of the master weight of a parameter that the model computes with in `model`.
+/// Returns the dtype of the master weight of a parameter that the model uses in dtype `model`.
 pub(super) fn main_dtype(model: DType) -> DType {
     match model {
         DType::F64 => DType::F64,

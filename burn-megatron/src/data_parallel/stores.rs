@@ -1,4 +1,4 @@
-//! Moves the parameters of a module into flat buffers, and back.
+//! Functions that move the parameters of a module into flat buffers and back.
 
 use std::collections::VecDeque;
 use std::iter::Zip;
@@ -17,11 +17,11 @@ use crate::comm::ParallelContext;
 use crate::nn::hook::{ParameterHook, attach_each};
 use crate::nn::{ParameterEntry, ParameterTable, placeholder};
 
-/// Where the parameters of a module are kept, in its order.
+/// The storage of the parameters of a module, in its order.
 pub(super) struct Stores<'a> {
     entries: Zip<slice::Iter<'a, ParameterEntry>, slice::Iter<'a, bool>>,
     buffers: &'a Arc<ParamAndGradBuffers>,
-    /// The numbers of the next one that is trained, and of the next frozen one.
+    /// The indices of the next trained and of the next frozen parameter.
     next: [usize; 2],
 }
 
@@ -34,14 +34,14 @@ struct StoredParameter<'a> {
     store: Store<'a>,
 }
 
-/// Where a parameter is kept.
+/// The storage of a parameter.
 enum Store<'a> {
     Trained(&'a Arc<ParamAndGradBuffers>),
     Frozen(&'a Arc<FrozenParameters>),
 }
 
 impl<'a> Stores<'a> {
-    /// `whole` has all parameters. `running` marks the parameters that are running states.
+    /// Creates the stores. `whole` contains all parameters, and `running` marks the running states among them.
     pub fn new(
         whole: &'a ParameterTable,
         running: &'a [bool],
@@ -83,7 +83,7 @@ impl StoredParameter<'_> {
         &plan.parameters[self.index]
     }
 
-    /// Sets it on this rank.
+    /// Sets the parameter on this rank.
     fn write<const D: usize>(&self, value: Tensor<D>) {
         let len = value.shape().num_elements();
         let value = value.reshape([len]).cast(self.info().main_dtype);
@@ -103,8 +103,8 @@ impl StoredParameter<'_> {
 }
 
 /// Moves the parameters of a module into the buffers, and attaches a hook to each. Values are broadcast from
-/// the first rank that holds a parameter. The module keeps a placeholder of each parameter's shape, which
-/// takes no memory, and its running states. Collective: call on all ranks of the stage.
+/// the first rank that holds a parameter. The module retains its running states, and a placeholder of each
+/// parameter's shape, which uses no memory. Collective: call on all ranks of the stage.
 pub(super) fn move_parameters<M: Module>(
     module: M,
     groups: &ParallelContext,

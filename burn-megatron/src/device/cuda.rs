@@ -1,4 +1,4 @@
-//! NVIDIA's GPUs, from the driver itself: Burn's own queries panic if no driver is installed.
+//! NVIDIA GPUs, listed by the CUDA driver itself. Burn's own queries panic if no driver is installed.
 
 #[cfg(feature = "cuda")]
 use std::ffi::{CStr, c_char, c_int};
@@ -14,8 +14,8 @@ pub(super) fn devices() -> Result<Vec<Device>, DeviceError> {
     Err(DeviceError::NotCompiled(DeviceKind::Cuda))
 }
 
-/// The GPUs that the driver sees. The libraries that compile kernels are checked first: without them, kernels would not run,
-/// and their outputs would be read all the same.
+/// Returns the GPUs that the driver reports. The libraries that compile kernels are checked first: without
+/// them, kernels fail to run, but their outputs can still be read.
 #[cfg(feature = "cuda")]
 pub(super) fn devices() -> Result<Vec<Device>, DeviceError> {
     let kind = DeviceKind::Cuda;
@@ -32,7 +32,7 @@ pub(super) fn devices() -> Result<Vec<Device>, DeviceError> {
     Ok((0..driver.devices).map(Device::cuda).collect())
 }
 
-/// The library of the CUDA driver.
+/// The name of the CUDA driver library.
 #[cfg(feature = "cuda")]
 const DRIVER: &str = if cfg!(windows) {
     "nvcuda.dll"
@@ -49,8 +49,8 @@ pub(super) fn name() -> Option<String> {
 pub(super) fn name() -> Option<String> {
     type GetName = unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int;
     let mut name = [0u8; 256];
-    // SAFETY: the signature of `cuDeviceGetName` is that of the driver API; the name is written with its 0 into at most
-    // 256 bytes.
+    // SAFETY: `cuDeviceGetName` has this signature in the driver API. The driver writes at most 256 bytes,
+    // including the terminating 0.
     let code = with_first_cuda_device(|driver, device| unsafe {
         let get_name: libloading::Symbol<GetName> = driver.get(b"cuDeviceGetName").ok()?;
         Some(get_name(
@@ -72,7 +72,7 @@ pub(super) fn memory() -> Option<u64> {
 pub(super) fn memory() -> Option<u64> {
     type TotalMemory = unsafe extern "C" fn(*mut usize, c_int) -> c_int;
     let mut bytes = 0;
-    // SAFETY: the signature of `cuDeviceTotalMem_v2` is that of the driver API.
+    // SAFETY: `cuDeviceTotalMem_v2` has this signature in the driver API.
     let code = with_first_cuda_device(|driver, device| unsafe {
         let total: libloading::Symbol<TotalMemory> = driver.get(b"cuDeviceTotalMem_v2").ok()?;
         Some(total(&mut bytes, device))
@@ -80,7 +80,7 @@ pub(super) fn memory() -> Option<u64> {
     (code == 0).then_some(bytes as u64)
 }
 
-/// Calls `query` with the library of the driver and the first device, if there is one.
+/// Calls `query` with the driver library and the first device. Returns `None` if there is no device.
 #[cfg(feature = "cuda")]
 fn with_first_cuda_device<T>(
     query: impl FnOnce(&libloading::Library, c_int) -> Option<T>,
@@ -89,7 +89,7 @@ fn with_first_cuda_device<T>(
     // Initializes the driver.
     cuda_driver().ok()?;
     let mut device = 0;
-    // SAFETY: the signature of `cuDeviceGet` is that of the driver API.
+    // SAFETY: `cuDeviceGet` has this signature in the driver API.
     let (driver, code) = unsafe {
         let driver = libloading::Library::new(DRIVER).ok()?;
         let get: libloading::Symbol<Get> = driver.get(b"cuDeviceGet").ok()?;

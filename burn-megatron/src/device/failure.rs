@@ -1,7 +1,7 @@
 //! Panics of the threads on which CubeCL runs a device.
 //!
-//! CubeCL catches such a panic and goes on. The outputs of the task that panicked are then read as they are, so every later
-//! result is wrong.
+//! CubeCL catches such a panic and continues. The outputs of the task that panicked are then read although they
+//! were never computed, so every later result is wrong.
 
 use std::panic;
 use std::sync::{Once, OnceLock};
@@ -11,8 +11,8 @@ use super::DeviceError;
 
 static FIRST: OnceLock<String> = OnceLock::new();
 
-/// Starts to record the panics of device threads. Only the first one is printed: a kernel that cannot be compiled panics at
-/// each launch.
+/// Starts to record the panics of device threads. Only the first panic is printed, because a kernel that cannot
+/// be compiled panics at each launch.
 pub fn watch() {
     static WATCHING: Once = Once::new();
     WATCHING.call_once(|| {
@@ -26,7 +26,8 @@ pub fn watch() {
     });
 }
 
-/// Whether CubeCL gives a thread of a device this name: `DSU-` or `DSD-`, its type and its index.
+/// Whether a thread has a name that CubeCL gives to device threads: `DSU-` or `DSD-`, the device type and its
+/// index.
 fn is_of_device(thread: &str) -> bool {
     ["DSU-", "DSD-"].iter().any(|name| thread.starts_with(name))
 }
@@ -54,7 +55,8 @@ mod tests {
         assert!(!is_of_device("rank 1"));
     }
 
-    /// A panic of a device thread would also fail the other tests of this process, so no test here causes one.
+    /// A panic of a device thread would also fail the other tests of this process, so no test causes such a
+    /// panic.
     #[test]
     fn a_panic_of_another_thread_is_no_failure() {
         watch();

@@ -1,7 +1,7 @@
 //! Devices by name, checked before Burn is called.
 //!
-//! Burn panics on a device that is compiled in but not present, and its default device is a GPU
-//! if one is compiled in. So a device is always named, and checked first.
+//! Burn panics on a device that is compiled in but not present. Its default device is a GPU if one is compiled
+//! in. Therefore the device is always selected by name, and checked first.
 
 use burn::tensor::Device;
 
@@ -38,31 +38,31 @@ pub enum DeviceError {
     /// The binary was built without the feature.
     #[error("this binary was built without {0}; build it with --features {0}")]
     NotCompiled(DeviceKind),
-    /// The machine has no such device.
+    /// The machine has no device of this kind.
     #[error("no {kind} device was found: {cause}. {cure}")]
     Missing {
-        /// The kind.
+        /// The kind of device.
         kind: DeviceKind,
         /// The missing requirement.
         cause: String,
         /// A way to fix it.
         cure: &'static str,
     },
-    /// The machine has such devices, and kernels cannot be compiled for them.
+    /// The machine has devices of this kind, but kernels cannot be compiled for them.
     #[error("{kind} devices cannot be used: {problem}")]
     Unusable {
-        /// The kind.
+        /// The kind of device.
         kind: DeviceKind,
         /// The cause and the remedy.
         problem: CudaProblem,
     },
-    /// A kernel computed something else than the host.
+    /// A kernel computed a different result than the host.
     #[error(
         "the device ({device}) computes wrong results: {difference}. Check the driver and its libraries with `burn-megatron env`; \
          {UNCHECKED}=1 uses the device nevertheless"
     )]
     WrongResults {
-        /// The device, as Burn shows it.
+        /// The device, as Burn prints it.
         device: String,
         /// The computed and the expected value.
         difference: String,
@@ -77,11 +77,12 @@ fn unknown(text: &str) -> DeviceError {
 }
 
 impl DeviceKind {
-    /// The devices of this kind on this machine, at least one. Ranks use them round-robin.
+    /// Returns the devices of this kind on this machine, at least one. Ranks use them round-robin.
     ///
     /// # Errors
     ///
-    /// [`DeviceError`] if the kind is not compiled in, the machine has none, or kernels cannot be compiled for them.
+    /// [`DeviceError`] if the kind is not compiled in, the machine has no such device, or kernels cannot be
+    /// compiled for it.
     pub fn devices(self) -> Result<Vec<Device>, DeviceError> {
         match self {
             Self::Cpu => Ok(vec![Device::flex()]),
@@ -92,7 +93,7 @@ impl DeviceKind {
 }
 
 impl DeviceKind {
-    /// The first device of this kind, after [`check_results`].
+    /// Returns the first device of this kind, after [`check_results`].
     ///
     /// # Errors
     ///
@@ -103,8 +104,8 @@ impl DeviceKind {
         Ok(device)
     }
 
-    /// Returns the name that the driver reports for the first device of this kind, or the name of the kind if there is
-    /// none.
+    /// Returns the name that the driver reports for the first device of this kind. Without such a name, returns
+    /// the name of the kind.
     pub fn name(self) -> String {
         let name = match self {
             Self::Cuda => cuda::name(),
@@ -113,7 +114,7 @@ impl DeviceKind {
         name.unwrap_or_else(|| self.to_string())
     }
 
-    /// The bytes of the memory of the first device of this kind; `None` where no driver tells them.
+    /// Returns the memory of the first device of this kind in bytes, or `None` if no driver reports it.
     pub fn memory(self) -> Option<u64> {
         match self {
             Self::Cuda => cuda::memory(),

@@ -1,4 +1,4 @@
-//! The first kernel on a device, compared with the host.
+//! A check of the first kernel on a device against the host.
 
 use std::sync::Once;
 
@@ -7,15 +7,16 @@ use burn::tensor::{Device, Tensor, TensorData};
 use super::{DeviceError, failure, watch};
 use crate::kernels::unchecked::{UNCHECKED, is_unchecked};
 
-/// The number of threads in a warp.
+/// The number of elements of the checked tensor: one warp.
 const COUNT: usize = 32;
 
-/// Compiles and runs a kernel on `device`, and compares its result. Call this function before anything else runs on the
-/// device. From then on, [`failure`] reports the panics of its threads.
+/// Compiles and runs a kernel on `device`, and compares its result with the host. Call this function before
+/// anything else runs on the device. From then on, [`failure`] reports the panics of device threads.
 ///
 /// # Errors
 ///
-/// [`DeviceError::WrongResults`], and [`DeviceError::Failed`] if the kernel could not run.
+/// [`DeviceError::WrongResults`] if the result differs, and [`DeviceError::Failed`] if the kernel could not
+/// run.
 pub fn check_results(device: &Device) -> Result<(), DeviceError> {
     watch();
     if is_unchecked() {
@@ -27,7 +28,7 @@ pub fn check_results(device: &Device) -> Result<(), DeviceError> {
     let numbers: Vec<f32> = (0..COUNT).map(|number| number as f32).collect();
     let x = Tensor::<1>::from_data(TensorData::new(numbers.clone(), [COUNT]), &device);
     let read = (x.clone() * x + 0.5).try_into_data();
-    // Before the result, which is wrong after a panic.
+    // A panic makes the result wrong, so the panic is reported first.
     failure()?;
     let wrong = |difference| DeviceError::WrongResults {
         device: format!("{device:?}"),

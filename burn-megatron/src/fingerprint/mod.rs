@@ -1,10 +1,11 @@
-//! 64-bit fingerprints (xxHash3) of what one run of a step computes: of the inputs and the outputs of each operation of a
-//! module, of its gradients, and of each collective. Two runs from the same state have the same ones.
+//! 64-bit fingerprints (xxHash3) of the values that one run of a step computes: the inputs and outputs of each
+//! operation of a module, the gradients, and each collective. Two runs from the same state have equal
+//! fingerprints.
 //!
-//! A [`Recorder`] sees what runs in [`Recorder::watch`] on this thread: functions by
-//! [`CallObserver`](burn_megatron_kernels::function::CallObserver), tensors that are sent by the tensor collectives, gradients
-//! by their buckets. To take a fingerprint, a tensor is read from its device. A [`Corruption`] changes the tensors that
-//! operations return, to simulate faults.
+//! A [`Recorder`] records everything that runs in [`Recorder::watch`] on this thread. It observes functions
+//! through [`CallObserver`](burn_megatron_kernels::function::CallObserver), sent tensors through the tensor
+//! collectives, and gradients through their buckets. To take a fingerprint, a tensor is read from its device. A
+//! [`Corruption`] changes the tensors that operations return, to simulate faults.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -23,12 +24,12 @@ thread_local! {
     static CURRENT: RefCell<Option<Arc<Recorder>>> = const { RefCell::new(None) };
 }
 
-/// The recorder of this thread that takes fingerprints, if there is one.
+/// Returns the recorder of this thread that takes fingerprints, if there is one.
 pub(crate) fn recording() -> Option<Arc<Recorder>> {
     CURRENT.with_borrow(Clone::clone)
 }
 
-/// Notes that a layer reads this parameter: what follows belongs to the layer.
+/// Notes that a layer reads this parameter. The operations that follow belong to the layer.
 pub(crate) fn note_parameter(path: impl FnOnce() -> Option<String>) {
     if let Some(recorder) = recording()
         && let Some(path) = path()
@@ -44,12 +45,12 @@ pub fn note_micro_batch(micro_batch: usize) {
     }
 }
 
-/// The fingerprint of a tensor of any rank and type; waits for the device.
+/// Waits for the device and returns the fingerprint of a tensor of any rank and type.
 pub fn of_tensor<const D: usize>(x: Tensor<D>) -> u64 {
     xxh3_64(host_data(x).as_bytes())
 }
 
-/// The fingerprint of several tensors, one after the other.
+/// Returns the fingerprint of several concatenated tensors.
 fn of_tensors(tensors: &[&DispatchTensor]) -> u64 {
     let mut all = Xxh3Default::new();
     for tensor in tensors {
@@ -60,14 +61,14 @@ fn of_tensors(tensors: &[&DispatchTensor]) -> u64 {
     all.digest()
 }
 
-/// One fingerprint of several, in this order.
+/// Combines several fingerprints in this order into one.
 pub fn folded(sums: impl Iterator<Item = u64>) -> u64 {
     let mut all = Xxh3Default::new();
     sums.for_each(|sum| all.update(&sum.to_le_bytes()));
     all.digest()
 }
 
-/// The fingerprint of a buffer.
+/// Returns the fingerprint of a buffer.
 pub(crate) fn of_buffer(buffer: &Buffer) -> u64 {
     fn of<T: Copy, const N: usize>(values: &[T], bytes: impl Fn(T) -> [u8; N]) -> u64 {
         let mut all = Xxh3Default::new();
@@ -88,7 +89,7 @@ pub(crate) fn of_buffer(buffer: &Buffer) -> u64 {
     }
 }
 
-/// The elements of a tensor.
+/// Returns the elements of a tensor.
 ///
 /// Unwinds with [`raise`] if the device cannot be read.
 pub fn host_data<const D: usize>(x: Tensor<D>) -> TensorData {

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::{CURRENT, of_tensor, of_tensors};
 use crate::comm::{Call, Group};
 
-/// The computation that is recorded.
+/// The computation that an event records.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Site {
     /// An operation of a layer, in the forward or the backward.
@@ -24,7 +24,7 @@ pub enum Site {
         layer: String,
         /// The micro-batch of the step.
         micro_batch: Option<usize>,
-        /// Whether it is the backward of the operation.
+        /// Whether this is the backward of the operation.
         is_backward: bool,
     },
     /// The gradient of a parameter on this rank, before it is reduced.
@@ -34,37 +34,38 @@ pub enum Site {
     },
     /// The losses of this rank.
     Losses,
-    /// A collective, or a message.
+    /// A collective or a message.
     Call(CallKey),
 }
 
-/// A call, the same on all ranks that take part in it.
+/// The key of a call, which is the same on all ranks that take part in it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct CallKey {
-    /// The operation and the group; for a message the two ranks.
+    /// The operation and the group, or the two ranks of a message.
     pub call: String,
-    /// The number among those of one group or pair, from 0 in each run.
+    /// The sequence number among the calls of a group or a pair, from 0 in each run.
     pub sequence: u64,
 }
 
-/// Something that was computed, with the fingerprints of what it read and returned.
+/// A computation with the fingerprints of its inputs and outputs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
     /// The computation.
     pub site: Site,
-    /// Of all that it read.
+    /// The fingerprint of all inputs.
     pub input: u64,
-    /// Of each tensor that it returned; of a backward by the number of the input, 0 for one without a gradient.
+    /// The fingerprint of each returned tensor. For a backward, there is one per input of the forward, and 0
+    /// for an input without a gradient.
     pub outputs: Vec<u64>,
 }
 
-/// Changes a tensor that an operation returns, to simulate a fault, and describes the fault; `None` for a tensor without one.
-/// The flag tells a gradient from an activation.
+/// A function that changes a tensor returned by an operation, to simulate a fault, and describes the fault. It
+/// returns `None` if it does not change the tensor. The flag is true for gradients and false for activations.
 pub type Corruption = dyn Fn(bool, &mut DispatchTensor) -> Option<String> + Send + Sync;
 
 /// Records one run of a step, and injects faults into it.
 pub struct Recorder {
-    /// Whether fingerprints are taken.
+    /// Whether fingerprints are recorded.
     records: bool,
     corruption: Option<Box<Corruption>>,
     state: Mutex<RecorderState>,
@@ -80,17 +81,17 @@ struct Place {
 #[derive(Default)]
 struct RecorderState {
     place: Place,
-    /// Of each forward.
+    /// The place of each forward.
     forwards: Vec<Place>,
-    /// By backward that runs, the innermost last, where the pass around it goes on: where two micro-batches overlap, the
-    /// backward of one runs inside of the forward of the other.
+    /// The places at which the surrounding passes continue, one per running backward, innermost last. If two
+    /// micro-batches overlap, the backward of one runs inside the forward of the other.
     around: Vec<Place>,
     calls: HashMap<String, u64>,
     events: Vec<Event>,
 }
 
 impl Recorder {
-    /// A recorder, which takes fingerprints or only injects faults.
+    /// Creates a recorder that records fingerprints or only injects faults.
     pub fn new(records: bool, corruption: Option<Box<Corruption>>) -> Arc<Self> {
         Arc::new(Self {
             records,
@@ -99,9 +100,9 @@ impl Recorder {
         })
     }
 
-    /// Runs `body`, and sees what it computes on this thread.
+    /// Runs `body`, and records the computations on this thread.
     pub fn watch<T>(self: &Arc<Self>, body: impl FnOnce() -> T) -> T {
-        /// Restores the outer recorder, also where the body unwinds.
+        /// Restores the outer recorder, even if the body unwinds.
         struct Restore(Option<Arc<Recorder>>);
         impl Drop for Restore {
             fn drop(&mut self) {
@@ -133,7 +134,7 @@ impl Recorder {
         };
     }
 
-    /// The gradient of a parameter on this rank, before it is reduced.
+    /// Records the gradient of a parameter on this rank, before it is reduced.
     pub fn gradient(&self, parameter: &str, gradient: Tensor<1>) {
         let site = Site::Gradient {
             parameter: parameter.into(),
@@ -141,13 +142,13 @@ impl Recorder {
         self.add(site, 0, vec![of_tensor(gradient)]);
     }
 
-    /// The losses of this rank.
+    /// Records the losses of this rank.
     pub fn losses(&self, losses: &[Tensor<1>]) {
         let outputs = losses.iter().map(|x| of_tensor(x.clone()));
         self.add(Site::Losses, 0, outputs.collect());
     }
 
-    /// Begins a call with an input of this fingerprint. A message that is sent is recorded at once.
+    /// Begins a call whose input has this fingerprint. A sent message is recorded immediately.
     pub fn begin_call(
         self: &Arc<Self>,
         call: &Call,
@@ -198,13 +199,13 @@ impl Recorder {
         self.state.lock().events.push(event);
     }
 
-    /// Injects the fault of a tensor, if it has one.
+    /// Injects a fault into a tensor, if the corruption changes it.
     fn corrupt(&self, is_gradient: bool, function: &str, tensor: &mut DispatchTensor) {
         let corruption = self.corruption.as_ref();
         let Some(fault) = corruption.and_then(|corruption| corruption(is_gradient, tensor)) else {
             return;
         };
-        // The layer is known where fingerprints are taken.
+        // The layer is only known if fingerprints are recorded.
         let layer = match &self.state.lock().place.layer[..] {
             "" => String::new(),
             layer => format!(" in or after layer {layer}"),
@@ -219,7 +220,7 @@ impl CallObserver for Recorder {
             return 0;
         }
         if let Some(forward) = forward {
-            // What runs inside of the backward, such as a block that is computed again, belongs to the same.
+            // Operations inside the backward, such as a recomputed block, belong to the same place.
             let state = &mut *self.state.lock();
             let own = state.forwards[forward as usize].clone();
             state.around.push(std::mem::replace(&mut state.place, own));
@@ -287,7 +288,7 @@ pub struct ObservedCall {
 }
 
 impl ObservedCall {
-    /// The call has returned a result of this fingerprint.
+    /// Ends the call with a result that has this fingerprint.
     pub fn end(self, output: u64) {
         let (site, outputs) = (Site::Call(self.key), vec![output]);
         self.recorder.add(site, self.input, outputs);
@@ -327,7 +328,8 @@ mod tests {
 
     use super::*;
 
-    /// Where two micro-batches overlap, the backward of one runs between two operations of the forward of the other.
+    /// If two micro-batches overlap, the backward of one runs between two operations of the forward of the
+    /// other.
     #[test]
     fn operations_after_a_backward_inside_of_a_forward_are_of_the_forward() {
         let recorder = Recorder::new(true, None);
@@ -348,7 +350,7 @@ mod tests {
         recorder.begin_layer("blocks.0.attention.query.weight");
         forward("B");
         backward("A", first, &|| {
-            // A block that is computed again.
+            // A recomputed block.
             recorder.begin_layer("blocks.0.norm.weight");
             forward("C");
         });

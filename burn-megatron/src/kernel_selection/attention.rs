@@ -1,4 +1,4 @@
-//! The requested form of attention: fused or not, and by which engine.
+//! The requested form of attention: fused or unfused, and the engine of fused attention.
 
 use std::fmt::{self, Display};
 use std::str::FromStr;
@@ -14,14 +14,14 @@ use super::{KernelChoice, KernelChoiceError};
 #[serde(into = "String", try_from = "String")]
 #[schemars(extend("enum" = ["auto", "fused", "unfused", "mma", "portable"]))]
 pub enum AttentionChoice {
-    /// As for any operation. The engine of fused attention is chosen automatically.
+    /// The form, as for any operation. The engine of fused attention is chosen automatically.
     Form(KernelChoice),
-    /// Fused, by this engine, or an error if it cannot be.
+    /// Fused attention with this engine. It is an error if the engine cannot be used.
     Engine(EngineKind),
 }
 
 impl AttentionChoice {
-    /// Fused or not.
+    /// Returns the requested form: an engine implies the fused form.
     pub fn form(self) -> KernelChoice {
         match self {
             Self::Form(choice) => choice,
@@ -29,7 +29,7 @@ impl AttentionChoice {
         }
     }
 
-    /// The engine, if one is requested.
+    /// Returns the requested engine, if any.
     pub fn engine(self) -> Option<EngineKind> {
         match self {
             Self::Form(_) => None,

@@ -1,4 +1,4 @@
-//! The setting of GELU as an epilogue of the products of an MLP.
+//! The setting that fuses GELU into the matrix products of an MLP as an epilogue.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,33 +9,34 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::KernelChoiceError;
 
-/// Whether GELU of an MLP is an epilogue of the products around it: `true`, `false` or `"measured"` in recipes.
+/// Whether GELU of an MLP is an epilogue of the matrix products around it: `true`, `false` or `"measured"` in
+/// recipes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, JsonSchema)]
 #[schemars(transform = bool_or_name)]
 pub enum EpilogueFusion {
-    /// Products and kernels.
+    /// Matrix products and separate kernels.
     #[default]
     Off,
-    /// Epilogues, or an error where the model or the device cannot have them.
+    /// Epilogues. It is an error if the model or the device does not support them.
     On,
-    /// The faster form of the two, which a run measures once, before its model is built. Until then layers are built
-    /// as with [`Off`](Self::Off).
+    /// The faster of the two forms, which a run measures once before its model is built. Until then layers are
+    /// built as with [`Off`](Self::Off).
     Measured,
 }
 
 const MEASURED: &str = "measured";
 
-/// The schema describes the written form.
+/// Sets the schema to the serialized form: a bool or a name.
 fn bool_or_name(schema: &mut Schema) {
     *schema = json_schema!({"enum": [true, false, MEASURED]});
 }
 
-/// The sizes of an MLP with epilogues on a rank.
+/// The sizes on one rank of an MLP with epilogues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct EpilogueShape {
-    /// Features of the input of the first product.
+    /// The number of input features of the first product.
     pub hidden: usize,
-    /// Features of GELU on this rank.
+    /// The number of features of GELU on this rank.
     pub width: usize,
     /// Whether the first product has a bias.
     pub bias: bool,
@@ -76,7 +77,7 @@ impl<'de> Deserialize<'de> for EpilogueFusion {
     }
 }
 
-/// Reads a bool, as every version writes it, or a name.
+/// Deserializes a bool, which all versions write, or a name.
 struct BoolOrName;
 
 impl Visitor<'_> for BoolOrName {

@@ -1,8 +1,8 @@
 //! Selection of fused kernels.
 //!
-//! Every operation of the [kernels crate](crate::kernels) has two forms that compute the same: a
-//! fused kernel with its own backward, and a composition of Burn's operations. [`KernelChoices`] is what the
-//! user requests, [`KernelSelection`] what is used on a device with a type.
+//! Every operation of the [kernels crate](crate::kernels) has two equivalent forms: a fused kernel with its own
+//! backward, and a composition of Burn's operations. [`KernelChoices`] holds the forms that the user requests.
+//! [`KernelSelection`] holds the forms that are used for a device and a data type.
 
 use std::path::PathBuf;
 
@@ -32,11 +32,11 @@ pub use selection::KernelSelection;
 pub enum Operation {
     /// LayerNorm and RMSNorm, with the residual addition.
     Norm,
-    /// The nonlinearity of the MLP with its bias.
+    /// The activation function of the MLP with its bias.
     Activation,
     /// Bias, dropout and residual addition.
     Dropout,
-    /// Rotary positions.
+    /// Rotary position embeddings.
     Rope,
     /// Flash attention: scores, softmax and weighted sum, without the scores in memory.
     Attention,
@@ -44,9 +44,9 @@ pub enum Operation {
     Softmax,
     /// Cross entropy.
     Loss,
-    /// Matrix products that add the bias, and accumulate weight gradients, themselves.
+    /// Matrix products that also add the bias and accumulate weight gradients.
     Linear,
-    /// AdamW and the sum of squares of the gradient norm.
+    /// AdamW, and the sum of squares for the gradient norm.
     Optimizer,
 }
 
@@ -54,7 +54,7 @@ impl Operation {
     /// All operations, in the order of a step.
     pub const ALL: &'static [Self] = Self::VARIANTS;
 
-    /// The name in recipes and flags.
+    /// Returns the name in recipes and flags.
     pub fn name(self) -> &'static str {
         self.into()
     }
@@ -70,17 +70,17 @@ pub enum KernelChoice {
     /// Fused if the device has the kernel and it is faster.
     #[default]
     Auto,
-    /// Fused, or an error if it cannot be.
+    /// Fused. It is an error if the kernel is not available.
     Fused,
     /// Burn's operations.
     Unfused,
 }
 
-/// The names of settings beside the operations.
+/// The names of the settings that are not operations.
 const EPILOGUE_FUSION: &str = "epilogue_fusion";
 const GEMM_ALGORITHMS: &str = "gemm_algorithms";
 
-/// The requested form of each operation, and its settings.
+/// The requested form of each operation, and further kernel settings.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct KernelChoices {
@@ -90,37 +90,37 @@ pub struct KernelChoices {
     pub activation: KernelChoice,
     /// The form of bias, dropout and residual addition.
     pub dropout: KernelChoice,
-    /// The form of rotary positions.
+    /// The form of rotary position embeddings.
     pub rope: KernelChoice,
     /// The form of attention, or the engine of fused attention.
     pub attention: AttentionChoice,
-    /// The form of scale, mask and softmax of scores, if attention is not fused.
+    /// The form of the scale, mask and softmax of attention scores, if attention is not fused.
     pub softmax: KernelChoice,
     /// The form of cross entropy.
     pub loss: KernelChoice,
-    /// The number of tokens whose logits are in memory at once, if the loss is fused; 0 for all tokens of a micro-batch. By
-    /// default the logits of a chunk take at most
-    /// [1 GiB](crate::nn::LogitsShape::tokens_per_chunk).
+    /// The number of tokens whose logits are in memory at once, if the loss is fused; 0 for all tokens of a
+    /// micro-batch. By default the logits of a chunk use at most [1
+    /// GiB](crate::nn::LogitsShape::tokens_per_chunk).
     pub loss_chunk_size: Option<usize>,
-    /// The form of matrix products, which add the bias and accumulate weight gradients.
+    /// The form of matrix products. The fused form also adds the bias and accumulates weight gradients.
     pub linear: KernelChoice,
-    /// The library for fused products of matrices on the CPU, except the products of experts.
+    /// The library for fused matrix products on the CPU, except the products of experts.
     #[schemars(with = "String", extend("enum" = CpuGemm::ALL.map(CpuGemm::name)))]
     pub gemm: CpuGemm,
-    /// Whether the GELU (tanh) of an MLP, its derivative and its bias gradient are
-    /// [epilogues](crate::kernels::gemm::gelu) of the neighbouring matrix products. For CUDA.
-    /// [`true`](EpilogueFusion::On) is an error if a layer does not allow epilogues.
+    /// Whether GELU (tanh) of an MLP, its derivative and the gradient of its bias are
+    /// [epilogues](crate::kernels::gemm::gelu) of the matrix products around it. Requires CUDA.
+    /// [`true`](EpilogueFusion::On) is an error where epilogues are not supported.
     pub epilogue_fusion: EpilogueFusion,
-    /// The file with cuBLASLt algorithms that `burn-megatron-bench gemm --tune` wrote. Rank 0 reads the file for all
-    /// ranks. By default cuBLASLt selects algorithms by its heuristic. For CUDA.
+    /// The file of cuBLASLt algorithms that `burn-megatron-bench gemm --tune` has written. Rank 0 reads it for
+    /// all ranks. By default the cuBLASLt heuristic selects the algorithms. Requires CUDA.
     #[schemars(extend("value" = "PATH", "experimental" = true))]
     pub gemm_algorithms: Option<PathBuf>,
-    /// The form of AdamW and of the gradient norm.
+    /// The form of AdamW and the gradient norm.
     pub optimizer: KernelChoice,
 }
 
 impl KernelChoices {
-    /// The same choice for every operation.
+    /// Returns the same choice for every operation.
     pub fn all(choice: KernelChoice) -> Self {
         let mut choices = Self::default();
         choices.choose_all(choice);
@@ -133,25 +133,26 @@ impl KernelChoices {
         }
     }
 
-    /// Checks that the device has the epilogues that are requested, before a model is built on it.
+    /// Checks that the device supports the requested epilogues, before a model is built on it.
     ///
     /// # Errors
     ///
-    /// [`KernelChoiceError::NoEpilogues`].
+    /// [`KernelChoiceError::NoEpilogues`] if epilogues are requested and the device or `dtype` does not support
+    /// them.
     pub fn check_epilogues(&self, device: &Device, dtype: DType) -> Result<(), KernelChoiceError> {
         if self.epilogue_fusion != EpilogueFusion::On {
             return Ok(());
         }
-        // Any sizes; those of the model are checked where it is built.
+        // Any sizes work here: the sizes of the model are checked where it is built.
         let checked = check_gelu_epilogues(device, dtype, [64, 64]);
         checked.map_err(KernelChoiceError::NoEpilogues)
     }
 
-    /// Checks that no choice is left to a measurement, for programs that measure none.
+    /// Checks that no choice is left to a measurement, for programs that do not measure.
     ///
     /// # Errors
     ///
-    /// [`KernelChoiceError::NotMeasured`].
+    /// [`KernelChoiceError::NotMeasured`] if `epilogue_fusion` is `"measured"`.
     pub fn check_measured(&self) -> Result<(), KernelChoiceError> {
         match self.epilogue_fusion {
             EpilogueFusion::Off | EpilogueFusion::On => Ok(()),
@@ -159,7 +160,7 @@ impl KernelChoices {
         }
     }
 
-    /// The choice for one operation.
+    /// Returns the choice for an operation.
     pub fn of(&self, operation: Operation) -> KernelChoice {
         match operation {
             Operation::Norm => self.norm,
@@ -174,7 +175,7 @@ impl KernelChoices {
         }
     }
 
-    /// Sets the choice for one operation.
+    /// Sets the choice for an operation.
     pub fn choose(&mut self, operation: Operation, choice: KernelChoice) {
         match operation {
             Operation::Norm => self.norm = choice,
@@ -189,7 +190,7 @@ impl KernelChoices {
         }
     }
 
-    /// Sets choices from `fused`, `unfused`, `auto`, or a list such as
+    /// Sets choices from text: `fused`, `unfused`, `auto`, or a list such as
     /// `norm=unfused,attention=portable,epilogue_fusion=true`.
     ///
     /// # Errors
@@ -216,7 +217,7 @@ impl KernelChoices {
 }
 
 impl KernelChoice {
-    /// The name in recipes and flags.
+    /// Returns the name in recipes and flags.
     pub fn name(self) -> &'static str {
         self.into()
     }
@@ -242,7 +243,7 @@ pub enum KernelChoiceError {
     /// An unknown value of epilogue_fusion.
     #[error("invalid epilogue_fusion \"{0}\": expected true, false or measured")]
     InvalidEpilogueFusion(String),
-    /// Epilogues were requested of operations that are not fused.
+    /// Epilogues were requested for operations that are not fused.
     #[error(
         "kernels: epilogue_fusion needs fused {name}, and {name} is unfused ({reason}); use {name} = fused, or remove \
          epilogue_fusion",
@@ -251,59 +252,59 @@ pub enum KernelChoiceError {
     UnfusedEpilogue {
         /// The operation.
         operation: Operation,
-        /// Why it is not fused.
+        /// The reason why it is not fused.
         reason: String,
     },
-    /// A choice was left to a measurement that is not made.
+    /// A choice was left to a measurement, which this program does not make.
     #[error(
         "kernels: epilogue_fusion = \"measured\" requires pretrain, which measures it: use true or false here"
     )]
     NotMeasured,
-    /// Epilogues were requested of a device or type that has none.
+    /// Epilogues were requested for a device or a type that does not support them.
     #[error("kernels: epilogue_fusion cannot be used: {0}; remove epilogue_fusion")]
     NoEpilogues(String),
-    /// The chunks of a fused loss were set, and it is not fused.
+    /// The chunk size of the fused loss was set, but the loss is not fused.
     #[error(
         "kernels: loss_chunk_size = {chunk_size} needs the fused loss, and loss is unfused ({reason}); remove it or fuse the loss"
     )]
     NoChunks {
-        /// The setting.
+        /// The requested chunk size.
         chunk_size: usize,
-        /// Why the loss is not fused.
+        /// The reason why the loss is not fused.
         reason: String,
     },
-    /// An attention engine was requested and is not available.
+    /// The requested attention engine is not available.
     #[error("kernels: attention cannot use {reason}; use auto or {others}",
         others = engines(&others(*.engine), " or "))]
     NoEngine {
         /// The engine.
         engine: EngineKind,
-        /// The engine and why it is not available.
+        /// The engine and the reason why it is not available.
         reason: String,
     },
-    /// An unknown engine of products.
+    /// An unknown library for matrix products.
     #[error(transparent)]
     UnknownGemm(#[from] UnknownCpuGemm),
-    /// A library was requested for products that it does not compute.
+    /// The requested library does not support these matrix products.
     #[error("kernels: gemm = {gemm} needs {needed}; use gemm = gemm, or {fits}")]
     NoBlas {
         /// The library.
         gemm: CpuGemm,
         /// The missing requirement.
         needed: &'static str,
-        /// The values that would fit.
+        /// The values that would be valid.
         fits: &'static str,
     },
-    /// A library cannot be opened.
+    /// The library cannot be opened.
     #[error("kernels: gemm: {0}; or use gemm = gemm, which is always there")]
     Blas(#[from] BlasError),
-    /// Fused was requested and is not available.
+    /// The fused form was requested but is not available.
     #[error("kernels: {name} cannot be fused: {reason}; use auto or unfused",
         name = .operation.name())]
     NotFused {
         /// The operation.
         operation: Operation,
-        /// Why it is not available.
+        /// The reason why it is not available.
         reason: String,
     },
 }

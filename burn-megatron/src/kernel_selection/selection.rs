@@ -23,11 +23,11 @@ struct KernelDecision {
 pub struct KernelSelection {
     choices: KernelChoices,
     decisions: Vec<KernelDecision>,
-    /// The engines of fused attention that layers have selected: one, unless layers have different heads.
+    /// The engines of fused attention that layers use: one engine, unless the layers have different head sizes.
     engines: Vec<EngineKind>,
-    /// The MLPs with epilogues, one for each layer that was built.
+    /// The MLPs with epilogues, one entry per layer that was built.
     epilogues: Vec<EpilogueShape>,
-    /// The library that multiplies on the CPU, if not the `gemm` crate.
+    /// The library for matrix products on the CPU, or `None` for the `gemm` crate.
     blas: Option<Blas>,
 }
 
@@ -36,8 +36,9 @@ impl KernelSelection {
     ///
     /// # Errors
     ///
-    /// [`KernelChoiceError::NotFused`] if a requested kernel is not available on the device;
-    /// [`KernelChoiceError::NoChunks`].
+    /// [`KernelChoiceError`] for the first request that cannot be fulfilled:
+    /// [`NotFused`](KernelChoiceError::NotFused) if a requested kernel is not available on the device,
+    /// [`NoChunks`](KernelChoiceError::NoChunks) if a chunk size is set without the fused loss.
     pub fn new(
         choices: &KernelChoices,
         device: &Device,
@@ -71,17 +72,17 @@ impl KernelSelection {
         Ok(selection)
     }
 
-    /// Whether MLPs have [epilogues](KernelChoices::epilogue_fusion).
+    /// Whether MLPs use [epilogues](KernelChoices::epilogue_fusion).
     pub fn epilogue_fusion(&self) -> bool {
         self.choices.epilogue_fusion == EpilogueFusion::On
     }
 
-    /// Sets a [choice](KernelChoices::epilogue_fusion) that was measured after the selection.
+    /// Sets the form of [epilogues](KernelChoices::epilogue_fusion) that was measured after the selection.
     pub fn set_epilogue_fusion(&mut self, chosen: EpilogueFusion) {
         self.choices.epilogue_fusion = chosen;
     }
 
-    /// The MLPs with epilogues that layers have added, in the order of the layers.
+    /// Returns the MLPs with epilogues, in the order of the layers.
     pub fn epilogue_shapes(&self) -> &[EpilogueShape] {
         &self.epilogues
     }
@@ -96,35 +97,35 @@ impl KernelSelection {
         self.decisions[operation as usize].fused
     }
 
-    /// Returns the library that multiplies on the CPU, if it is not the `gemm` crate.
+    /// Returns the library for matrix products on the CPU, or `None` for the `gemm` crate.
     pub fn blas(&self) -> Option<Blas> {
         self.blas
     }
 
-    /// See [`KernelChoices::loss_chunk_size`].
+    /// Returns [`KernelChoices::loss_chunk_size`].
     pub fn loss_chunk_size(&self) -> Option<usize> {
         self.choices.loss_chunk_size
     }
 
-    /// The requested form of attention.
+    /// Returns the requested form of attention.
     pub fn attention_choice(&self) -> AttentionChoice {
         self.choices.attention
     }
 
-    /// The engines of fused attention that the layers use, in the order of the layers.
+    /// Returns the engines of fused attention that the layers use, in the order of the layers.
     pub fn attention_engines(&self) -> &[EngineKind] {
         &self.engines
     }
 
-    /// Why layers have an engine of fused attention that does not use the matrix units of a GPU, if a model of 16 bits has
-    /// one that was not requested.
+    /// Returns the reason why a layer uses the portable engine of fused attention, which does not use the
+    /// matrix units of a GPU. Returns `None` if no layer uses it, or if the user requested an engine.
     pub fn slow_attention(&self) -> Option<&str> {
         let is_slow = self.choices.attention.engine().is_none()
             && self.engines.contains(&EngineKind::Portable);
         is_slow.then(|| &self.decisions[Operation::Attention as usize].reason[..])
     }
 
-    /// Adds an engine that fused attention uses, with the reason.
+    /// Adds an engine of fused attention and the reason why it was selected.
     pub fn add_attention_engine(&mut self, engine: EngineKind, reason: impl Into<String>) {
         let own = &mut self.decisions[Operation::Attention as usize].reason;
         if self.engines.is_empty() {
@@ -137,11 +138,11 @@ impl KernelSelection {
         self.engines.push(engine);
     }
 
-    /// Disables the fused form of an operation that the model does not allow, for this reason.
+    /// Disables the fused form of an operation that the model does not support, for the given reason.
     ///
     /// # Errors
     ///
-    /// [`KernelChoiceError::NotFused`] if the kernel was requested.
+    /// [`KernelChoiceError::NotFused`] if the fused form was requested.
     pub fn keep_unfused(
         &mut self,
         operation: Operation,
@@ -152,7 +153,7 @@ impl KernelSelection {
         Ok(())
     }
 
-    /// Disables the fused form of an operation that is faster unfused, if the choice is automatic.
+    /// Disables the fused form of an operation that is faster unfused, if its choice is `auto`.
     pub fn prefer_unfused(&mut self, operation: Operation, reason: impl Into<String>) {
         if self.choices.of(operation) == KernelChoice::Auto {
             self.decisions[operation as usize] = KernelDecision {
@@ -163,10 +164,10 @@ impl KernelSelection {
     }
 }
 
-/// Why the device has no kernel for this type, if it has none.
+/// Returns the reason why the device has no kernel for this type, or `None` if it has one.
 fn missing(operation: Operation, device: &Device, dtype: DType) -> Option<String> {
     let is_cpu = *device == Device::flex();
-    // The optimizer steps weights in f32 at least, whatever type the model computes in.
+    // The optimizer updates weights in at least f32, whatever type the model computes in.
     let dtype = match operation {
         Operation::Optimizer if dtype != DType::F64 => DType::F32,
         _ => dtype,
@@ -246,7 +247,7 @@ impl Display for KernelSelection {
     }
 }
 
-/// The library of a choice, opened.
+/// Opens the library of a choice.
 fn blas(gemm: CpuGemm, device: &Device, is_fused: bool) -> Result<Option<Blas>, KernelChoiceError> {
     if gemm == CpuGemm::Crate {
         return Ok(None);

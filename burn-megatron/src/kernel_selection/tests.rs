@@ -27,7 +27,7 @@ fn choices_are_read_and_reasons_are_given() {
             .to_string()
             .ends_with("; unfused: loss (of a test)")
     );
-    // A requested kernel stays; an automatic one does not.
+    // A requested kernel is kept, and an automatic kernel is not.
     selection.prefer_unfused(Operation::Norm, "slower");
     selection.prefer_unfused(Operation::Loss, "slower");
     assert!(selection.is_fused(Operation::Norm));

@@ -1,4 +1,4 @@
-//! The cache that generation keeps of the texts that a model has read.
+//! The cache of past tokens during generation.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -9,50 +9,54 @@ use super::{LanguageModel, Tokens};
 use crate::collective::Comm;
 use crate::nn::{KvCache, NewTokens, RealTokens, SequencePart};
 
-/// The cache that generation keeps of the tokens that a model `M` has read, for the stages of one rank and several
-/// sequences.
+/// The cache of the tokens that a model `M` has processed during generation, for the stages of one rank and
+/// several sequences.
 pub trait GenerationCache<M: ?Sized>: Debug + Sized {
-    /// An empty cache.
+    /// Creates an empty cache.
     fn new(model: &M) -> Self;
 
-    /// Called once on an empty cache, with the ranks that share a text. A cache may then hold a part of the tokens; by
-    /// default each rank holds all, and reads all.
+    /// Sets the ranks that share a text. It is called once, on an empty cache, which may then hold only a part
+    /// of the tokens. By default each rank holds and processes all tokens.
     fn over_context(self, _context: &Comm) -> Self {
         self
     }
 
-    /// [`prefill`](Self::prefill) takes a multiple of this many tokens. Above 1 they are of one sequence, without
-    /// padding.
+    /// Returns the number that must divide the token count of [`prefill`](Self::prefill). If it is above 1, the
+    /// tokens belong to one sequence, without padding.
     fn prefill_multiple(&self) -> usize {
         1
     }
 
-    /// The most sequences of a forward.
+    /// Returns the maximum number of sequences in a forward.
     fn max_sequences(&self) -> usize {
         usize::MAX
     }
 
-    /// Sets the number of tokens of a sequence that the cache holds: larger after a forward through all stages
-    /// of this rank, smaller to drop the last tokens. 0 also begins one.
+    /// Sets the number of tokens of a sequence that the cache holds. It grows after a forward through all
+    /// stages of this rank, and shrinks to drop the last tokens. 0 also starts a new sequence.
     fn set_len(&mut self, sequence: usize, len: usize);
 
-    /// Begins to read a text of `text` tokens, of which the cache may hold the first `same`. Returns the number of tokens
-    /// that the cache keeps. All ranks of the tensor, pipeline and context groups must return the same number.
+    /// Starts a text of `text` tokens, of which the cache may hold the first `same`. Returns the number of
+    /// tokens that the cache keeps. All ranks of the tensor, pipeline and context groups must return the same
+    /// number.
     fn begin(&mut self, sequence: usize, same: usize, _text: usize) -> usize {
         self.set_len(sequence, same);
         same
     }
 
-    /// Returns the length after which a growing text is read again, because its keys change. Drafts do not cross it.
+    /// Returns the length after which a growing text is processed again from its start, because its keys
+    /// change. Drafts do not cross this length.
     fn rereads_after(&self) -> Option<usize> {
         None
     }
 
-    /// Runs a stage on new tokens, which follow those of their sequences in the cache. Returns what
-    /// [`hidden`](LanguageModel::hidden) returns for them in the whole sequences, `[1, tokens, hidden]`, or
-    /// what [`last_rows`](Self::last_rows) says. Their number is a multiple of
-    /// [`sequence_multiple`](LanguageModel::sequence_multiple), by padding at the end. `input` is what the previous stage
-    /// returned. There is no backward.
+    /// Runs a stage on new tokens, which follow the tokens of their sequences in the cache. There is no
+    /// backward.
+    ///
+    /// Returns the output of [`hidden`](LanguageModel::hidden) for these tokens within the complete sequences,
+    /// `[1, tokens, hidden]`, or the rows given by [`last_rows`](Self::last_rows). The number of tokens is
+    /// padded at the end to a multiple of [`sequence_multiple`](LanguageModel::sequence_multiple). `input` is
+    /// the output of the previous stage.
     fn hidden(
         &mut self,
         model: &M,
@@ -61,8 +65,8 @@ pub trait GenerationCache<M: ?Sized>: Debug + Sized {
         new: &NewTokens,
     ) -> Tensor<3>;
 
-    /// Runs a stage on tokens that only the cache needs, not the logits. The ranks of a context group may each run it on
-    /// a part of the tokens; `input` is then what the previous stage returned for the same part.
+    /// Runs a stage on tokens whose logits are not needed, only to fill the cache. Each rank of a context group
+    /// may run it on a part of the tokens. `input` is then the output of the previous stage for the same part.
     fn prefill(
         &mut self,
         model: &M,
@@ -73,15 +77,15 @@ pub trait GenerationCache<M: ?Sized>: Debug + Sized {
         self.hidden(model, stage, input, new)
     }
 
-    /// Whether [`draft`](Self::draft) can be called; by default not.
+    /// Whether [`draft`](Self::draft) can be called. By default `false`.
     fn can_draft(&self, _model: &M) -> bool {
         false
     }
 
-    /// Runs the first depth of multi-token prediction on what [`hidden`](Self::hidden) or, if `is_prefill`,
-    /// [`prefill`](Self::prefill) has returned for new tokens on the last stage, before their number is
-    /// [set](Self::set_len). `next` are the tokens after each. Returns what [`logits_of`](LanguageModel::logits_of) takes,
-    /// for the tokens after those.
+    /// Runs the first depth of multi-token prediction on the last stage, before the number of tokens is
+    /// [set](Self::set_len). `hidden` is the output of [`hidden`](Self::hidden) or, if `is_prefill`, of
+    /// [`prefill`](Self::prefill) for the new tokens. `next` are the tokens one position later. Returns the
+    /// input of [`logits_of`](LanguageModel::logits_of) for the tokens two positions later.
     fn draft(
         &mut self,
         _model: &M,
@@ -92,7 +96,7 @@ pub trait GenerationCache<M: ?Sized>: Debug + Sized {
         unreachable!("called where can_draft is false")
     }
 
-    /// The row of the last new token of each sequence in what [`hidden`](Self::hidden) will return for them.
+    /// Returns the row of the last new token of each sequence in the output of [`hidden`](Self::hidden).
     fn last_rows(&self, new: &NewTokens) -> Vec<usize> {
         let ends = new.parts.iter().scan(0, |end, part| {
             *end += part.count;
@@ -101,12 +105,12 @@ pub trait GenerationCache<M: ?Sized>: Debug + Sized {
         ends.collect()
     }
 
-    /// Its size on this rank in bytes.
+    /// Returns the size of the cache on this rank in bytes.
     fn bytes(&self) -> usize;
 }
 
-/// Keeps the tokens only: each forward reads the whole text of a sequence again, so that `n` tokens cost `n (n + 1) / 2`.
-/// It serves any causal model.
+/// A cache that keeps only the tokens. Each forward processes the complete text of a sequence again, so
+/// generating `n` tokens costs `n (n + 1) / 2` token forwards. It supports any causal model.
 #[derive(Debug)]
 pub struct RecomputePrefix {
     sequences: BTreeMap<usize, Prefix>,
@@ -155,7 +159,7 @@ impl<M: LanguageModel> GenerationCache<M> for RecomputePrefix {
             )
         };
         let prefix = self.sequences.entry(sequence).or_default();
-        // Each stage of this rank appends the same new tokens to the first `len`.
+        // Each stage of this rank appends the same new tokens to the first `len` tokens.
         let old = prefix.ids.take().filter(|_| prefix.len > 0);
         let old = old.map(|old| old.narrow(1, 0, prefix.len));
         let read = prefix.len + count;
@@ -187,21 +191,24 @@ impl<M: LanguageModel> GenerationCache<M> for RecomputePrefix {
     }
 }
 
-/// A model whose attention layers read keys and values from a [`KvCache`], so that each token is read once.
+/// A model whose attention layers read keys and values from a [`KvCache`], so that each token is processed
+/// once.
 pub trait CachedAttention: LanguageModel {
-    /// The attention layers on this rank, that of [`draft_cached`](Self::draft_cached) last: of each the number of tokens
-    /// before its own that a token sees, none if it sees all.
+    /// Returns the sliding window of each attention layer on this rank: the number of earlier tokens that a
+    /// token attends to, or `None` for all. The attention layer of [`draft_cached`](Self::draft_cached) comes
+    /// last.
     fn attention_windows(&self) -> Vec<Option<usize>>;
 
-    /// Returns the longest text whose keys differ from the keys of the same tokens in a longer text, as in LongRoPE. A
-    /// text that grows beyond this length is read again. All ranks must return the same length.
+    /// Returns the length of the longest text whose keys differ from the keys of the same tokens in a longer
+    /// text, as in LongRoPE. A text that grows beyond this length is processed again. All ranks must return the
+    /// same length.
     fn rereads_after(&self) -> Option<usize> {
         None
     }
 
-    /// Runs the layers of a stage on the tokens `[1, tokens]` that the cache [reads](KvCache::read); returns
-    /// what [`hidden`](LanguageModel::hidden) returns for them in the whole sequences, and writes their keys
-    /// and values to the cache.
+    /// Runs the layers of a stage on the tokens `[1, tokens]` that the cache [reads](KvCache::read), and writes
+    /// their keys and values to the cache. Returns the output of [`hidden`](LanguageModel::hidden) for these
+    /// tokens within the complete sequences.
     fn hidden_cached(
         &self,
         stage: usize,
@@ -210,13 +217,14 @@ pub trait CachedAttention: LanguageModel {
         cache: &mut KvCache,
     ) -> Tensor<3>;
 
-    /// Whether the last stage has a [`draft_cached`](Self::draft_cached); the same on every rank.
+    /// Whether the last stage supports [`draft_cached`](Self::draft_cached). It must be the same on every rank.
     fn can_draft(&self) -> bool {
         false
     }
 
-    /// The output of the first depth of multi-token prediction at the tokens that the cache reads, from the last norm's
-    /// output at them and the tokens after them, `[1, tokens]`.
+    /// Returns the output of the first depth of multi-token prediction for the tokens that the cache reads.
+    /// `hidden` is the output of the last norm for these tokens. `next` are the tokens one position later, `[1,
+    /// tokens]`.
     fn draft_cached(
         &self,
         _hidden: Tensor<3>,

@@ -16,12 +16,12 @@ use crate::nn::{BuildError, ModelBuilder, ParallelModule};
 use crate::pipeline::split::StageLayout;
 use crate::pipeline::{stages_of, stages_on_rank};
 
-/// The configuration of a model: its sizes, and how a rank builds its pipeline stages. With a name it is a model
-/// family, whose settings a recipe gives in `[model]`.
+/// The configuration of a model: its sizes, and the construction of its pipeline stages on a rank. A named
+/// configuration is a model family, whose settings a recipe gives in `[model]`.
 ///
-/// Derive `Serialize` and `Deserialize` with `#[serde(default, deny_unknown_fields)]`, so that a recipe can leave
-/// settings out and a misspelt one is an error. Derive [`JsonSchema`], so that each setting has a flag, whose help text is
-/// the doc comment of the field.
+/// Derive `Serialize` and `Deserialize` with `#[serde(default, deny_unknown_fields)]`, so that a recipe can
+/// omit settings and a misspelt setting is an error. Derive [`JsonSchema`], so that each setting has a flag,
+/// whose help text is the doc comment of the field.
 pub trait ModelConfig:
     Clone
     + Debug
@@ -34,41 +34,40 @@ pub trait ModelConfig:
     + Sync
     + 'static
 {
-    /// The module.
+    /// The module of the model.
     type Model: LanguageModel;
 
-    /// The number of layers that a pipeline distributes over its stages.
+    /// Returns the number of layers that a pipeline distributes over its stages.
     fn layers(&self) -> usize;
 
-    /// The vocabulary size.
+    /// Returns the vocabulary size.
     fn vocabulary(&self) -> usize;
 
-    /// The longest sequence, in tokens.
+    /// Returns the maximum sequence length, in tokens.
     fn context(&self) -> usize;
 
-    /// A number that layers have in common which have the same modules and shapes, so that a
-    /// plan runs one of several pipeline ranks with such layers; by default each is of its
-    /// own.
+    /// Returns a number that is equal for layers with the same modules and shapes. A plan then runs only one of
+    /// the pipeline ranks with such layers. By default each layer has its own kind.
     fn layer_kind(&self, number: usize) -> usize {
         number
     }
 
-    /// Whether the gradients of a step depend on how its samples are divided into micro-batches, as those of most losses of
-    /// routers do: `verify` then gives one rank the micro-batches of the layout. By default
-    /// false.
+    /// Whether the gradients of a step depend on how its samples are divided into micro-batches, as with most
+    /// router losses. `verify` then runs one rank with the micro-batches of the layout. By default `false`.
     fn depends_on_micro_batches(&self) -> bool {
         false
     }
 
-    /// Whether the layout splits sequences over the tensor ranks, whose number must divide their length. By default those
-    /// with sequence parallelism do.
+    /// Whether the layout splits sequences over the tensor ranks, whose number must then divide the sequence
+    /// length. By default layouts with sequence parallelism do.
     fn splits_sequences(&self, layout: &ParallelConfig) -> bool {
         layout.sequence_parallel
     }
 
-    /// Returns the exchange of keys and values over the context axis of the layout; by default `None`, for a model that
-    /// does not read which tokens a rank has ([`Tokens::shard`](crate::nn::Tokens::shard)). Layouts with several
-    /// context ranks are refused then, whatever [`check_layout`](Self::check_layout) accepts.
+    /// Returns the exchange of keys and values over the context axis of the layout. The default `None` is for
+    /// models that do not use the position of a rank's tokens ([`Tokens::shard`](crate::nn::Tokens::shard)).
+    /// Layouts with several context ranks are then refused, even if [`check_layout`](Self::check_layout)
+    /// accepts them.
     ///
     /// # Errors
     ///
@@ -88,8 +87,8 @@ pub trait ModelConfig:
     /// [`BuildError`] for sizes that do not fit each other or the layout.
     fn build(&self, stages: &StageBuilder) -> Result<Self::Model, BuildError>;
 
-    /// Checks the sizes against each other and the layout, before anything is allocated. By default it only
-    /// refuses tensor, sequence, context and expert parallelism, for a model without parallel layers.
+    /// Checks the sizes against each other and the layout, before anything is allocated. The default is for a
+    /// model without parallel layers: it only refuses tensor, sequence, context and expert parallelism.
     ///
     /// # Errors
     ///
@@ -104,7 +103,7 @@ pub trait ModelConfig:
 
     /// Checks that the requested kernels support this model and device, before anything is allocated.
     ///
-    /// # Errors
+    /// [`KernelChoiceError`] for the first kernel that is not supported.
     ///
     /// [`KernelChoiceError`] for the first that does not.
     fn check_kernels(
@@ -116,22 +115,23 @@ pub trait ModelConfig:
         KernelSelection::new(choices, device, dtype)
     }
 
-    /// The sizes in a few words, for the header of a run.
+    /// Returns a short description of the sizes, for the header of a run.
     fn describe(&self) -> String {
         format!("{} layers, context {}", self.layers(), self.context())
     }
 
-    /// The number of logits of a token on a rank, whose memory is estimated before a run.
+    /// Returns the number of logits per token on a rank, to estimate their memory before a run.
     fn local_logits(&self, layout: &ParallelConfig) -> usize {
         self.vocabulary().div_ceil(layout.tensor)
     }
 
-    /// Bytes of constant tables on each rank, such as that of rotary positions.
+    /// Returns the size in bytes of the constant tables on each rank, such as the table of rotary position
+    /// embeddings.
     fn table_bytes(&self) -> u128 {
         0
     }
 
-    /// Sizes from which `verify` derives its bounds for types that are narrower than f64.
+    /// Returns the sizes from which `verify` derives its tolerances for types narrower than f64.
     fn rounding_sizes(&self) -> RoundingSizes {
         RoundingSizes {
             longest_sum: self.vocabulary(),
@@ -139,13 +139,13 @@ pub trait ModelConfig:
         }
     }
 
-    /// The settings in which the two models have different weights, or compute something else with them.
+    /// Returns the settings that give the two models different weights or a different computation.
     fn differences(&self, other: &Self) -> Vec<ConfigDifference> {
         compare_settings(self, other)
     }
 
-    /// Builds this rank's part of the model in the layout of `ctx`, with its parameter table: in f32 on `device`,
-    /// initialized with seed 0. See [`init_with`](Self::init_with) for other settings.
+    /// Builds this rank's part of the model in the layout of `ctx`, with its parameter table. The parameters
+    /// are f32 on `device`, initialized with seed 0. See [`init_with`](Self::init_with) for other settings.
     ///
     /// # Errors
     ///
@@ -158,7 +158,7 @@ pub trait ModelConfig:
         self.init_with(ModelBuilder::new(ctx, device))
     }
 
-    /// The same with the seed, the types and the kernels of a builder.
+    /// Builds this rank's part of the model with the seed, the types and the kernels of `builder`.
     ///
     /// # Errors
     ///
@@ -173,7 +173,7 @@ pub trait ModelConfig:
         self.init_stages(builder, &stages)
     }
 
-    /// Builds the stages of one pipeline rank, given as stage number and content.
+    /// Builds the stages of one pipeline rank. Each stage is given by its number and its content.
     ///
     /// # Errors
     ///
@@ -189,7 +189,7 @@ pub trait ModelConfig:
     }
 }
 
-/// Checks the settings of recomputation against the layers of each pipeline stage.
+/// Checks the recomputation settings against the number of layers in each pipeline stage.
 fn check_recompute(builder: &ModelBuilder, layers: usize) -> Result<(), BuildError> {
     let recompute = builder.recompute();
     if recompute.config().is_on() {
@@ -201,11 +201,11 @@ fn check_recompute(builder: &ModelBuilder, layers: usize) -> Result<(), BuildErr
     Ok(())
 }
 
-/// Refuses several context ranks and hybrid context parallelism, for a model whose attention is not over them.
+/// Refuses layouts with several context ranks or hybrid context parallelism if the model does not support them.
 ///
 /// # Errors
 ///
-/// [`BuildError`] from [`ModelConfig::context_exchange`], or if that is `None`.
+/// [`BuildError`] from [`ModelConfig::context_exchange`], or if `context_exchange` returns `None`.
 pub fn check_context<C: ModelConfig>(
     config: &C,
     layout: &ParallelConfig,
@@ -239,7 +239,7 @@ fn without_axis(axis: &str, size: usize) -> BuildError {
 ///
 /// # Errors
 ///
-/// [`BuildError::Config`] if there are several expert ranks, or other expert-tensor than tensor ranks.
+/// [`BuildError::Config`] if there are several expert ranks, or if the expert-tensor size is set.
 pub fn check_without_experts(layout: &ParallelConfig) -> Result<(), BuildError> {
     if layout.expert == 1 && layout.expert_tensor.is_none() {
         return Ok(());
@@ -252,18 +252,18 @@ pub fn check_without_experts(layout: &ParallelConfig) -> Result<(), BuildError> 
     })
 }
 
-/// Sizes of a model that decide how far rounding may move its results.
+/// The sizes of a model that determine its rounding error.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RoundingSizes {
-    /// The values between operations in each layer that are rounded one after the other, forwards and backwards.
+    /// The number of values that are rounded one after the other in each layer, in forward and backward.
     pub values_per_layer: usize,
-    /// The most terms of a sum over features or classes.
+    /// The maximum number of terms of a sum over features or classes.
     pub longest_sum: usize,
     /// The feature sizes that the tensor axis splits.
     pub split_widths: Vec<usize>,
-    /// The number of groups of keys and values; more tensor ranks than these hold copies of them.
+    /// The number of KV groups. If there are more tensor ranks than groups, the groups are replicated.
     pub kv_groups: usize,
-    /// Whether it has experts, which compute rows of several ranks at once.
+    /// Whether the model has experts, which compute rows of several ranks at once.
     pub experts: bool,
     /// Whether context ranks project keys and values from the latents of all tokens.
     pub latents: bool,
@@ -272,8 +272,8 @@ pub struct RoundingSizes {
 impl Default for RoundingSizes {
     fn default() -> Self {
         Self {
-            // Norm, projection, rotary positions, scores, probabilities, heads, projection, dropout, sum; norm,
-            // projection, activation, projection, dropout, sum.
+            // Attention: norm, projection, rotary positions, scores, probabilities, heads, projection, dropout,
+            // sum. MLP: norm, projection, activation, projection, dropout, sum.
             values_per_layer: 2 * 15,
             longest_sum: 1,
             split_widths: vec![],
@@ -287,7 +287,7 @@ impl Default for RoundingSizes {
 /// A setting in which two models differ.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ConfigDifference {
-    /// Its key in a recipe's `[model]`.
+    /// The key of the setting in `[model]` of a recipe.
     pub setting: String,
     /// The value in the first model.
     pub own: Value,
@@ -295,7 +295,7 @@ pub struct ConfigDifference {
     pub other: Value,
 }
 
-/// The keys of two configurations that have different values.
+/// Returns the keys that have different values in two configurations.
 pub fn compare_settings<C: Serialize>(own: &C, other: &C) -> Vec<ConfigDifference> {
     let (own, other) = (json!(own), json!(other));
     let settings = own.as_object().into_iter().flatten();

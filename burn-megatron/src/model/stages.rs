@@ -1,4 +1,4 @@
-//! The modules that one rank of a pipeline has.
+//! The modules on one rank of a pipeline.
 
 use burn::module::{
     Content, Module, ModuleDisplay, ModuleDisplayDefault, ModuleMapper, ModuleVisitor,
@@ -12,10 +12,11 @@ use crate::nn::{
 };
 use crate::pipeline::split::StageLayout;
 
-/// Builds the modules of the pipeline stages on one rank: [`first`](Self::first) and [`last`](Self::last) return
-/// the builder of a module at an end of the model, or `None` where the rank does not have that end;
-/// [`layers`](Self::layers) builds the layers in between. A model without a pipeline has one stage with
-/// everything.
+/// Builds the modules of the pipeline stages on one rank. A model without a pipeline has one stage with all
+/// modules.
+///
+/// [`first`](Self::first) and [`last`](Self::last) return the builder of a module at an end of the model, or
+/// `None` if the rank does not have this end. [`layers`](Self::layers) builds the layers in between.
 #[derive(Clone, Debug)]
 pub struct StageBuilder {
     root: ModelBuilder,
@@ -23,7 +24,7 @@ pub struct StageBuilder {
 }
 
 impl StageBuilder {
-    /// The builder of these stages, given as number and content.
+    /// Creates the builder of these stages. Each stage is given by its number and its content.
     pub fn new(root: ModelBuilder, stages: &[(usize, StageLayout)]) -> Self {
         Self {
             root,
@@ -31,26 +32,27 @@ impl StageBuilder {
         }
     }
 
-    /// The builder of what every rank has.
+    /// Returns the builder of the modules that every rank has.
     pub fn root(&self) -> &ModelBuilder {
         &self.root
     }
 
-    /// The builder of module `name` at the start of the model; `None` on ranks without the first stage.
+    /// Returns the builder of module `name` at the start of the model, or `None` on ranks without the first
+    /// stage.
     pub fn first(&self, name: &str) -> Option<ModelBuilder> {
         let stage = self.stage(|stage| stage.embedding)?;
         Some(self.root.child(name).in_stage(stage))
     }
 
-    /// The builder of module `name` at the end of the model; `None` on ranks without the last stage.
+    /// Returns the builder of module `name` at the end of the model, or `None` on ranks without the last stage.
     pub fn last(&self, name: &str) -> Option<ModelBuilder> {
         let stage = self.stage(|stage| stage.loss)?;
         Some(self.root.child(name).in_stage(stage))
     }
 
-    /// The builder of module `name` that both ends of the model use, such as an embedding that is tied to the
-    /// output layer; `None` on ranks with neither end. Where the ends are on different ranks, each has a copy, whose
-    /// gradients are [summed](crate::nn::ParameterEntry::pipeline_copies).
+    /// Returns the builder of module `name` that both ends of the model use, such as an embedding tied to the
+    /// output layer. Returns `None` on ranks with neither end. If the ends are on different ranks, each has a
+    /// copy, and the gradients of the copies are [summed](crate::nn::ParameterEntry::pipeline_copies).
     pub fn first_and_last(&self, name: &str) -> Option<ModelBuilder> {
         match (self.first(name), self.last(name)) {
             (Some(builder), Some(_)) => Some(builder),
@@ -62,13 +64,13 @@ impl StageBuilder {
         }
     }
 
-    /// Builds the layers of this rank with `new`, from the layer's number in the whole model and the builder of
-    /// `name.NUMBER`. They are for a model that calls them [one by one](StageLayers::of_stage), so that no setting
-    /// recomputes them.
+    /// Builds the layers of this rank. `new` gets the number of the layer in the complete model and the builder
+    /// of `name.NUMBER`. Use it for a model that calls its layers [one by one](StageLayers::of_stage), so that
+    /// no setting recomputes them.
     ///
     /// # Errors
     ///
-    /// The first error of `new`; [`BuildError::Config`] if the settings recompute whole layers.
+    /// The first error of `new`, or [`BuildError::Config`] if the settings recompute complete layers.
     pub fn layers<T>(
         &self,
         name: &str,
@@ -83,7 +85,8 @@ impl StageBuilder {
         self.layers_with(name, new, &Recompute::default())
     }
 
-    /// The same for a model that calls them in [runs](StageLayers::runs), as the settings of recomputation say.
+    /// Builds the layers of this rank for a model that calls them in [runs](StageLayers::runs), according to
+    /// the recomputation settings.
     ///
     /// # Errors
     ///
@@ -128,7 +131,7 @@ impl StageBuilder {
         })
     }
 
-    /// Finishes the model, see [`ModelBuilder::finish`].
+    /// Finishes the model. See [`ModelBuilder::finish`].
     ///
     /// # Errors
     ///
@@ -145,11 +148,11 @@ impl StageBuilder {
     }
 }
 
-/// A module at an end of the model, which only the ranks of that stage have.
+/// Returns a module at an end of the model, which only the ranks with that stage have.
 ///
 /// # Panics
 ///
-/// If this rank does not have it: it was called for another stage, which is a bug of the caller.
+/// If this rank does not have the module. The caller then passed the wrong stage, which is a bug.
 pub fn on_stage<'a, T>(module: &'a Option<T>, name: &str) -> &'a T {
     match module {
         Some(module) => module,
@@ -160,32 +163,32 @@ pub fn on_stage<'a, T>(module: &'a Option<T>, name: &str) -> &'a T {
 /// The layers of the pipeline stages on one rank, made by [`StageBuilder::layers`] or
 /// [`StageBuilder::layers_in_runs`].
 ///
-/// As a module it is a list whose elements are named by their numbers in the whole model, so that a parameter
-/// has the same path on every rank and in every layout.
+/// As a module it is a list whose elements are named by their numbers in the complete model. Therefore a
+/// parameter has the same path on every rank and in every layout.
 #[derive(Clone, Debug)]
 pub struct StageLayers<T> {
-    /// With their numbers in the whole model.
+    /// The layers with their numbers in the complete model.
     layers: Vec<(usize, T)>,
-    /// Each stage with the runs of its range of the list.
+    /// The number of each stage with its runs, as index ranges of `layers`.
     stages: Vec<(usize, Vec<LayerRun>)>,
-    /// The region of the layers that are recomputed.
+    /// The recomputation region of the recomputed layers.
     region: RecomputeRegion,
 }
 
 /// Consecutive layers of a stage.
 #[derive(Clone, Debug)]
 pub struct StageRun<'a, T> {
-    /// With their numbers in the whole model.
+    /// The layers with their numbers in the complete model.
     layers: &'a [(usize, T)],
-    /// The index of the first on this rank.
+    /// The index of the first layer on this rank.
     first: usize,
-    /// The layers are recomputed together, in the micro-batches in which this is
+    /// The region that recomputes the layers together, in the micro-batches in which it is
     /// [active](RecomputeRegion::is_active).
     pub region: RecomputeRegion,
 }
 
 impl<T> StageRun<'_, T> {
-    /// The layers in order, each with its index on this rank.
+    /// Returns the layers in order, each with its index on this rank.
     pub fn layers(&self) -> impl Iterator<Item = (usize, &T)> {
         (self.first..)
             .zip(self.layers)
@@ -197,7 +200,7 @@ impl<T> StageRun<'_, T> {
 }
 
 impl<T: Clone> StageRun<'_, T> {
-    /// The layers, for the body of a recomputed [region](Self::region), which owns them.
+    /// Returns clones of the layers, for the body of a recomputed [region](Self::region), which owns them.
     pub fn to_owned_layers(&self) -> Vec<(usize, T)> {
         let layers = (self.first..).zip(self.layers);
         layers
@@ -207,7 +210,7 @@ impl<T: Clone> StageRun<'_, T> {
 }
 
 impl<T> StageLayers<T> {
-    /// The layers of a stage in order, each with its index on this rank.
+    /// Returns the layers of a stage in order, each with its index on this rank.
     ///
     /// # Panics
     ///
@@ -222,8 +225,8 @@ impl<T> StageLayers<T> {
         })
     }
 
-    /// The layers of a stage in order, in runs as the [settings of recomputation](crate::nn::RecomputeConfig) say if they
-    /// were built for that ([`StageBuilder::layers_in_runs`]).
+    /// Returns the layers of a stage in order, in runs that follow the [recomputation
+    /// settings](crate::nn::RecomputeConfig) if the layers were built with [`StageBuilder::layers_in_runs`].
     ///
     /// ```
     /// use burn::nn::Linear;
@@ -270,18 +273,18 @@ impl<T> StageLayers<T> {
         runs
     }
 
-    /// Whether this is the last of the stages on this rank, which is the last of the model where this rank has
-    /// [that one](StageBuilder::last).
+    /// Whether this is the last stage on this rank. It is the last stage of the model if this rank has the [end
+    /// of the model](StageBuilder::last).
     pub fn is_last(&self, stage: usize) -> bool {
         self.stages.iter().all(|(own, _)| *own <= stage)
     }
 
-    /// The layers on this rank, by their index.
+    /// Returns the layers on this rank, ordered by index.
     pub fn iter(&self) -> impl Iterator<Item = &T> {
         self.layers.iter().map(|(_, layer)| layer)
     }
 
-    /// The number of layers on this rank.
+    /// Returns the number of layers on this rank.
     pub fn len(&self) -> usize {
         self.layers.len()
     }
@@ -302,11 +305,11 @@ impl<T> StageLayers<T> {
     }
 }
 
-/// A layer begins, by its number in the whole model, in a [recording](record).
+/// A note in a [recording](record) that a layer begins, with the layer's number in the complete model.
 #[derive(Clone, Copy, Debug)]
 pub struct LayerNote(pub usize);
 
-/// The type that module visitors are told, as that of Burn's lists.
+/// The container type that is passed to module visitors, the same as for Burn's lists.
 const CONTAINER: &str = "Vec";
 
 impl<T: Module> Module for StageLayers<T> {

@@ -36,7 +36,7 @@ fn build(builder: ModelBuilder, stages: &[(usize, StageLayout)]) -> ParallelModu
     stages.finish(model).unwrap()
 }
 
-/// The builder of a rank of a pipeline.
+/// Returns the builder of a rank of a pipeline.
 fn builder(ranks: usize, rank: usize) -> ModelBuilder {
     let layout = ParallelConfig::new().with_pipeline(ranks).with_data(1);
     let mesh = Mesh::new(&layout, ranks).unwrap();
@@ -44,7 +44,7 @@ fn builder(ranks: usize, rank: usize) -> ModelBuilder {
     ModelBuilder::with(&groups, &Device::flex(), 7, DType::F64)
 }
 
-/// Two stages on each of two ranks.
+/// Returns the model of a rank, with two stages on each of two ranks.
 fn of_rank(builder: ModelBuilder, rank: usize) -> ParallelModule<Model> {
     let stages = LayerSplit::Even.stages(8, 4).unwrap().into_iter();
     let own: Vec<_> = stages.enumerate().filter(|(s, _)| s % 2 == rank).collect();
@@ -71,7 +71,7 @@ fn named(model: &ParallelModule<Model>) -> Vec<(String, Vec<f64>)> {
     paths.zip(values(&model.module)).collect()
 }
 
-/// Every parameter has the path and the values that it has on one rank, and the stage that holds it.
+/// Every parameter has the path and the values of the single-rank model, and the stage that holds it.
 #[test]
 fn a_rank_has_the_modules_of_its_stages() {
     let whole = LayerSplit::Even.stages(8, 1).unwrap();
@@ -92,7 +92,7 @@ fn a_rank_has_the_modules_of_its_stages() {
         for entry in part.table.entries() {
             let stage = match entry.path.split('.').collect::<Vec<_>>()[..] {
                 ["blocks", number, _] => number.parse::<usize>().unwrap() / 2,
-                // A copy is of the end that the rank has.
+                // A copy belongs to the end of the model that the rank has.
                 ["embedding", _] => 3 * rank,
                 _ => 3,
             };
@@ -131,7 +131,7 @@ fn an_outline_has_shapes_without_values() {
     );
 }
 
-/// As Burn's own lists, a list of layers is traversed, moved and mapped.
+/// A list of layers is traversed, moved and mapped like Burn's own lists.
 #[test]
 fn layers_are_a_module() {
     let model = of_rank(builder(2, 0), 0).module;

@@ -23,8 +23,8 @@ use crate::kernel_selection::Operation;
 
 /// AdamW over the parameters of a model.
 ///
-/// The fused kernel reads and writes each bucket once, and in the same pass divides the gradient by the
-/// tokens, unscales and clips it, and writes the copy in the dtype of the model. Unfused, Burn's AdamW is used.
+/// The fused kernel reads and writes each bucket once. In the same pass it divides the gradient by the number
+/// of tokens, unscales and clips it, and writes the copy in the model dtype. The unfused form is Burn's AdamW.
 pub struct ParallelAdamW {
     implementation: AdamWImpl,
     moments: MomentType,
@@ -37,12 +37,12 @@ enum AdamWImpl {
 
 struct FusedAdamW {
     config: AdamWConfig,
-    /// A bucket on the host is stepped by another thread.
+    /// Locked, because another thread steps the buckets on the host.
     buckets: Arc<[Mutex<FusedBucket>]>,
     steps: u64,
 }
 
-/// The moments of this rank's shard of a bucket, and its multipliers of decay and learning rate.
+/// The moments of this rank's shard of a bucket, and its multipliers of weight decay and learning rate.
 struct FusedBucket {
     decay: Decay,
     first: Tensor<1>,
@@ -51,12 +51,12 @@ struct FusedBucket {
 }
 
 impl ParallelAdamW {
-    /// The optimizer for the parameters of a model. Collective: call on all ranks of the pipeline.
+    /// Builds the optimizer for the parameters of a model. Collective: call on all ranks of the pipeline.
     ///
     /// # Errors
     ///
-    /// [`OptimizerError`] for an invalid setting or group, a group that matches no parameter of the model, and
-    /// moments in bf16 or state on the host where the optimizer is not fused.
+    /// [`OptimizerError`] for an invalid setting or group, or a group that matches no parameter of the model.
+    /// Moments in bf16 and optimizer state on the host are also errors if the optimizer is not fused.
     pub fn new<M: Module>(
         config: &AdamWConfig,
         ddp: &DistributedDataParallel<M>,
@@ -108,7 +108,7 @@ impl ParallelAdamW {
         matches!(self.implementation, AdamWImpl::Fused(_))
     }
 
-    /// The hyperparameters of a step after `taken` taken steps.
+    /// Returns the hyperparameters of the next step, after `taken` taken steps.
     pub fn hyperparameters(config: &AdamWConfig, rate: f64, taken: u64) -> AdamWStep {
         AdamWStep {
             rate,
@@ -121,8 +121,9 @@ impl ParallelAdamW {
         }
     }
 
-    /// Updates the parameters if the outcome of the step says so, by the numbers in it. The outcome is on the
-    /// device; [`record_taken`](Self::record_taken) follows once it is known. Collective: call on all ranks.
+    /// Updates the parameters if `outcome`, a tensor on the device, marks the step as taken. The outcome also
+    /// contains the learning rate and the step number. Call [`record_taken`](Self::record_taken) once the
+    /// outcome is known on the host. Collective: call on all ranks.
     ///
     /// # Panics
     ///
@@ -137,19 +138,19 @@ impl ParallelAdamW {
         let AdamWImpl::Fused(fused) = &self.implementation else {
             unreachable!("only the fused AdamW reads an outcome")
         };
-        // The outcome has rate and step number.
+        // The outcome contains the rate and the step number.
         let step = Self::hyperparameters(&fused.config, 0.0, 0);
         ddp.step_buckets(gradients, Some(outcome), &fused.step_fn(step));
     }
 
-    /// Sets the number of taken steps, after steps by an outcome.
+    /// Sets the number of taken steps, after steps that followed an outcome on the device.
     pub(crate) fn record_taken(&mut self, taken: u64) {
         if let AdamWImpl::Fused(fused) = &mut self.implementation {
             fused.steps = taken;
         }
     }
 
-    /// Both moments of this rank's shard of a bucket; zeros before the first step.
+    /// Returns both moments of this rank's shard of a bucket, or zeros before the first step.
     pub fn moments(&self, bucket: usize, shard: &BucketShard) -> [Tensor<1>; 2] {
         match &self.implementation {
             AdamWImpl::Fused(fused) => {
@@ -163,8 +164,8 @@ impl ParallelAdamW {
         }
     }
 
-    /// Restores both moments of this rank's shard of a bucket, in the dtypes that
-    /// [`moments`](Self::moments) returns, as of `steps` steps.
+    /// Restores both moments of this rank's shard of a bucket after `steps` steps. The dtypes must be the
+    /// dtypes that [`moments`](Self::moments) returns.
     pub fn restore_moments(&mut self, bucket: usize, moments: [Tensor<1>; 2], steps: u64) {
         match &mut self.implementation {
             AdamWImpl::Fused(fused) => {
@@ -267,7 +268,7 @@ impl FusedBucket {
     }
 }
 
-/// The dtype of the moments of a parameter, from that of its master.
+/// Returns the dtype of the moments of a parameter from the dtype of its master.
 fn moment_dtype(moments: MomentType, main: DType) -> DType {
     match (moments, main) {
         (MomentType::Bf16, DType::F32) => DType::BF16,
@@ -275,7 +276,7 @@ fn moment_dtype(moments: MomentType, main: DType) -> DType {
     }
 }
 
-/// The multipliers of decay and learning rate of a bucket, from its segments.
+/// Returns the multipliers of weight decay and learning rate of a bucket, from its segments.
 fn decay_of(shard: &BucketShard, segments: &[GroupSegment], device: &Device) -> Decay {
     let all = |predicate: fn(&GroupSegment) -> bool| segments.iter().all(predicate);
     if all(|segment| segment.rate == 1.0) && all(|segment| segment.decay == 1.0) {
@@ -288,7 +289,7 @@ fn decay_of(shard: &BucketShard, segments: &[GroupSegment], device: &Device) -> 
     let mut decay = vec![0f32; (first + shard.range.len()).div_ceil(DECAY_BLOCK)];
     let mut rate = vec![1f32; decay.len()];
     for segment in segments {
-        // Parameters start at block boundaries, so no block has elements of two parameters.
+        // Parameters start at block boundaries, so no block contains elements of two parameters.
         let blocks = (first + segment.range.start) / DECAY_BLOCK
             ..(first + segment.range.end).div_ceil(DECAY_BLOCK);
         decay[blocks.clone()].fill(segment.decay as f32);

@@ -12,14 +12,14 @@ use crate::data_parallel::{DistributedDataParallel, MemoryCategory, TrackedAlloc
 /// Prefix of a weight's path in the key of its average.
 pub const EMA: &str = "ema/";
 
-/// Settings of the exponential moving average of the weights, `e = decay e + (1 - decay) w` after each taken step, from
-/// the weights at the start. It is sharded like the masters, in their type.
+/// Settings of the exponential moving average of the weights, `e = decay e + (1 - decay) w` after each taken
+/// step. It starts with the initial weights. It is sharded like the master weights and has their type.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct EmaConfig {
-    /// The share of the old average.
+    /// The factor of the old average.
     pub decay: f64,
-    /// Whether held-out text is evaluated with the average, instead of the weights.
+    /// Whether held-out text is evaluated with the averaged weights.
     pub evaluate: bool,
 }
 
@@ -32,7 +32,7 @@ impl Default for EmaConfig {
     }
 }
 
-/// The average of this rank's master shards.
+/// The moving average of this rank's master shards.
 pub struct WeightAverage {
     decay: f64,
     buckets: Vec<Tensor<1>>,
@@ -40,7 +40,7 @@ pub struct WeightAverage {
 }
 
 impl WeightAverage {
-    /// It begins with the weights as they are.
+    /// Creates an average that starts with the current weights.
     pub fn new<M: Module>(config: &EmaConfig, ddp: &DistributedDataParallel<M>) -> Self {
         let buckets = copies(ddp);
         let track = |of| ddp.usage().track_tensor(MemoryCategory::Optimizer, of);
@@ -51,12 +51,13 @@ impl WeightAverage {
         }
     }
 
-    /// Begins again with the weights as they are.
+    /// Restarts the average with the current weights.
     pub fn reset<M: Module>(&mut self, ddp: &DistributedDataParallel<M>) {
         self.buckets = copies(ddp);
     }
 
-    /// Adds the weights after a step. `taken` is 1 if the step was taken, otherwise 0, where the host does not know.
+    /// Adds the weights after a step. `taken` is 1 if the step was taken, otherwise 0. Pass `None` if the step
+    /// is known to be taken.
     pub fn update<M: Module>(
         &mut self,
         taken: Option<&Tensor<1>>,
@@ -78,12 +79,12 @@ impl WeightAverage {
         }
     }
 
-    /// The average of each shard.
+    /// Returns the average of each shard.
     pub fn buckets(&self) -> &[Tensor<1>] {
         &self.buckets
     }
 
-    /// Its tensors in a checkpoint.
+    /// Returns the tensors of the average in a checkpoint.
     pub fn kind(masters: &[DType]) -> StateKind {
         StateKind::of_all(EMA, masters.to_vec())
     }
@@ -94,7 +95,7 @@ impl WeightAverage {
     }
 }
 
-/// The masters in memory of their own: a step changes masters in place only where nothing else holds them.
+/// Copies the masters. A step changes masters in place only if nothing else shares their memory.
 fn copies<M: Module>(ddp: &DistributedDataParallel<M>) -> Vec<Tensor<1>> {
     let copy = |number| ddp.master_shard(number).mul_scalar(1.0);
     (0..ddp.shards().len()).map(copy).collect()

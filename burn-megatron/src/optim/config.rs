@@ -22,13 +22,13 @@ use super::setting;
 #[serde(tag = "name", rename_all = "lowercase")]
 #[strum(serialize_all = "lowercase")]
 pub enum OptimizerConfig {
-    /// AdamW; the default.
+    /// AdamW, the default.
     AdamW(AdamWConfig),
     /// Muon for hidden matrices, AdamW for the other parameters.
     Muon(MuonConfig),
     /// Stochastic gradient descent.
     Sgd(SgdConfig),
-    /// Adam with decay in the gradient.
+    /// Adam with the weight decay added to the gradient.
     Adam(AdamConfig),
     /// Adan.
     Adan(AdanConfig),
@@ -96,7 +96,7 @@ fn unknown(name: &str) -> String {
     format!("invalid optimizer name {name:?}: {reason}expected {NAMES}")
 }
 
-/// Evaluates an expression for the settings of the optimizer, whichever it is.
+/// Evaluates an expression for the settings of any optimizer.
 macro_rules! for_any {
     ($optimizer:expr, $config:ident => $value:expr) => {
         match $optimizer {
@@ -113,12 +113,12 @@ macro_rules! for_any {
 }
 
 impl OptimizerConfig {
-    /// Its name in a recipe.
+    /// Returns the name of the optimizer in a recipe.
     pub fn name(&self) -> &'static str {
         self.into()
     }
 
-    /// The settings of AdamW, which Muon has too, for the parameters that are no hidden matrices.
+    /// Returns the settings of AdamW. Muon also has them, for the parameters that are not hidden matrices.
     pub fn adamw(&self) -> Option<&AdamWConfig> {
         match self {
             Self::AdamW(config) => Some(config),
@@ -127,12 +127,12 @@ impl OptimizerConfig {
         }
     }
 
-    /// Whether it is AdamW, the one that has a fused kernel.
+    /// Whether the optimizer is AdamW, which has a fused kernel.
     pub fn is_adamw(&self) -> bool {
         matches!(self, Self::AdamW(_))
     }
 
-    /// The tensors of its state per parameter, each of the size of the parameter: the most that a parameter has.
+    /// Returns the maximum number of state tensors per parameter. Each tensor has the size of the parameter.
     pub fn state_tensors(&self) -> u8 {
         match self {
             Self::AdamW(_) | Self::Muon(_) => 2,
@@ -140,14 +140,14 @@ impl OptimizerConfig {
             Self::Adam(config) => 2 + u8::from(config.amsgrad),
             Self::Adan(_) => 4,
             Self::Lion(_) | Self::Adagrad(_) => 1,
-            // The centered mean square is kept beside the mean and the mean square.
+            // The centered mean square is stored in addition to the mean and the mean square.
             Self::RmsProp(config) => {
                 1 + 2 * u8::from(config.centered) + u8::from(config.momentum != 0.0)
             }
         }
     }
 
-    /// The same with steps proportional to the gradients, for AdamW and Adam.
+    /// Returns the configuration with steps proportional to the gradients, for AdamW, Muon's AdamW and Adam.
     pub fn with_gradient_steps(mut self) -> Self {
         match &mut self {
             Self::AdamW(config) => config.epsilon = 1.0,
@@ -158,7 +158,7 @@ impl OptimizerConfig {
         self
     }
 
-    /// The parameter groups.
+    /// Returns the parameter groups.
     pub fn groups(&self) -> &[ParameterGroup] {
         for_any!(self, config => &config.groups)
     }
@@ -167,8 +167,8 @@ impl OptimizerConfig {
     ///
     /// # Errors
     ///
-    /// [`OptimizerError::Setting`] for the first setting out of its range, [`OptimizerError::Group`] for the first
-    /// invalid group, or one that chooses an optimizer where there is one only.
+    /// [`OptimizerError::Setting`] for the first setting out of its range. [`OptimizerError::Group`] for the
+    /// first invalid group, or for a group that selects an optimizer in a run without Muon.
     pub fn check(&self) -> Result<(), OptimizerError> {
         setting::check(for_any!(self, config => config.settings()))?;
         groups::check(self.groups())?;

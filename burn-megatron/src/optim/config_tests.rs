@@ -41,7 +41,7 @@ fn the_name_says_which_settings_there_are() {
     assert!(
         error("name = 'lionn'").starts_with("invalid optimizer name \"lionn\": expected adamw, ")
     );
-    // What is not a number reaches the check.
+    // A NaN is accepted by the parser and reaches the check.
     let nan = parse("name = 'sgd'\nmomentum = nan").unwrap();
     let message = nan.check().unwrap_err().to_string();
     assert!(

@@ -17,12 +17,12 @@ use crate::data_parallel::{
 
 /// One of Burn's optimizers over the parameters of a model.
 ///
-/// It must update each element independently, as Adam, SGD and RMSProp do: shards begin and end anywhere in a
-/// parameter. [`usage`](DistributedDataParallel::usage) counts its state from the start on, by the tensors in Burn's
-/// record of it.
+/// It must update each element independently, as Adam, SGD and RMSProp do, because a shard can begin and end
+/// anywhere in a parameter. [`usage`](DistributedDataParallel::usage) counts the optimizer state from the
+/// start, based on the tensors in Burn's record of the state.
 pub struct ElementWise<O: Optimizer> {
     buckets: Vec<Vec<SegmentOptimizer<O>>>,
-    /// The tensors in the record of its state.
+    /// The names of the tensors in the record of the state.
     names: Vec<String>,
     _allocation: TrackedAllocation,
 }
@@ -35,12 +35,14 @@ struct SegmentOptimizer<O: Optimizer> {
 }
 
 impl<O: Optimizer> ElementWise<O> {
-    /// `build` returns the optimizer for parameters whose weight decay is multiplied by its argument: 1 or 0,
-    /// unless a group sets it. Collective: call on all ranks of the pipeline.
+    /// Builds the optimizer. `build` returns the optimizer for parameters whose weight decay is multiplied by
+    /// its argument: 1 or 0, unless a group sets another multiplier. Collective: call on all ranks of the
+    /// pipeline.
     ///
     /// # Errors
     ///
-    /// [`OptimizerError`] for a group that is invalid, or matches no parameter of the model, and for state on the host.
+    /// [`OptimizerError`] for an invalid group, a group that matches no parameter of the model, or state on the
+    /// host.
     pub fn new<M: Module>(
         build: impl Fn(f64) -> O,
         groups: &[ParameterGroup],
@@ -50,7 +52,7 @@ impl<O: Optimizer> ElementWise<O> {
         Self::of_segments(build, segments, ddp)
     }
 
-    /// The optimizer of some segments of each bucket.
+    /// Builds the optimizer for selected segments of each bucket.
     pub(super) fn of_segments<M: Module>(
         build: impl Fn(f64) -> O,
         segments: Vec<Vec<GroupSegment>>,
@@ -116,7 +118,8 @@ impl<O: Optimizer> ElementWise<O> {
     }
 }
 
-/// The names of the tensors in the record of an optimizer's state: those after the step of one element on the host.
+/// Returns the names of the tensors in the record of an optimizer's state, from a step of one element on the
+/// host.
 fn state_names<O: Optimizer>(optimizer: &O) -> Vec<String> {
     let one = || Tensor::<1>::ones([1], (&Device::flex(), DType::F32));
     let (_, state) = optimizer.step(0.0, one(), one(), None);
@@ -128,7 +131,7 @@ fn state_names<O: Optimizer>(optimizer: &O) -> Vec<String> {
 }
 
 impl<O: ResumableOptimizer> ElementWise<O> {
-    /// The tensors that are saved.
+    /// Returns the names of the tensors that are saved.
     fn saved(&self) -> impl Iterator<Item = &String> {
         let is_saved = |name: &&String| !O::UNSAVED.contains(&&name[..]);
         self.names.iter().filter(is_saved)
@@ -144,7 +147,7 @@ impl<O: ResumableOptimizer> OptimizerState for ElementWise<O> {
         self.saved().map(kind).collect()
     }
 
-    /// On the host: Burn reads the tensors of a record there.
+    /// Returns tensors on the host, because Burn reads the tensors of a record there.
     fn tensors(&self, bucket: usize, shard: &BucketShard) -> Vec<Tensor<1>> {
         let options = (&Device::flex(), shard.dtype);
         let zeros = |_| Tensor::<1>::zeros([shard.range.len()], options);
@@ -175,7 +178,7 @@ impl<O: ResumableOptimizer> OptimizerState for ElementWise<O> {
                 .cloned()
                 .zip(tensors.iter().map(part))
                 .collect();
-            // Before its first step there is no state.
+            // There is no state before the first step.
             segment_optimizer.state = match steps {
                 0 => None,
                 _ => O::restored(steps as usize, parts),
@@ -194,7 +197,7 @@ where
 }
 
 impl ElementWise<AdamW> {
-    /// Both moments of a bucket, written into `zeros`.
+    /// Returns both moments of a bucket, written into `zeros`.
     pub(super) fn moments(&self, bucket: usize, zeros: [Tensor<1>; 2]) -> [Tensor<1>; 2] {
         let write = |[first, second]: [Tensor<1>; 2], optimizer: &SegmentOptimizer<AdamW>| {
             let Some(AdamWState { momentum }) = optimizer.state.clone() else {
@@ -209,20 +212,20 @@ impl ElementWise<AdamW> {
         self.buckets[bucket].iter().fold(zeros, write)
     }
 
-    /// Restores both moments of a bucket, as of `steps` steps.
+    /// Restores both moments of a bucket after `steps` steps.
     pub(super) fn restore_moments(&mut self, bucket: usize, moments: &[Tensor<1>; 2], steps: u64) {
         for segment_optimizer in &mut self.buckets[bucket] {
             let part = |of: &Tensor<1>| of.clone().slice([segment_optimizer.segment.range.clone()]);
             let [first, second] = [part(&moments[0]), part(&moments[1])];
             let momentum = AdaptiveMomentumState::new(steps as usize, first, second);
-            // Before its first step Burn's AdamW has no state.
+            // Burn's AdamW has no state before its first step.
             segment_optimizer.state = (steps > 0).then(|| AdamWState::new(momentum));
         }
     }
 }
 
 impl<O: Optimizer> SegmentOptimizer<O> {
-    /// Steps this segment; returns the shard with the new values.
+    /// Updates this segment and returns the shard with the new values.
     fn step(
         &mut self,
         learning_rate: f64,

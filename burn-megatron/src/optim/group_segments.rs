@@ -10,7 +10,7 @@ use crate::collective::first_on_all;
 use crate::data_parallel::layout::ParameterSlice;
 use crate::data_parallel::{BucketShard, DistributedDataParallel};
 
-/// A range of a rank's shard of a bucket, and the multipliers of its parameter.
+/// A range of a rank's shard of a bucket, with the multipliers of its parameter.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct GroupSegment {
     /// The index of the parameter in the table.
@@ -22,8 +22,8 @@ pub(super) struct GroupSegment {
     pub rate: f64,
 }
 
-/// The segments of each bucket, without the padding between parameters. Collective: call on all ranks of the
-/// pipeline.
+/// Returns the segments of each bucket, without the padding between parameters. Collective: call on all ranks
+/// of the pipeline.
 pub(super) fn bucket_segments<M: Module>(
     groups: &[ParameterGroup],
     ddp: &DistributedDataParallel<M>,

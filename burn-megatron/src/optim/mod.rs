@@ -1,5 +1,5 @@
-//! The sharded optimizer: AdamW, Muon, or any element-wise optimizer of Burn; parameter groups, the global gradient
-//! norm, loss scaling.
+//! The sharded optimizers: AdamW, Muon, or any element-wise optimizer of Burn. Also parameter groups, the
+//! global gradient norm, QK-Clip and loss scaling. The main entry point is [`ParallelOptimizer`].
 
 mod adamw;
 mod average;

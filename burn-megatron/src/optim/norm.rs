@@ -1,4 +1,4 @@
-//! The global norm of the gradients, in which each element of the model counts once.
+//! The global gradient norm, in which each element of the model counts once.
 
 use burn::module::Module;
 use burn::tensor::{Bool, DType, Device, Tensor};
@@ -9,13 +9,14 @@ use crate::data_parallel::{DistributedDataParallel, Gradients, ShardingGroups};
 use crate::kernel_selection::Operation;
 use crate::mesh::Grid;
 
-/// The 2-norm of the whole model's gradient, the same on every rank.
+/// Returns the 2-norm of the gradient of the complete model. It is the same on every rank. Collective: call on
+/// all ranks.
 ///
-/// In its data-parallel group each rank sums its partition of every bucket, in f64 on devices that have it. The norm of
-/// f32 gradients is rounded to f32, so it has the same bits whatever the buckets and the sharding, except for
-/// about one sum in a hundred million on a rounding boundary. A replicated parameter or section
-/// counts on the first rank that holds it only, a parameter of several pipeline stages on the first of them.
-/// Collective: call on all ranks.
+/// In its data-parallel group each rank sums its partition of every bucket, in f64 on devices that support it.
+/// The norm of f32 gradients is rounded to f32. Therefore its bits do not depend on the buckets and the
+/// sharding, except for about one sum in a hundred million on a rounding boundary. A replicated parameter or
+/// section counts only on the first rank that holds it. A parameter of several pipeline stages counts on the
+/// first of these stages.
 ///
 /// # Errors
 ///
@@ -35,7 +36,7 @@ pub fn global_norm<M: Module>(
     Ok(norm * gradients.factor())
 }
 
-/// Whether the norm is rounded to f32, the same on every rank.
+/// Whether the norm is rounded to f32. It is the same on every rank.
 pub(super) fn rounds_norm<M: Module>(
     gradients: &Gradients,
     ddp: &DistributedDataParallel<M>,
@@ -48,8 +49,8 @@ pub(super) fn rounds_norm<M: Module>(
     !dtypes.contains(&DType::F64)
 }
 
-/// The sum of the squares of the elements of a grid that this rank accounts for, `[1]`, in f64 on a device that has
-/// it; `None` if it accounts for none.
+/// Returns the sum of squares, `[1]`, of the elements of a grid that this rank accounts for, or `None` if it
+/// accounts for none. The sum is in f64 on devices that support it.
 pub(super) fn squares<M: Module>(
     gradients: &Gradients,
     ddp: &DistributedDataParallel<M>,
@@ -75,7 +76,8 @@ pub(super) fn squares<M: Module>(
     })
 }
 
-/// The number of zeros in the whole model's gradient, the same on every rank. Collective: call on all ranks.
+/// Returns the number of zeros in the gradient of the complete model. It is the same on every rank. Collective:
+/// call on all ranks.
 ///
 /// # Errors
 ///
@@ -96,8 +98,8 @@ pub fn count_zeros<M: Module>(
     Ok(sum_over_model(zeros, ddp)?.round() as u64)
 }
 
-/// The gradient sums of the segments of a grid that this rank accounts for, with the selected elements; the others
-/// are zero.
+/// Returns the gradient sums of the segments of a grid that this rank accounts for. If a mask is given, it
+/// selects the elements that count, and the other elements are zero.
 fn unique_values<'a, M: Module>(
     gradients: &'a Gradients,
     ddp: &'a DistributedDataParallel<M>,
@@ -116,7 +118,7 @@ fn unique_values<'a, M: Module>(
     })
 }
 
-/// The sum over all ranks of what `own` returns for the parameters of each grid.
+/// Returns the sum over all ranks of `own(grid)`, over all grids.
 fn sum_over_model<M: Module>(
     own: impl Fn(Grid) -> f64,
     ddp: &DistributedDataParallel<M>,
@@ -127,7 +129,8 @@ fn sum_over_model<M: Module>(
     pipeline.all_reduce_scalar(over_stage, ReduceOp::Sum)
 }
 
-/// The sum of `own` over the ranks of a stage, in a fixed order of partitions in the data-parallel group.
+/// Returns the sum of `own` over the ranks of a stage, in a fixed order of the partitions in the data-parallel
+/// group.
 fn sum_over_stage(own: f64, groups: &ShardingGroups) -> Result<f64, CommError> {
     let by_rank: Vec<f64> = groups.data.all_gather(vec![own].into())?.into_vec();
     let mut parts = vec![0.0; by_rank.len()];

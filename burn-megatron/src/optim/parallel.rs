@@ -1,4 +1,4 @@
-//! The optimizer of a run, by its settings.
+//! The optimizer of a run, selected by its settings.
 
 use burn::module::Module;
 use burn::tensor::{DType, Tensor};
@@ -15,8 +15,8 @@ use super::rules::RuleConfig;
 use super::state::{OptimizerState, ShardOptimizer, StateKind};
 use crate::data_parallel::{BucketShard, DistributedDataParallel, Gradients, Moments};
 
-/// The optimizer that an [`OptimizerConfig`] names, over the parameters of a model, with the average of the weights if
-/// there is one.
+/// The optimizer of an [`OptimizerConfig`] over the parameters of a model, with an optional moving average of
+/// the weights.
 pub struct ParallelOptimizer {
     implementation: Implementation,
     average: Option<WeightAverage>,
@@ -29,12 +29,12 @@ enum Implementation {
 }
 
 impl ParallelOptimizer {
-    /// The optimizer for the parameters of a model. Collective: call on all ranks of the pipeline.
+    /// Builds the optimizer for the parameters of a model. Collective: call on all ranks of the pipeline.
     ///
     /// # Errors
     ///
-    /// [`OptimizerError`] for an invalid setting or group, a group that matches no parameter of the model, and for
-    /// moments in bf16 or state on the host with another optimizer than the fused AdamW.
+    /// [`OptimizerError`] for an invalid setting or group, or a group that matches no parameter of the model.
+    /// Moments in bf16 and optimizer state on the host are errors unless the optimizer is the fused AdamW.
     pub fn new<M: Module>(
         config: &OptimizerConfig,
         ddp: &DistributedDataParallel<M>,
@@ -63,7 +63,7 @@ impl ParallelOptimizer {
         })
     }
 
-    /// Keeps an average of the weights from here on, which [`average`](Self::average) updates.
+    /// Starts an average of the weights, which is updated through [`average`](Self::average).
     pub fn average_with<M: Module>(
         &mut self,
         config: &EmaConfig,
@@ -77,7 +77,7 @@ impl ParallelOptimizer {
         self.average = None;
     }
 
-    /// The average of the weights, if there is one.
+    /// Returns the average of the weights, if there is one.
     pub fn average(&mut self) -> Option<&mut WeightAverage> {
         self.average.as_mut()
     }
@@ -104,11 +104,12 @@ impl ParallelOptimizer {
         }
     }
 
-    /// The same with the fused AdamW by an outcome on the device.
+    /// Updates the parameters with the fused AdamW if `outcome`, a tensor on the device, marks the step as
+    /// taken.
     ///
     /// # Panics
     ///
-    /// If it is another optimizer.
+    /// If the optimizer is not the fused AdamW.
     pub fn step_with_outcome<M: Module>(
         &mut self,
         outcome: &Tensor<1>,
@@ -121,14 +122,14 @@ impl ParallelOptimizer {
         adamw.step_with_outcome(outcome, ddp, gradients);
     }
 
-    /// Sets the number of taken steps, after steps by an outcome.
+    /// Sets the number of taken steps, after steps that followed an outcome on the device.
     pub fn record_taken(&mut self, taken: u64) {
         if let Implementation::AdamW(adamw) = &mut self.implementation {
             adamw.record_taken(taken);
         }
     }
 
-    /// Whether it is the fused AdamW.
+    /// Whether the optimizer is the fused AdamW.
     pub fn is_fused(&self) -> bool {
         matches!(&self.implementation, Implementation::AdamW(adamw) if adamw.is_fused())
     }
@@ -177,7 +178,7 @@ impl OptimizerState for ParallelOptimizer {
     }
 }
 
-/// One of Burn's optimizers.
+/// Builds one of Burn's optimizers.
 fn element_wise<C, M>(
     config: &C,
     groups: &[ParameterGroup],

@@ -10,19 +10,19 @@ use burn::optim::{
 };
 use burn::tensor::Tensor;
 
-/// The tensors of an optimizer's state on a shard, by their names in Burn's record of the state.
+/// The tensors of an optimizer's state on a shard, keyed by their names in Burn's record of the state.
 pub type StateTensors = BTreeMap<String, Tensor<1>>;
 
-/// An element-wise optimizer whose state a checkpoint can restore in any layout: its tensors have an element for each
-/// of the parameter, and everything else in it follows from the number of steps.
+/// An element-wise optimizer whose state a checkpoint can restore in any layout. Each tensor of its state has
+/// one element per parameter element. The rest of the state follows from the number of steps.
 pub trait ResumableOptimizer: Optimizer {
-    /// The name of the optimizer, which begins the keys of its state.
+    /// The name of the optimizer, used as the prefix of the keys of its state.
     const NAME: &'static str;
 
-    /// Tensors of its record that are not saved, as the next step does not read them.
+    /// The tensors of its record that are not saved, because the next step does not read them.
     const UNSAVED: &'static [&'static str] = &[];
 
-    /// The state after `steps` steps, from the tensors that were saved. `None` if one is missing.
+    /// Restores the state after `steps` steps from the saved tensors. Returns `None` if a tensor is missing.
     fn restored(steps: usize, tensors: StateTensors) -> Option<Self::State<1>>;
 }
 
@@ -75,7 +75,7 @@ impl ResumableOptimizer for Lion {
 impl ResumableOptimizer for RmsProp {
     const NAME: &'static str = "rmsprop";
 
-    /// It is computed anew from the other two.
+    /// The average is recomputed from the other two tensors.
     const UNSAVED: &'static [&'static str] = &["centered.avg"];
 
     fn restored(_: usize, mut tensors: StateTensors) -> Option<RmsPropState<1>> {

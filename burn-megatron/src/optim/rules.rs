@@ -20,20 +20,20 @@ pub(super) trait RuleConfig {
     /// The optimizer.
     type Rule: Optimizer;
 
-    /// The optimizer for parameters whose weight decay is multiplied by `decay`.
+    /// Builds the optimizer for parameters whose weight decay is multiplied by `decay`.
     fn build(&self, decay: f64) -> Self::Rule;
 }
 
-/// The epsilon for Burn's AdamW where the setting is 0: the root of the smallest normal f32, below the root of
-/// every normal second moment. It makes the step 0 instead of NaN where no gradient has been received.
+/// The epsilon of Burn's AdamW if the setting is 0: the square root of the smallest normal f32, which is below
+/// the root of every normal second moment. Without gradients the step is then 0 instead of NaN.
 const MIN_EPSILON: f32 = 1.084_202_2e-19;
 
-/// Decay that is added to the gradient.
+/// Returns the weight decay that is added to the gradient.
 fn penalty(weight_decay: f64) -> Option<WeightDecayConfig> {
     (weight_decay != 0.0).then(|| WeightDecayConfig::new(weight_decay as f32))
 }
 
-/// Declares the settings of an optimizer: the default of each, and its check if it is a number.
+/// Declares the settings of an optimizer: the default of each setting, and the check of each number.
 macro_rules! rule_config {
     (
         $(#[$doc:meta])* $config:ident {
@@ -45,7 +45,7 @@ macro_rules! rule_config {
         #[serde(deny_unknown_fields, default)]
         pub struct $config {
             $($(#[$setting_doc])* pub $setting: $type,)*
-            /// Parameters with another weight decay or learning rate, selected by path patterns.
+            /// Parameter groups with another weight decay or learning rate, selected by path patterns.
             #[serde(skip_serializing_if = "Vec::is_empty")]
             pub groups: Vec<ParameterGroup>,
         }
@@ -69,13 +69,13 @@ rule_config! {
     /// Settings of stochastic gradient descent: `v = momentum v + (1 - dampening) g`, `p = p - lr v`, with `v = g` in the
     /// first step.
     SgdConfig {
-        /// Decay of the velocity; 0 for none.
+        /// The decay of the velocity; 0 disables momentum.
         momentum: f64 = 0.9 => beta,
-        /// The share of each gradient that the velocity leaves out.
+        /// The dampening of the gradient: the velocity adds `1 - dampening` times the gradient.
         dampening: f64 = 0.0 => beta,
-        /// Whether the step is `g + momentum v` (Nesterov).
+        /// Whether to use Nesterov momentum: the step is `g + momentum v`.
         nesterov: bool = false,
-        /// Times the parameter, added to the gradient.
+        /// The weight decay: this factor times the parameter is added to the gradient.
         weight_decay: f64 = 0.0 => factor,
     }
 }
@@ -99,19 +99,20 @@ impl RuleConfig for SgdConfig {
 rule_config! {
     /// Settings of AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101).
     AdamWConfig {
-        /// Decay of the first moment.
+        /// The decay of the first moment.
         beta1: f64 = 0.9 => beta,
-        /// Decay of the second moment.
+        /// The decay of the second moment.
         beta2: f64 = 0.95 => beta,
-        /// Added to the root of the second moment.
+        /// The value added to the square root of the second moment.
         epsilon: f64 = 1e-8 => above_zero,
-        /// Decoupled weight decay; none for [norms and biases](crate::nn::ParameterEntry::decay), unless a group sets it.
+        /// The decoupled weight decay. It is 0 for [norms and biases](crate::nn::ParameterEntry::decay), unless
+        /// a group sets it.
         weight_decay: f64 = 0.1 => factor,
     }
 }
 
 impl AdamWConfig {
-    /// Checks the settings, in the f32 in which moments are computed, and the groups.
+    /// Checks the groups and the settings, rounded to f32 as in the computation of the moments.
     ///
     /// # Errors
     ///
@@ -141,17 +142,17 @@ impl RuleConfig for AdamWConfig {
 }
 
 rule_config! {
-    /// Settings of Adam (Kingma and Ba 2015, arXiv:1412.6980), whose decay is added to the gradient.
+    /// Settings of Adam (Kingma and Ba 2015, arXiv:1412.6980), with the weight decay added to the gradient.
     AdamConfig {
-        /// Decay of the first moment.
+        /// The decay of the first moment.
         beta1: f64 = 0.9 => beta,
-        /// Decay of the second moment.
+        /// The decay of the second moment.
         beta2: f64 = 0.999 => beta,
-        /// Added to the root of the second moment.
+        /// The value added to the square root of the second moment.
         epsilon: f64 = 1e-8 => above_zero,
-        /// Whether the largest second moment so far is used (AMSGrad, Reddi et al. 2018).
+        /// Whether to use the maximum of the second moments so far (AMSGrad, Reddi et al. 2018).
         amsgrad: bool = false,
-        /// Times the parameter, added to the gradient.
+        /// The weight decay: this factor times the parameter is added to the gradient.
         weight_decay: f64 = 0.0 => factor,
     }
 }
@@ -171,17 +172,18 @@ impl RuleConfig for AdamConfig {
 }
 
 rule_config! {
-    /// Settings of Adan (Xie et al. 2022, arXiv:2208.06677), in the paper's notation with `1 - beta` for its betas.
+    /// Settings of Adan (Xie et al. 2022, arXiv:2208.06677). Each beta is `1 - beta` in the notation of the
+    /// paper.
     AdanConfig {
-        /// Decay of the gradient.
+        /// The decay of the mean gradient.
         beta1: f64 = 0.98 => beta,
-        /// Decay of the difference of two gradients.
+        /// The decay of the mean difference of two gradients.
         beta2: f64 = 0.92 => beta,
-        /// Decay of the second moment.
+        /// The decay of the second moment.
         beta3: f64 = 0.99 => beta,
-        /// Added to the root of the second moment.
+        /// The value added to the square root of the second moment.
         epsilon: f64 = 1e-8 => above_zero,
-        /// Decoupled weight decay: the parameter is divided by `1 + lr w`.
+        /// The decoupled weight decay `w`: the parameter is divided by `1 + lr w`.
         weight_decay: f64 = 0.02 => factor,
     }
 }
@@ -201,13 +203,14 @@ impl RuleConfig for AdanConfig {
 }
 
 rule_config! {
-    /// Settings of Lion (Chen et al. 2023, arXiv:2302.06675): the sign of `beta1 m + (1 - beta1) g`.
+    /// Settings of Lion (Chen et al. 2023, arXiv:2302.06675). The step is the sign of `beta1 m + (1 - beta1)
+    /// g`.
     LionConfig {
-        /// Decay of the momentum in the step.
+        /// The decay of the momentum in the step.
         beta1: f64 = 0.9 => beta,
-        /// Decay of the momentum itself.
+        /// The decay of the stored momentum.
         beta2: f64 = 0.99 => beta,
-        /// Decoupled weight decay.
+        /// The decoupled weight decay.
         weight_decay: f64 = 0.1 => factor,
     }
 }
@@ -227,15 +230,15 @@ impl RuleConfig for LionConfig {
 rule_config! {
     /// Settings of RMSProp (Tieleman and Hinton 2012), as in PyTorch.
     RmsPropConfig {
-        /// Decay of the mean square.
+        /// The decay of the mean square.
         alpha: f64 = 0.99 => beta,
-        /// Decay of the velocity; 0 for none.
+        /// The decay of the velocity; 0 disables momentum.
         momentum: f64 = 0.0 => beta,
-        /// Added to the root of the mean square.
+        /// The value added to the square root of the mean square.
         epsilon: f64 = 1e-8 => above_zero,
         /// Whether the square of the mean is subtracted from the mean square.
         centered: bool = false,
-        /// Times the parameter, added to the gradient.
+        /// The weight decay: this factor times the parameter is added to the gradient.
         weight_decay: f64 = 0.0 => factor,
     }
 }
@@ -257,11 +260,12 @@ impl RuleConfig for RmsPropConfig {
 rule_config! {
     /// Settings of Adagrad (Duchi et al. 2011), as in PyTorch.
     AdagradConfig {
-        /// The rate of step `t`, counted from 1, is divided by `1 + (t - 1) lr_decay`.
+        /// The decay of the learning rate: the rate of step `t`, counted from 1, is divided by `1 + (t - 1)
+        /// lr_decay`.
         lr_decay: f64 = 0.0 => factor,
-        /// Added to the root of the sum of squares.
+        /// The value added to the square root of the sum of squares.
         epsilon: f64 = 1e-10 => above_zero,
-        /// Times the parameter, added to the gradient.
+        /// The weight decay: this factor times the parameter is added to the gradient.
         weight_decay: f64 = 0.0 => factor,
     }
 }

@@ -21,7 +21,7 @@ impl Setting {
     }
 }
 
-/// A decay of a mean, in the f32 in which it is used.
+/// Checks the decay of a mean after rounding to f32, which the optimizer uses.
 pub(super) fn beta(name: &'static str, value: f64) -> Setting {
     let is_valid = value >= 0.0 && (value as f32) < 1.0;
     Setting::new(name, value, is_valid, "at least 0 and below 1")
@@ -37,7 +37,7 @@ pub(super) fn factor(name: &'static str, value: f64) -> Setting {
     Setting::new(name, value, is_valid, "at least 0 and finite")
 }
 
-/// Fails for the first invalid setting.
+/// Returns an error for the first invalid setting.
 pub(super) fn check(settings: Vec<Setting>) -> Result<(), OptimizerError> {
     match settings.into_iter().find(|setting| !setting.is_valid) {
         Some(Setting {

@@ -1,19 +1,21 @@
-//! Steps whose loss or gradient norm is far above those of the steps before.
+//! Detection of steps whose loss or gradient norm is far above the values of the previous steps.
 
 use std::collections::VecDeque;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// When a step is skipped as a spike: its loss, or the norm of its gradient, exceeds the mean of the window by more than
-/// `sigmas` standard deviations. The rule is that of OLMo-core's `SkipStepOptimizer`: nothing is skipped before half of
-/// the window is known, and skipped steps enter the window, so that a lasting change is accepted in the end.
+/// Settings of the detection of spikes. A step is skipped as a spike if its loss or its gradient norm exceeds
+/// the mean of the window by more than `sigmas` standard deviations.
+///
+/// The rule follows `SkipStepOptimizer` of OLMo-core. No step is skipped before half of the window is filled.
+/// Skipped steps enter the window, so that a lasting change is eventually accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct SpikeConfig {
-    /// Standard deviations.
+    /// The threshold, in standard deviations.
     pub sigmas: f64,
-    /// The last steps that a step is compared with.
+    /// The number of previous steps in the window.
     pub window: usize,
 }
 
@@ -27,7 +29,7 @@ impl Default for SpikeConfig {
 }
 
 impl SpikeConfig {
-    /// The largest window.
+    /// The maximum window.
     const MOST: usize = 1 << 16;
 
     /// Whether both settings are valid.
@@ -36,7 +38,8 @@ impl SpikeConfig {
     }
 }
 
-/// The losses and gradient norms of the last steps, as saved in a checkpoint: by their bits, which JSON keeps.
+/// The losses and gradient norms of the last steps, as saved in a checkpoint. Their bits are saved, because
+/// JSON preserves integers.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SpikeWindow {
@@ -45,7 +48,7 @@ pub struct SpikeWindow {
 }
 
 impl SpikeWindow {
-    /// Whether a step is a spike beside those of the window.
+    /// Whether a step is a spike compared with the steps of the window.
     pub fn is_spike(&self, config: &SpikeConfig, loss: f64, norm: f64) -> bool {
         let least = (config.window / 2).max(2);
         let exceeds = |values: &VecDeque<u64>, value: f64| {
@@ -59,7 +62,7 @@ impl SpikeWindow {
         self.losses.len() >= least && (exceeds(&self.losses, loss) || exceeds(&self.norms, norm))
     }
 
-    /// Adds a step, whose values are finite.
+    /// Adds a step with finite values.
     pub fn push(&mut self, config: &SpikeConfig, loss: f64, norm: f64) {
         for (values, value) in [(&mut self.losses, loss), (&mut self.norms, norm)] {
             values.push_back(value.to_bits());
@@ -92,7 +95,7 @@ mod tests {
         assert!(!window.is_spike(&config, 4.2, 1.0));
         assert!(window.is_spike(&config, 4.3, 1.0));
         assert!(window.is_spike(&config, 2.0, 1.1));
-        // A lasting change is accepted once it is in the window.
+        // A lasting change is accepted once it fills the window.
         let taken = (0..8).map(|_| {
             let spike = window.is_spike(&config, 9.0, 1.0);
             window.push(&config, 9.0, 1.0);

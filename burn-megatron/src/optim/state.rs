@@ -1,4 +1,4 @@
-//! The state of an optimizer as a checkpoint sees it: tensors that lie like the parameters.
+//! The state of an optimizer in a checkpoint: tensors that are sharded like the parameters.
 
 use burn::tensor::{DType, Tensor};
 
@@ -10,16 +10,16 @@ pub const FIRST: &str = "adamw.first/";
 /// Prefix of a weight's path in the key of its second moment of AdamW.
 pub const SECOND: &str = "adamw.second/";
 
-/// One tensor of the state for each of some parameters, such as their first moments.
+/// One kind of state tensor, such as the first moment, with one tensor per parameter.
 pub struct StateKind {
     /// Prefix of a parameter's path in the key of its tensor.
     pub prefix: String,
-    /// The type of each, in the order of the parameter table; `None` for a parameter without one.
+    /// The type of each tensor, in the order of the parameter table; `None` for a parameter without a tensor.
     pub types: Vec<Option<DType>>,
 }
 
 impl StateKind {
-    /// Of all parameters.
+    /// Returns a kind with a tensor for every parameter.
     pub fn of_all(prefix: impl Into<String>, types: Vec<DType>) -> Self {
         Self {
             prefix: prefix.into(),
@@ -30,19 +30,21 @@ impl StateKind {
 
 /// The state of an optimizer that a checkpoint saves and restores.
 pub trait OptimizerState {
-    /// Its tensors. `masters` are the types of the masters, in the order of the parameter table.
+    /// Returns the kinds of its tensors. `masters` are the types of the masters, in the order of the parameter
+    /// table.
     fn kinds(&self, masters: &[DType]) -> Vec<StateKind>;
 
-    /// The tensor of each kind for this rank's shard of a bucket, `[elements]`; zeros before the first step, and where a
-    /// parameter has none.
+    /// Returns the tensor of each kind for this rank's shard of a bucket, `[elements]`. It is zero before the
+    /// first step, and for parameters without a tensor.
     fn tensors(&self, bucket: usize, shard: &BucketShard) -> Vec<Tensor<1>>;
 
-    /// Restores the shard of a bucket, from tensors as [`tensors`](Self::tensors) returns them, as of `steps` steps.
+    /// Restores the shard of a bucket after `steps` steps, from tensors in the format of
+    /// [`tensors`](Self::tensors).
     fn restore(&mut self, bucket: usize, shard: &BucketShard, tensors: Vec<Tensor<1>>, steps: u64);
 }
 
-/// An optimizer whose rule needs nothing but this rank's shards.
+/// An optimizer whose update rule only needs this rank's shards.
 pub(crate) trait ShardOptimizer: OptimizerState + Send {
-    /// Steps a bucket, with `factor` times its gradient.
+    /// Updates a bucket with `factor` times its gradient.
     fn step_bucket(&mut self, rate: f64, factor: f64, bucket: BucketStep) -> SteppedBucket;
 }

@@ -1,10 +1,10 @@
-//! The counts of taken and skipped steps, and the limit of skips in a row.
+//! The counts of taken and skipped steps, and the limit of consecutive skips.
 
 use std::num::NonZeroU64;
 
 use serde::{Deserialize, Serialize};
 
-/// The steps of a run so far, as saved in a checkpoint.
+/// The number of steps of a run so far, as saved in a checkpoint.
 ///
 /// The learning rate of the next step follows from [`taken`](Self::taken): a skipped step changes no weight,
 /// and does not advance the learning rate schedule. The samples of the next step follow from
@@ -12,16 +12,18 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StepCount {
-    /// Steps that updated the weights.
+    /// The number of steps that updated the weights.
     pub taken: u64,
-    /// Steps that did not.
+    /// The number of steps that did not update the weights.
     pub skipped: u64,
-    /// Skipped steps since the last taken one. Steps without targets neither count nor reset it.
+    /// The number of skipped steps since the last taken step. Steps without targets neither increase nor reset
+    /// it.
     pub consecutive_skips: u64,
-    /// Skipped steps that had no target. Not in older checkpoints.
+    /// The number of skipped steps that had no target. Older checkpoints do not contain it.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub without_targets: u64,
-    /// Skipped steps whose loss or gradient norm was a spike. Not in older checkpoints.
+    /// The number of skipped steps whose loss or gradient norm was a spike. Older checkpoints do not contain
+    /// it.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub spikes: u64,
 }
@@ -30,7 +32,7 @@ fn is_zero(count: &u64) -> bool {
     *count == 0
 }
 
-/// Too many steps in a row were skipped.
+/// Too many consecutive steps were skipped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the last {} steps were all skipped, after {} that were taken, as in each of them the loss or a gradient was \
@@ -40,13 +42,13 @@ fn is_zero(count: &u64) -> bool {
 pub struct TooManySkips {
     /// The steps of the run.
     pub count: StepCount,
-    /// The number of skips in a row that ends a run.
+    /// The number of consecutive skips that ends a run.
     pub limit: NonZeroU64,
 }
 
 impl StepCount {
-    /// The default limit of skips in a row: about three times the 17 steps in which a dynamic loss scale with
-    /// the default settings falls from 2^16 to 1. A run that skips more does not recover.
+    /// The default limit of consecutive skips. It is about three times the 17 steps in which a dynamic loss
+    /// scale with the default settings falls from 2^16 to 1. A run that skips more steps does not recover.
     pub const DEFAULT_LIMIT: NonZeroU64 = NonZeroU64::new(50).unwrap();
 
     /// Counts a step.
@@ -61,7 +63,7 @@ impl StepCount {
     }
 
     /// Counts a step that was skipped because none of its targets has a loss. It does not count towards the
-    /// limit of skips in a row.
+    /// limit of consecutive skips.
     pub fn record_without_targets(&mut self) {
         self.skipped += 1;
         self.without_targets += 1;
@@ -73,7 +75,7 @@ impl StepCount {
         self.spikes += 1;
     }
 
-    /// All steps, taken or skipped.
+    /// Returns the number of all steps, taken or skipped.
     pub fn made(&self) -> u64 {
         self.taken + self.skipped
     }
@@ -82,8 +84,8 @@ impl StepCount {
     ///
     /// # Errors
     ///
-    /// [`TooManySkips`] as soon as `limit` steps in a row were skipped; with a limit of 1 the first
-    /// skip ends the run.
+    /// [`TooManySkips`] as soon as `limit` consecutive steps were skipped. With a limit of 1 the first skip
+    /// ends the run.
     pub fn check(&self, limit: NonZeroU64) -> Result<(), TooManySkips> {
         if self.consecutive_skips < limit.get() {
             return Ok(());
@@ -149,7 +151,7 @@ mod tests {
         );
     }
 
-    /// A schedule that is indexed by the steps taken uses each rate once.
+    /// A schedule that is indexed by the number of taken steps uses each rate once.
     #[test]
     fn a_skipped_step_does_not_advance_what_counts_taken_ones() {
         let steps = [true, false, false, true, false, true, true];
@@ -199,7 +201,7 @@ mod tests {
         assert_eq!(count.check(StepCount::DEFAULT_LIMIT), Ok(()));
     }
 
-    /// Skips before and after a checkpoint count as one row.
+    /// Consecutive skips are counted across a checkpoint.
     #[test]
     fn skips_in_a_row_are_counted_across_a_checkpoint() {
         let saved = serde_json::to_string(&counted(&[true, false, false])).expect("is json");

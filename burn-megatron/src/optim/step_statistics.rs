@@ -1,5 +1,5 @@
-//! The statistics of a step: one row of numbers from each rank, gathered on the device. They decide there whether
-//! the step is taken, and the host reads them once.
+//! The statistics of a step: one row of numbers from each rank, gathered on the device. The device decides from
+//! them whether the step is taken, and the host reads them once.
 
 use std::cell::OnceCell;
 use std::collections::BTreeMap;
@@ -19,48 +19,50 @@ use crate::data_parallel::{
 };
 use crate::mesh::{Axis, AxisSet, Grid};
 
-/// 1 if the rank asks to stop the run.
+/// The column that is 1 if the rank requests to stop the run.
 const STOP: usize = columns::COUNT;
-/// A hash of what was gathered and reduced, in parts of 16 bits, which f32 holds exactly.
+/// The first column of a hash of the gathered and reduced buckets, in parts of 16 bits, which f32 represents
+/// exactly.
 const FINGERPRINT: usize = STOP + 1;
 const FINGERPRINT_PARTS: usize = 4;
-/// The first loss.
+/// The column of the first loss.
 const LOSSES: usize = FINGERPRINT + FINGERPRINT_PARTS;
 
 /// The contribution of a rank to the statistics of a step.
 pub struct RankStatistics {
     /// The record of the reduction of the gradients.
     pub record: ReductionRecord,
-    /// The tokens of this rank's micro-batches.
+    /// The number of tokens in this rank's micro-batches.
     pub tokens: u64,
-    /// The losses of its micro-batches, flat tensors, of [`loss_count`](Self::loss_count) elements in all; none on
-    /// ranks without the last stage.
+    /// The losses of its micro-batches, as flat tensors with [`loss_count`](Self::loss_count) elements in
+    /// total. Empty on ranks without the last stage.
     pub losses: Vec<Tensor<1>>,
     /// The number of losses on a rank with the last stage.
     pub loss_count: usize,
-    /// Whether this rank asks to stop the run.
+    /// Whether this rank requests to stop the run.
     pub stop: bool,
-    /// Further flat tensors by name, the same on all ranks that read them: see [`StepReading::added`].
+    /// Further flat tensors by name, equal on all ranks that read them: see [`StepReading::added`].
     pub added: Vec<(&'static str, Tensor<1>)>,
 }
 
-/// The settings that decide the outcome of a step, and its dependence on the outcome of the step before.
+/// The settings that determine the outcome of a step, including its dependence on the outcome of the previous
+/// step.
 pub struct OutcomeSettings {
-    /// See [`order_of_squares`].
+    /// The order of the sum of squares: see [`order_of_squares`].
     pub squares: Arc<SumOrder>,
-    /// The maximum norm.
+    /// The maximum gradient norm.
     pub clip: f64,
-    /// See [`OutcomeRule::loss_scales`].
+    /// The loss scales: see [`OutcomeRule::loss_scales`].
     pub loss_scales: [f64; 3],
-    /// See [`OutcomeRule::steps`].
+    /// The hyperparameters: see [`OutcomeRule::steps`].
     pub steps: [AdamWStep; 2],
 }
 
 /// The statistics of a step, on the device until [`reading`](Self::reading) is called.
 pub struct StepStatistics {
-    /// See [`step_outcome`].
+    /// The outcome: see [`step_outcome`].
     pub outcome: Tensor<1>,
-    /// The rows of all ranks, the measurements of the own gradients, and the added tensors.
+    /// The rows of all ranks.
     rows: Tensor<1>,
     measured: Option<Tensor<1>>,
     added: Vec<(&'static str, Tensor<1>)>,
@@ -72,21 +74,21 @@ pub struct StepStatistics {
 /// The statistics of a step on the host.
 #[derive(Clone, Debug)]
 pub struct StepReading {
-    /// An element of [`elements`]: whether the step was taken.
+    /// The kind of outcome, a value of [`elements`], which includes whether the step was taken.
     pub kind: f64,
-    /// The norm before clipping.
+    /// The gradient norm before clipping.
     pub norm: f64,
-    /// The factor of the gradients, clipped.
+    /// The factor of the gradients after clipping.
     pub factor: f64,
     /// The factor of the gradients before clipping.
     pub unclipped: f64,
-    /// The tokens of all ranks.
+    /// The number of tokens of all ranks.
     pub tokens: u64,
-    /// By world rank: its losses.
+    /// The losses of each world rank.
     losses: Vec<Vec<f64>>,
     /// The first rank with an invalid gradient.
     pub first_invalid: Option<usize>,
-    /// Whether any rank asks to stop the run.
+    /// Whether any rank requests to stop the run.
     pub stop: bool,
     /// The invalid gradients of this rank.
     pub invalid_gradients: Vec<InvalidGradient>,
@@ -106,13 +108,14 @@ impl StepReading {
         self.kind == elements::NO_TARGETS
     }
 
-    /// The values of an [added](RankStatistics::added) tensor; none if no tensor has this name.
+    /// Returns the values of an [added](RankStatistics::added) tensor, or an empty slice if no tensor has this
+    /// name.
     pub fn added(&self, name: &str) -> &[f64] {
         self.added.get(name).map_or(&[], Vec::as_slice)
     }
 
-    /// The sums of `of` the losses of each rank, over the pipeline, the context and the data axis of this
-    /// rank.
+    /// Applies `of` to the losses of each rank, and returns the sums over the pipeline, context and data axes
+    /// of this rank.
     pub fn losses(&self, groups: &ParallelContext, of: impl Fn(&[f64]) -> Vec<f64>) -> Vec<f64> {
         let by_rank: Vec<Vec<f64>> = self.losses.iter().map(|losses| of(losses)).collect();
         let order = order_of_losses(groups);
@@ -123,11 +126,11 @@ impl StepReading {
         (0..by_rank[0].len()).map(sum).collect()
     }
 
-    /// Fails if a rank of the data axis used its parameters in another order.
+    /// Checks that all ranks of the data axis used their parameters in the same order.
     ///
     /// # Errors
     ///
-    /// [`DataParallelError::OrderMismatch`].
+    /// [`DataParallelError::OrderMismatch`] if a rank used another order.
     pub fn check_order<M: Module>(
         &self,
         ddp: &DistributedDataParallel<M>,
@@ -143,8 +146,9 @@ impl StepReading {
 }
 
 impl StepStatistics {
-    /// Gathers the statistics of a step, and decides it. `before` is the outcome of the step before, if it is not
-    /// known to the host yet. Nothing is read from the device. Collective: call on all ranks of the world.
+    /// Gathers the statistics of a step, and decides whether it is taken. `before` is the outcome of the
+    /// previous step, if the host has not read it yet. Nothing is read from the device. Collective: call on all
+    /// ranks of the world.
     ///
     /// Unwinds with [`raise`](crate::comm::raise) if the collective fails.
     pub fn gather<M: Module>(
@@ -188,20 +192,20 @@ impl StepStatistics {
         }
     }
 
-    /// An [added](RankStatistics::added) tensor.
+    /// Returns an [added](RankStatistics::added) tensor, if there is one with this name.
     pub fn added(&self, name: &str) -> Option<&Tensor<1>> {
         let found = self.added.iter().find(|(added, _)| *added == name);
         found.map(|(_, tensor)| tensor)
     }
 
-    /// 1 if the step is taken, otherwise 0: `[1]`.
+    /// Returns a tensor `[1]` that is 1 if the step is taken, otherwise 0.
     pub fn taken(&self) -> Tensor<1> {
         let kind = self.outcome.clone().narrow(0, 0, 1);
         let dtype = kind.dtype();
         kind.equal_elem(elements::TAKEN).float().cast(dtype)
     }
 
-    /// The statistics on the host: the first call waits for the device, and copies them in one piece.
+    /// Returns the statistics on the host. The first call waits for the device and copies them in one transfer.
     pub fn reading<M: Module>(&self, ddp: &DistributedDataParallel<M>) -> &StepReading {
         self.reading.get_or_init(|| self.read(ddp))
     }
@@ -250,13 +254,13 @@ impl StepStatistics {
 }
 
 impl RankStatistics {
-    /// The row of this rank.
+    /// Returns the row of this rank.
     fn row<M: Module>(self, gradients: &Gradients, ddp: &DistributedDataParallel<M>) -> Tensor<1> {
         let device = ddp.device();
         let dtype = statistics_dtype(device);
         let zeros = |count: usize| Tensor::zeros([count], (device, dtype));
         let measured = self.record.measured;
-        // On the CPU the norm has the same bits however the gradients are sharded.
+        // On the CPU the bits of the norm do not depend on how the gradients are sharded.
         let of_measured = measured.as_ref().filter(|_| *device != Device::flex());
         let norm = tracing::debug_span!("gradient_norm");
         let of_grid = |grid| {
@@ -290,7 +294,8 @@ impl RankStatistics {
     }
 }
 
-/// The columns that the host knows, from the tokens on. The tokens count on one of the ranks that have the same.
+/// Returns the columns known on the host, starting with the tokens. Only one of the ranks with the same tokens
+/// counts them.
 fn known_columns(
     tokens: u64,
     stop: bool,
@@ -313,7 +318,7 @@ fn known_columns(
     known
 }
 
-/// The order in which the losses of the ranks are added, those of the pipeline first.
+/// Returns the order in which the losses of the ranks are summed: first over the pipeline.
 fn order_of_losses(groups: &ParallelContext) -> SumOrder {
     let members = |axes: AxisSet, rank| groups.mesh().members(Grid::Dense, axes, rank);
     let pipeline = |rank| {
@@ -324,9 +329,9 @@ fn order_of_losses(groups: &ParallelContext) -> SumOrder {
     SumOrder::Pairwise(data.map(pipeline).collect())
 }
 
-/// The order in which the CPU adds the sums of squares in the statistics of all ranks: the partitions of a
-/// data-parallel group, then the model-parallel ranks, the grids, and the pipeline stages. So the sum has the same
-/// bits however the gradients are sharded. Other devices have an order of their own.
+/// Returns the order in which the CPU sums the squares in the statistics of all ranks: the partitions of a
+/// data-parallel group, the model-parallel ranks, the grids, and the pipeline stages. Therefore the bits of the
+/// sum do not depend on how the gradients are sharded. Other devices use another order.
 pub fn order_of_squares<M: Module>(
     ddp: &DistributedDataParallel<M>,
     loss_count: usize,

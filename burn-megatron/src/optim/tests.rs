@@ -16,7 +16,7 @@ use crate::nn::{
 
 type RankError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Parameters of every kind: split with padding, replicated, split with shared sections.
+/// Parameters of all kinds: split with padding, replicated, and split with shared sections.
 #[derive(Module, Debug)]
 struct Mixed {
     embedding: VocabParallelEmbedding,
@@ -24,7 +24,7 @@ struct Mixed {
     attention: ParallelAttention,
 }
 
-/// Its 5 tokens are padded; its 2 key-value groups are replicated over 4 ranks.
+/// Its 5 tokens are padded. Its 2 KV groups are replicated over 4 ranks.
 fn mixed(groups: &ParallelContext) -> Result<DistributedDataParallel<Mixed>, RankError> {
     mixed_with(groups, &KernelChoices::default())
 }
@@ -68,7 +68,7 @@ fn mixed_with(
     )?)
 }
 
-/// The second bucket starts in the middle, so that parameters span several.
+/// The second bucket starts in the middle, so that some parameters span several buckets.
 fn config() -> DataParallelConfig {
     DataParallelConfig {
         bucket_size: Some(100),
@@ -82,7 +82,7 @@ fn wave(len: usize, phase: f64) -> Vec<f64> {
         .collect()
 }
 
-/// The whole gradient of each parameter at a step.
+/// Returns the full gradient of each parameter at a step.
 fn full_gradients(table: &ParameterTable, step: usize) -> Vec<Vec<f64>> {
     let gradient = |(i, entry): (usize, &crate::nn::ParameterEntry)| {
         wave(entry.len(), 10.0 * step as f64 + i as f64)
@@ -90,7 +90,7 @@ fn full_gradients(table: &ParameterTable, step: usize) -> Vec<Vec<f64>> {
     table.entries().iter().enumerate().map(gradient).collect()
 }
 
-/// The part of it that this rank holds.
+/// Returns this rank's part of the gradients.
 fn gradients<M: Module>(ddp: &DistributedDataParallel<M>, step: usize) -> Gradients {
     let (table, rank) = (ddp.table(), ddp.groups().mesh_rank());
     let parts = table.entries().iter().zip(full_gradients(table, step));
@@ -122,7 +122,7 @@ fn over<T: Send>(
     World::threads(tensor * data).unwrap().run(run).unwrap()
 }
 
-/// Algorithm 2 of Loshchilov and Hutter 2019 on one element.
+/// Applies algorithm 2 of Loshchilov and Hutter 2019 to one element.
 fn adamw(config: &AdamWConfig, rate: f64, decay: f64, mut w: f64, gradients: &[f64]) -> f64 {
     let (mut m, mut v) = (0.0, 0.0);
     for (t, g) in gradients.iter().enumerate() {
@@ -294,7 +294,7 @@ fn invalid_settings_are_refused_by_the_constructor() {
             },
             "invalid optimizer setting beta2 = -0.001",
         ),
-        // It is 1 in 32 bits.
+        // This beta is 1 after rounding to f32.
         (
             AdamWConfig {
                 beta2: 1.0 - 1e-12,

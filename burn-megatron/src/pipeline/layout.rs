@@ -7,10 +7,10 @@ use super::split::{SplitError, StageLayout};
 use crate::mesh::{ParallelConfig, ScheduleKind, ScheduleSource};
 use crate::regular_file;
 
-/// Why a layout has no schedule or no stages.
+/// A layout has no schedule or no stages.
 #[derive(Debug, thiserror::Error)]
 pub enum LayoutScheduleError {
-    /// The sizes do not fit the schedule, or the file has no schedule.
+    /// The sizes are invalid for the schedule, or the file contains no schedule.
     #[error(transparent)]
     Schedule(#[from] ScheduleError),
     /// The schedule in the file is invalid.
@@ -22,7 +22,7 @@ pub enum LayoutScheduleError {
     /// The file cannot be read.
     #[error("cannot read the schedule {path}: {error}")]
     Read {
-        /// The file.
+        /// The path of the file.
         path: String,
         /// The cause.
         error: std::io::Error,
@@ -33,11 +33,11 @@ pub enum LayoutScheduleError {
         found.0, found.1, expected.0, expected.1
     )]
     Sizes {
-        /// The file.
+        /// The path of the file.
         path: String,
-        /// Its ranks and micro-batches.
+        /// The numbers of ranks and micro-batches in the file.
         found: (usize, usize),
-        /// The ranks and micro-batches of the run.
+        /// The numbers of ranks and micro-batches of the run.
         expected: (usize, usize),
     },
     /// The schedule in the file has no pairs to overlap.
@@ -46,25 +46,26 @@ pub enum LayoutScheduleError {
          turn it off"
     )]
     NoPairs {
-        /// The file.
+        /// The path of the file.
         path: String,
     },
-    /// The schedule in the file has another number of stages than `virtual_stages` asks for.
+    /// The number of stages of the schedule in the file conflicts with `virtual_stages`.
     #[error("the schedule {path} has {stages} stages; remove virtual_stages")]
     Stages {
-        /// The file.
+        /// The path of the file.
         path: String,
-        /// Its stages.
+        /// The number of stages in the file.
         stages: usize,
     },
 }
 
-/// The schedule of a layout for `micro_batches` micro-batches per step and replica: generated, or read from its
-/// CSV file and validated.
+/// Returns the schedule of a layout for `micro_batches` micro-batches per step and replica. It is generated, or
+/// read from its CSV file and validated.
 ///
 /// # Errors
 ///
-/// [`LayoutScheduleError`] if the sizes do not fit the schedule.
+/// [`LayoutScheduleError`] if the sizes are invalid for the schedule, or the file cannot be read or has an
+/// invalid schedule.
 pub fn schedule_of(
     layout: &ParallelConfig,
     micro_batches: usize,
@@ -101,7 +102,8 @@ pub fn schedule_of(
     Ok(schedule)
 }
 
-/// The content of every stage of a layout, for a model of `layers` layers. Without a pipeline it is one stage.
+/// Returns the content of every stage of a layout, for a model of `layers` layers. Without a pipeline there is
+/// one stage.
 ///
 /// # Errors
 ///
@@ -117,7 +119,7 @@ pub fn stages_of(
     Ok(layout.split.stages(layers, stages)?)
 }
 
-/// The stages of one pipeline rank, each with its index and content.
+/// Returns the stages of one pipeline rank, each with its index and content.
 ///
 /// # Errors
 ///
@@ -166,7 +168,8 @@ fn read(path: &str) -> Result<Schedule, LayoutScheduleError> {
 mod tests {
     use super::*;
 
-    /// The placement of the schedule, and that of the stages that are built before there is one.
+    /// Compares the placement of the schedule with the placement of the stages that are built before the
+    /// schedule exists.
     #[test]
     fn stages_are_built_where_the_schedule_has_them() {
         for kind in ScheduleKind::ALL {

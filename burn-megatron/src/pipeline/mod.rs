@@ -1,8 +1,8 @@
 //! Pipeline parallelism: the layers of a model are split into stages on different ranks.
 //!
-//! - [`schedule`]: the actions of each rank, in order. Pure values: generators make a schedule, one
-//!   validator checks it, one simulator computes its time and bubble.
-//! - [`split`]: which layers form a stage.
+//! - [`schedule`]: the actions of each rank, in order. Schedules are pure values: generators create a schedule,
+//!   a validator checks it, and a simulator computes its time and bubble.
+//! - [`split`]: the assignment of layers to stages.
 //! - [`schedule_of`] and [`stages_on_rank`]: the schedule and the stages of a
 //!   [`ParallelConfig`](crate::mesh::ParallelConfig).
 //! - [`engine`]: runs any valid schedule with Burn's autodiff, for any model that implements

@@ -11,11 +11,12 @@ use super::schedule::{Action, Simulation, idle_fraction};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TraceKind {
-    /// A computation of the schedule; all other time is bubble.
+    /// A computation of the schedule. All other time is bubble.
     Compute,
     /// Another action of the schedule.
     Other,
-    /// A call of a communicator, from its start until its result was taken. Beside the actions, not one of them.
+    /// A call of a communicator, from its start until its result is taken. Calls run in parallel with the
+    /// actions.
     Call,
 }
 
@@ -24,18 +25,18 @@ pub enum TraceKind {
 pub struct TraceEvent {
     /// The rank.
     pub rank: usize,
-    /// The name, as in `F 2 5` or `all_gather of 4096 f32 over context`.
+    /// The name, such as `F 2 5` or `all_gather of 4096 f32 over context`.
     pub name: String,
     /// The activity of the rank.
     pub kind: TraceKind,
-    /// Start, in seconds from an origin that all ranks share.
+    /// The start, in seconds from a common origin of all ranks.
     pub start: f64,
-    /// End, in seconds from the same origin.
+    /// The end, in seconds from the same origin.
     pub end: f64,
 }
 
 impl TraceEvent {
-    /// The event of an action of a schedule.
+    /// Creates the event of an action of a schedule.
     pub fn action(rank: usize, action: &Action, start: f64, end: f64) -> Self {
         TraceEvent {
             rank,
@@ -52,7 +53,7 @@ impl TraceEvent {
 }
 
 impl Simulation {
-    /// The simulated timeline as events; times are taken as seconds.
+    /// Returns the simulated timeline as events, with times in seconds.
     pub fn trace(&self) -> Vec<TraceEvent> {
         let of_rank = |rank| {
             self.timeline(rank)
@@ -63,11 +64,11 @@ impl Simulation {
     }
 }
 
-/// The measured bubble: the fraction of the time of `ranks` ranks in which they do not compute, from 0
-/// to 1. The time runs from the start of the first computation of any rank to the end of the last.
+/// Returns the measured bubble: the fraction of the time of `ranks` ranks in which they do not compute, from 0
+/// to 1. The time runs from the start of the first computation on any rank to the end of the last.
 ///
-/// Comparable with [`Simulation::bubble`]. Computations of one rank must not overlap; a rank without
-/// computations counts as idle throughout. Without any computation the result is 0.
+/// The result is comparable with [`Simulation::bubble`]. Computations of one rank must not overlap. A rank
+/// without computations counts as idle throughout. Without any computation the result is 0.
 pub fn trace_bubble(ranks: usize, events: &[TraceEvent]) -> f64 {
     let computed = || {
         events
@@ -81,16 +82,16 @@ pub fn trace_bubble(ranks: usize, events: &[TraceEvent]) -> f64 {
         .map(|event| event.end)
         .fold(f64::NEG_INFINITY, f64::max);
     let busy: f64 = computed().map(|event| event.end - event.start).sum();
-    // Without computations the time is negative, and the fraction 0.
+    // Without computations the time is negative, and the fraction is 0.
     idle_fraction(busy, ranks as f64 * (last - first))
 }
 
-/// Writes events in the Chrome trace format (JSON): a row with the actions of each rank, and rows with its calls, as
-/// many as are under way at once.
+/// Writes events in the Chrome trace format (JSON). Each rank has a row with its actions, and further rows with
+/// its calls, one per concurrent call.
 ///
 /// # Errors
 ///
-/// Errors of the writer.
+/// Returns the errors of the writer.
 pub fn write_chrome_trace(events: &[TraceEvent], writer: impl Write) -> io::Result<()> {
     let rows = rows(events);
     let names = rows.iter().enumerate().map(|(tid, row)| Entry::Name {
@@ -120,13 +121,13 @@ pub fn write_chrome_trace(events: &[TraceEvent], writer: impl Write) -> io::Resu
     serde_json::to_writer(writer, &file).map_err(io::Error::from)
 }
 
-/// A row of the picture; its calls do not overlap.
+/// A row of the trace. Calls in a row do not overlap.
 struct Row<'a> {
     name: String,
     events: Vec<&'a TraceEvent>,
 }
 
-/// The rows of all ranks, in order.
+/// Returns the rows of all ranks, in order.
 fn rows(events: &[TraceEvent]) -> Vec<Row<'_>> {
     let mut by_rank: BTreeMap<usize, Vec<&TraceEvent>> = BTreeMap::new();
     for event in events {
@@ -158,7 +159,7 @@ fn rows(events: &[TraceEvent]) -> Vec<Row<'_>> {
     rows
 }
 
-/// Times in the file are in microseconds.
+/// The factor for times, which are in microseconds in the file.
 const MICROSECONDS: f64 = 1e6;
 
 #[derive(Serialize)]
@@ -212,7 +213,7 @@ mod tests {
         for kind in ScheduleKind::ALL {
             let simulation = simulated(kind);
             let mut events = simulation.trace();
-            // A run does not begin at 0, and has events that are no computations.
+            // A run does not start at 0, and has events that are not computations.
             for event in &mut events {
                 event.start += 17.0;
                 event.end += 17.0;
@@ -250,7 +251,7 @@ mod tests {
         let events = [
             TraceEvent::action(1, &"B 1 0".parse().unwrap(), 0.5, 0.75),
             TraceEvent::action(0, &"SF 0 3".parse().unwrap(), 0.25, 0.25),
-            // The second begins before the first ends, the third after.
+            // The second call begins before the first ends, the third after.
             call(0.0, 0.5),
             call(0.25, 0.75),
             call(0.5, 0.625),

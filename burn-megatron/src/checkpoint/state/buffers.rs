@@ -1,5 +1,5 @@
-//! Tensors of a model that are no parameters: the biases of routers. Every rank of a stage has the same; the first
-//! writes them, and each reads all of its own.
+//! Tensors of a model that are not parameters: the biases of routers. All ranks of a stage have equal biases.
+//! The first rank writes them, and each rank reads all biases of its stage.
 
 use burn::module::Module;
 use burn::tensor::{DType, Tensor};
@@ -31,7 +31,7 @@ pub(super) fn write<M: Module>(
     biases.map(write).collect()
 }
 
-/// Checks that a source has all of this rank's, of their shapes.
+/// Checks that a source has all biases of this rank, with their shapes.
 pub fn check<M: Module>(
     ddp: &DistributedDataParallel<M>,
     source: &dyn TensorSource,
@@ -47,7 +47,8 @@ pub fn check<M: Module>(
     check_missing(missing, source, leniency)
 }
 
-/// Reads this rank's from a [checked](check) source. Those that it does not have keep their values.
+/// Reads this rank's biases from a [checked](check) source. Biases that the source does not have keep their
+/// values.
 pub fn read<M: Module>(
     ddp: &DistributedDataParallel<M>,
     source: &dyn TensorSource,
@@ -66,7 +67,7 @@ pub fn read<M: Module>(
     Ok(read)
 }
 
-/// Replaces them by what was read.
+/// Replaces the biases by the values that were read.
 pub fn replace(read: Vec<(ExpertBias, Tensor<1>)>) {
     for (bias, value) in read {
         bias.set(value);

@@ -12,7 +12,7 @@ use crate::data_parallel::DistributedDataParallel;
 use crate::nn::{ParameterEntry, ParameterTable};
 use crate::optim::StateKind;
 
-/// The paths of the whole model's parameters, 8-bit layers and expert biases, over all stages.
+/// The paths of the parameters, 8-bit layers and expert biases of the complete model, over all stages.
 pub struct ModelKeys(BTreeSet<String>);
 
 impl ModelKeys {
@@ -46,7 +46,7 @@ impl ModelKeys {
         Ok(Self(names.collect()))
     }
 
-    /// The keys that have none of the prefixes, or no parameter's path.
+    /// Returns the keys that have none of the prefixes, or whose path is not in the model.
     fn unexpected(&self, keys: Vec<String>, wanted: &[StateKind]) -> Vec<String> {
         let known = |key: &String| {
             let mut paths = wanted.iter().filter_map(|of| key.strip_prefix(&of.prefix));
@@ -55,7 +55,7 @@ impl ModelKeys {
         keys.into_iter().filter(|key| !known(key)).collect()
     }
 
-    /// The objects that belong to no 8-bit layer of the model.
+    /// Returns the objects that belong to no 8-bit layer of the model.
     pub fn unexpected_objects(&self, keys: Vec<String>) -> Vec<String> {
         keys.into_iter()
             .filter(|key| !self.0.contains(key))
@@ -63,7 +63,7 @@ impl ModelKeys {
     }
 }
 
-/// Checks names, shapes and types of the tensors in `keys`.
+/// Checks the names, shapes and types of the tensors in `keys`.
 pub fn check(
     entries: &[ParameterEntry],
     wanted: &[StateKind],
@@ -94,7 +94,7 @@ pub fn check(
     }
 }
 
-/// Returns whether a source has a tensor. Fails if its shape is another one, or its type does not fit.
+/// Returns whether a source has a tensor, or an error if its shape differs or its type does not convert.
 pub(super) fn has_tensor(
     source: &dyn TensorSource,
     key: &str,
@@ -128,7 +128,7 @@ pub(super) fn has_tensor(
     Ok(true)
 }
 
-/// Fails for tensors that the source does not have, unless that is tolerated.
+/// Returns an error for tensors that the source does not have, unless missing tensors are tolerated.
 pub(super) fn check_missing(
     keys: Vec<String>,
     source: &dyn TensorSource,
@@ -141,7 +141,7 @@ pub(super) fn check_missing(
     Err(CheckpointError::Missing { of, keys }.into())
 }
 
-/// Whether a type converts to another: always if no value is rounded, otherwise if `rounding` allows it.
+/// Whether a type converts to another type. It does if no value is rounded, or if `rounding` allows rounding.
 pub(super) fn fits(from: ElementType, to: DType, rounding: bool) -> bool {
     use ElementType::{Bf16, F16, F32, F64};
     match (from, to) {
@@ -154,12 +154,12 @@ pub(super) fn fits(from: ElementType, to: DType, rounding: bool) -> bool {
     }
 }
 
-/// Returns this rank's result if no rank failed. If any did, all ranks fail: with the error if there is
-/// only one, otherwise with all distinct ones. Collective: call on all ranks of `comm`.
+/// Returns this rank's result if no rank failed. If a rank failed, all ranks fail: with its error if there is
+/// only one distinct error, otherwise with all distinct errors. Collective: call on all ranks of `comm`.
 pub fn agree<T>(result: Result<T, StateError>, comm: &dyn Communicator) -> Result<T, StateError> {
     let own = match &result {
         Ok(_) => String::new(),
-        // The communicator may be the cause, so it is not used any more.
+        // The communicator may be the cause, so it is not used again.
         Err(StateError::Comm(_)) => return result,
         Err(error) => error.to_string(),
     };

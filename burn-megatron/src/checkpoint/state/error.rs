@@ -13,27 +13,27 @@ pub enum StateError {
     /// Reading or writing the files failed.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
-    /// A tensor of a type whose values this run cannot represent exactly.
+    /// A tensor has a type whose values this run cannot represent exactly.
     #[error(
         "{key} is {found:?} in {of}, and {wanted:?} in this run, which cannot hold every value of it; \
          allow rounding by name, or save it in another type"
     )]
     Type {
-        /// The source.
+        /// The name of the source.
         of: String,
-        /// The tensor.
+        /// The key of the tensor.
         key: String,
-        /// Its type in the source.
+        /// The type in the source.
         found: ElementType,
-        /// Its type in this run.
+        /// The type in this run.
         wanted: DType,
     },
-    /// A tensor of a type that checkpoints do not support.
+    /// A tensor has a type that checkpoints do not support.
     #[error(
         "{key} is {found:?}, which checkpoints do not support; f32, f64, f16 and bf16 can be saved"
     )]
     UnsupportedType {
-        /// The tensor.
+        /// The key of the tensor.
         key: String,
         /// Its type.
         found: DType,
@@ -41,7 +41,7 @@ pub enum StateError {
     /// A tensor could not be read from its device, or the source has too few bytes.
     #[error("{key} cannot be read: {reason}")]
     Unreadable {
-        /// The tensor.
+        /// The key of the tensor.
         key: String,
         /// The cause.
         reason: String,
@@ -49,7 +49,7 @@ pub enum StateError {
     /// The run state in a checkpoint is invalid.
     #[error("invalid run state in {of}: {reason}")]
     InvalidRunState {
-        /// The checkpoint.
+        /// The name of the checkpoint.
         of: String,
         /// The reason.
         reason: String,
@@ -60,17 +60,17 @@ pub enum StateError {
          would differ; give the same seed"
     )]
     Seed {
-        /// The checkpoint.
+        /// The name of the checkpoint.
         of: String,
         /// The seed in the checkpoint.
         found: u64,
         /// The seed of this run.
         wanted: u64,
     },
-    /// The run uses a dynamic loss scale, and the checkpoint has none.
+    /// The run uses a dynamic loss scale, but the checkpoint has none.
     #[error("{of} has no loss scale, which this run needs; allow missing entries by name")]
     NoLossScale {
-        /// The checkpoint.
+        /// The name of the checkpoint.
         of: String,
     },
     /// The loss scale is invalid.
@@ -82,10 +82,10 @@ pub enum StateError {
     /// The trainer has no saver.
     #[error("the trainer has no saver: configure where and when it saves")]
     NoSaver,
-    /// Errors of other ranks, or different errors of several ranks.
+    /// Other ranks had an error, or several ranks had different errors.
     #[error("{}", reasons.iter().map(|(rank, reason)| format!("rank {rank}: {reason}")).collect::<Vec<_>>().join("; "))]
     Ranks {
-        /// The ranks with their errors.
+        /// The ranks and their errors.
         reasons: Vec<(usize, String)>,
     },
     /// The background thread that writes a checkpoint panicked.

@@ -1,9 +1,9 @@
-//! The state of a run: what it saves and resumes from.
+//! The state of a run that a checkpoint saves and from which the run resumes.
 //!
-//! Over all ranks each element of the optimized weights and of the optimizer's state is written once: every rank
-//! writes some slices ([`write_items`]). The bias of each router is a tensor too; each 8-bit layer with delayed scaling
-//! writes an object, and the rest is a [`RunState`]. To resume, a rank reads the slices that it optimizes, and gathers the weights that it
-//! computes with from the ranks that optimize them.
+//! Over all ranks, each element of the optimized weights and of the optimizer state is written once: every rank
+//! writes some slices ([`write_items`]). The bias of each router is also a tensor. Each 8-bit layer with
+//! delayed scaling writes an object, and the rest is a [`RunState`]. To resume, a rank reads the slices that it
+//! optimizes. It gathers the weights that it computes with from the ranks that optimize them.
 
 pub mod buffers;
 mod check;
@@ -27,39 +27,40 @@ pub use error::StateError;
 pub use read::BucketReader;
 pub use snapshot::Snapshot;
 
-/// Prefix of a weight's path in the key of its tensor.
+/// The prefix of a weight's path in the key of its tensor.
 pub const MODEL: &str = "model/";
 
-/// Prefix of an 8-bit layer's path in the key of the object with its scales.
+/// The prefix of an 8-bit layer's path in the key of the object with its scales.
 pub const FP8: &str = "fp8/";
 
-/// The state of a run, besides tensors and the scales of 8-bit layers.
+/// The state of a run, except the tensors and the scales of 8-bit layers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RunState {
-    /// The steps so far. `taken` is also the step of the optimizer and of the learning rate schedule.
+    /// The number of steps so far. `taken` is also the step of the optimizer and of the learning rate schedule.
     pub count: StepCount,
-    /// The samples consumed so far, including those of skipped steps; also the number of the next sample.
+    /// The number of samples consumed so far, including skipped steps. It is also the number of the next
+    /// sample.
     pub samples: u64,
     /// The seed of the run, which determines dropout and the order of samples.
     pub seed: u64,
     /// The state of the dynamic loss scale, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss_scaler: Option<LossScalerState>,
-    /// The last losses and norms, if spikes are skipped.
+    /// The last losses and gradient norms, if spikes are skipped.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spikes: Option<SpikeWindow>,
-    /// The states of hooks that a program has added to the `Trainer`, by their names.
+    /// The states of hooks that a program has added to the `Trainer`, keyed by name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub hooks: BTreeMap<String, serde_json::Value>,
 }
 
 impl RunState {
-    /// The run state in a checkpoint.
+    /// Returns the run state in a checkpoint.
     ///
     /// # Errors
     ///
-    /// [`StateError::InvalidRunState`] if there is none, as in a checkpoint of weights only.
+    /// [`StateError::InvalidRunState`] if there is none, as in a checkpoint that only has weights.
     pub fn of(checkpoint: &Checkpoint) -> Result<Self, StateError> {
         let state = serde_json::from_value(checkpoint.metadata().state.clone());
         state.map_err(|error| StateError::InvalidRunState {

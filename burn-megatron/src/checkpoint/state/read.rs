@@ -1,4 +1,4 @@
-//! Reads a rank's shard of a bucket from the tensors of a whole model.
+//! Reading of a rank's shard of a bucket from the tensors of a complete model.
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 
@@ -11,7 +11,7 @@ use crate::nn::{MeshRank, ParameterEntry};
 
 /// Reads the shards of one rank.
 pub struct BucketReader<'a> {
-    /// Where tensors are read from.
+    /// The source of the tensors.
     pub source: &'a dyn TensorSource,
     /// All parameters of the model.
     pub entries: &'a [ParameterEntry],
@@ -20,9 +20,9 @@ pub struct BucketReader<'a> {
 }
 
 impl BucketReader<'_> {
-    /// Reads the rank's shard of a bucket, which has these parameters, from tensors whose keys begin with
-    /// `prefix`, in the type of `now`. Tensors that the source does not have keep the values of `now`. Padding is
-    /// zero.
+    /// Reads the rank's shard of a bucket, in the type of `now`. `slices` are the parameters in the shard, and
+    /// the keys of their tensors begin with `prefix`. Tensors that the source does not have keep the values of
+    /// `now`. Padding is zero.
     ///
     /// The tensors must have been [checked](super::check).
     pub fn bucket(
@@ -76,7 +76,7 @@ impl BucketReader<'_> {
     }
 }
 
-/// Converts elements to another type; a no-op if it is the same.
+/// Converts elements to another type. It does nothing if the type is the same.
 pub(super) fn converted(
     bytes: Vec<u8>,
     elements: usize,

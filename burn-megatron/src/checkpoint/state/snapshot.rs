@@ -1,4 +1,4 @@
-//! A rank's tensors at one point in time, read slice by slice.
+//! A snapshot of a rank's tensors, which is read slice by slice.
 
 use std::ops::Range;
 
@@ -11,33 +11,33 @@ use crate::data_parallel::{BucketShard, DistributedDataParallel};
 use crate::nn::{MeshRank, ParameterEntry};
 use crate::optim::{OptimizerState, StateKind};
 
-/// Bytes of a tensor that are read at once: few enough for the allocator to reuse and for the cache. Small in
-/// tests, whose tensors are small.
+/// The number of bytes of a tensor that are read at once, small enough for reuse by the allocator and for the
+/// cache. Tests use a smaller value, because their tensors are small.
 const READ_BYTES: usize = if cfg!(test) { 56 } else { 1 << 20 };
 
 /// Receives the bytes of a shard, in one or more calls.
 type ByteSink<'a> = dyn FnMut(&[u8]) -> Result<(), CheckpointError> + 'a;
 
-/// The state that a rank writes, as of the creation of this value.
+/// The state that a rank writes, at the time this value was created.
 pub struct Snapshot {
     shards: Vec<TensorShard>,
     bytes: SnapshotData,
-    /// Tensors that are no parameters, with their bytes; they follow the shards.
+    /// Tensors that are not parameters, with their bytes. They follow the shards.
     buffers: Vec<(TensorShard, Vec<u8>)>,
 }
 
 enum SnapshotData {
     /// Tensors that are not changed in place while they are referenced here.
     Live(LiveTensors),
-    /// Bytes that were read already.
+    /// Bytes that have already been read.
     Read(Vec<Vec<u8>>),
 }
 
 #[derive(Default)]
 struct LiveTensors {
-    /// Weights, what the optimizer has of each, and frozen weights, by bucket.
+    /// The weights, the optimizer state of each kind, and the frozen weights, by bucket.
     kinds: Vec<Vec<Tensor<1>>>,
-    /// Per shard.
+    /// The source of each shard.
     sources: Vec<ShardSource>,
     /// The range that was read last.
     window: Option<ReadWindow>,
@@ -60,8 +60,9 @@ struct ShardSource {
 }
 
 impl Snapshot {
-    /// Takes the weights and the state of the optimizer on this rank. On a CPU device they are not copied; an operation that
-    /// changes them while this value lives makes the copy. Collective: call on all ranks of the data axis.
+    /// Takes a snapshot of the weights and the optimizer state on this rank. On a CPU device they are not
+    /// copied: an operation that changes them while this value exists makes the copy. Collective: call on all
+    /// ranks of the data axis.
     pub fn new<M: Module>(
         ddp: &DistributedDataParallel<M>,
         optimizer: &dyn OptimizerState,
@@ -113,7 +114,7 @@ impl Snapshot {
         })
     }
 
-    /// The shards to write.
+    /// Returns the shards to write.
     pub fn shards(&self) -> Vec<TensorShard> {
         let buffers = self.buffers.iter().map(|(shard, _)| shard.clone());
         self.shards.iter().cloned().chain(buffers).collect()
@@ -124,7 +125,7 @@ impl Snapshot {
         let SnapshotData::Live(tensors) = &mut self.bytes else {
             return Ok(());
         };
-        // Some may be on the host.
+        // Some tensors may be on the host.
         let mut all = tensors.kinds.iter().flatten();
         if all.all(|tensor| tensor.device() == Device::flex()) {
             return Ok(());
@@ -144,12 +145,12 @@ impl Snapshot {
         Ok(())
     }
 
-    /// Passes the bytes of a shard, in row-major order, to `to` in one or more calls. Call once per shard, in
-    /// order.
+    /// Passes the bytes of a shard, in row-major order, to `to` in one or more calls. Call it once per shard,
+    /// in order.
     ///
     /// # Errors
     ///
-    /// Failed reads, and the errors of `to`.
+    /// [`StateError`] for failed reads, and the errors of `to`.
     pub fn stream(&mut self, number: usize, to: &mut ByteSink) -> Result<(), StateError> {
         if let Some(number) = number.checked_sub(self.shards.len()) {
             return Ok(to(&self.buffers[number].1)?);
@@ -163,7 +164,7 @@ impl Snapshot {
     }
 }
 
-/// The state that a rank writes, while it is collected.
+/// The state that a rank writes, while it is being collected.
 struct SnapshotParts<'a> {
     rank: &'a MeshRank,
     shards: Vec<TensorShard>,
@@ -171,7 +172,7 @@ struct SnapshotParts<'a> {
 }
 
 impl SnapshotParts<'_> {
-    /// Adds the tensors of a kind, by bucket; `items` are what this rank writes of the parameters.
+    /// Adds the tensors of a kind, by bucket. `items` are the slices of the parameters that this rank writes.
     fn add(
         &mut self,
         entries: &[ParameterEntry],
@@ -228,7 +229,7 @@ impl LiveTensors {
 }
 
 impl ReadWindow {
-    /// Reads as many of these elements as fit [`READ_BYTES`], from the first on.
+    /// Reads the first of these elements, up to [`READ_BYTES`].
     fn read(
         tensor: &Tensor<1>,
         kind: usize,
@@ -251,7 +252,7 @@ impl ReadWindow {
     }
 }
 
-/// The bytes of a tensor.
+/// Returns the bytes of a tensor.
 pub(super) fn read(tensor: Tensor<1>, key: &str) -> Result<Bytes, StateError> {
     let data = tensor
         .try_into_data()

@@ -1,4 +1,5 @@
-//! Write items as pure values: each element once, from the right place, evenly; and which types convert.
+//! Tests of write items as pure values: each element is written once, from the correct place, and evenly. Also
+//! tests of type conversions.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -23,7 +24,7 @@ fn entry(path: &str, shape: &[usize], placement: Placement) -> ParameterEntry {
     }
 }
 
-/// Padded embedding, joint queries, keys and values with two groups, a row split, small and large
+/// A padded embedding, joint queries, keys and values with two groups, a row split, and small and large
 /// replicated parameters.
 fn model(ranks: usize) -> Vec<ParameterEntry> {
     let groups = ranks.min(2);
@@ -42,7 +43,7 @@ fn model(ranks: usize) -> Vec<ParameterEntry> {
     ]
 }
 
-/// The flat buckets of a rank, with `value` for each element of the whole parameters.
+/// The flat buckets of a rank, with `value` for each element of the complete parameters.
 fn buckets(
     layout: &BufferLayout,
     entries: &[ParameterEntry],
@@ -66,13 +67,13 @@ fn buckets(
 struct TestMesh {
     tensor: usize,
     data: usize,
-    /// Ranks of one sharding group.
+    /// The number of ranks of one sharding group.
     shard: usize,
     bucket: usize,
 }
 
 impl TestMesh {
-    /// A rank of two stages.
+    /// A rank of a pipeline with two stages.
     fn rank(&self, tensor: usize, data: usize, pipeline: usize) -> MeshRank {
         let config = ParallelConfig::new()
             .with_tensor(self.tensor)
@@ -106,7 +107,7 @@ impl TestMesh {
         BufferLayout::new(&sizes, &rules).unwrap()
     }
 
-    /// The range that a rank optimizes of a bucket, and the one that it writes.
+    /// The range of a bucket that a rank optimizes, and the range that it writes.
     fn ranges(&self, data: usize, elements: usize) -> (Range<usize>, Range<usize>) {
         let nth = |number, len| number * len..(number + 1) * len;
         let replicas = self.data / self.shard;
@@ -234,7 +235,7 @@ fn the_work_is_shared_evenly() {
     }
 }
 
-/// Experts split over two axes of the expert grid, of which ranks of its data axis hold replicas.
+/// Experts split over two axes of the expert grid, with replicas on the ranks of its data axis.
 fn experts(config: &ParallelConfig, ranks: usize) -> (Vec<ParameterEntry>, Vec<MeshRank>) {
     let mesh = Arc::new(Mesh::new(config, ranks).unwrap());
     let [expert, tensor] =
@@ -244,7 +245,7 @@ fn experts(config: &ParallelConfig, ranks: usize) -> (Vec<ParameterEntry>, Vec<M
         sum_over: Grid::Expert.data_axes(),
         ..entry
     };
-    // Two sections over the tensor ranks, the second in replicas; the experts are padded from 7 to 8.
+    // Two sections over the tensor ranks, the second with replicas. The experts are padded from 7 to 8.
     let sections = [(8, tensor), (4, 1)].map(|(size, parts)| Section { size, parts });
     let mut up = in_grid(entry("up", &[7, 3, 12], Placement::Replicated));
     up.placements = Placements::from((Axis::Expert, Placement::split(0, 8, expert))).with(
@@ -345,7 +346,7 @@ fn a_parameter_split_over_two_axes_is_saved_once_and_loaded_by_another_mesh() {
     }
 }
 
-/// A large parameter is never in memory as a whole.
+/// A large parameter is never in memory completely.
 #[test]
 fn write_items_are_bounded() {
     let entries = [entry("embedding", &[50, 24], Placement::Replicated)];

@@ -1,4 +1,4 @@
-//! Damaged files, and parts that are inconsistent.
+//! Damaged files and inconsistent parts.
 
 use insta::assert_snapshot;
 
@@ -128,7 +128,7 @@ fn what_is_not_there_is_named() {
     assert!(text.contains("has no rank 9"), "{text}");
 }
 
-/// The error of publishing these parts. The folder is then empty but for the lock.
+/// Returns the error of publishing these parts. Afterwards the folder is empty except for the lock.
 fn refused(tensors: &[TestTensor], parts: &[Vec<(usize, TensorSlice)>]) -> CheckpointError {
     let temp = scratch();
     let path = temp.path();
@@ -284,7 +284,7 @@ fn a_place_that_cannot_be_written_is_named() {
         "{text}"
     );
     CheckpointFolder::open(path.join("nowhere")).unwrap_err();
-    // A folder of Linux in which even root cannot create files.
+    // A folder of Linux in which not even root can create files.
     if Path::new("/proc/self/task").is_dir() {
         let folder = CheckpointFolder::open("/proc/self/task").unwrap();
         let text = folder.begin(1).unwrap_err().to_string();

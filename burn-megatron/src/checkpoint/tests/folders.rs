@@ -129,7 +129,7 @@ fn one_run_at_a_time_writes() {
     drop(same);
     let pending = second.begin(1).unwrap();
     first.begin(1).unwrap_err();
-    // A rank that joined cannot publish while the owner has the lock.
+    // A rank that joined cannot publish while the owner holds the lock.
     let joined = first.join(pending.name()).unwrap();
     joined
         .publish(0, &metadata(1), &Retention::default(), WAIT)
@@ -153,7 +153,7 @@ fn a_pending_checkpoint_that_is_dropped_is_gone() {
     assert_eq!(names(path).len(), 2);
     drop(pending);
     assert_eq!(names(path), ["lock"]);
-    // The next save removes what a killed save left behind.
+    // The next save removes the remains of a killed save.
     fs::create_dir_all(path.join(".saving-00000009-x")).unwrap();
     fs::write(path.join(".saving-00000009-x/part"), "half").unwrap();
     fs::create_dir_all(path.join(".removing-step-00000002")).unwrap();
@@ -168,7 +168,7 @@ fn a_pending_checkpoint_that_is_dropped_is_gone() {
 
 type Log = Arc<Mutex<Vec<(DiskOperation, PathBuf)>>>;
 
-/// A disk that records its operations and fails the one of this number.
+/// Returns a disk that records its operations and fails the operation with this number.
 fn recorded(fail_at: usize, error: io::ErrorKind) -> (Disk, Log) {
     let log = Log::default();
     let own = Arc::clone(&log);
@@ -184,7 +184,7 @@ fn recorded(fail_at: usize, error: io::ErrorKind) -> (Disk, Log) {
     (Disk::hooked(hook, 40), log)
 }
 
-/// Before the rename everything is synced that a file system may otherwise reorder after it.
+/// Before the rename, all data is synced that a file system could otherwise write after the rename.
 #[test]
 fn bytes_reach_the_disk_before_names() {
     let temp = scratch();
@@ -199,7 +199,7 @@ fn bytes_reach_the_disk_before_names() {
     };
     let at = log.iter().position(published).unwrap();
     let pending = &log[at].1;
-    // Synced before the rename, and after the last change.
+    // The file is synced before the rename, and after the last change.
     let is_synced = |path: &Path, sync: DiskOperation, changes: &[DiskOperation], before: usize| {
         let of = |wanted: &dyn Fn(&DiskOperation, &Path) -> bool| {
             log[..before]
@@ -239,7 +239,7 @@ fn bytes_reach_the_disk_before_names() {
         DiskOperation::Remove,
     ];
     assert!(is_synced(pending, DiskOperation::SyncFolder, &changes, at));
-    // The pointer changes after the folder's name is durable, and is synced itself.
+    // The pointer changes after the folder's name is durable, and is synced as well.
     let pointer = log
         .iter()
         .position(|(operation, path)| {
@@ -257,8 +257,8 @@ fn bytes_reach_the_disk_before_names() {
     assert!(log[pointer..].contains(&(DiskOperation::SyncFolder, path.to_path_buf())));
 }
 
-/// The publisher may rename the folder as soon as it sees a part manifest, while the rank that wrote it is still in
-/// its call.
+/// The publisher may rename the folder as soon as it finds a part manifest, while the rank that wrote it is
+/// still in its call.
 #[test]
 fn a_part_is_written_by_its_last_operation() {
     for has_data in [true, false] {
@@ -285,7 +285,7 @@ fn a_part_is_written_by_its_last_operation() {
     }
 }
 
-/// Fails one save after another at the next operation: earlier checkpoints stay, the error names the
+/// Fails the saves at each operation, one save per operation. Earlier checkpoints stay, the error names the
 /// operation, and the next save succeeds.
 #[test]
 fn an_error_at_any_operation_loses_nothing() {
@@ -343,7 +343,7 @@ fn an_error_at_any_operation_loses_nothing() {
             assert!(!of_part || text.contains(" B were to be written"), "{text}");
             let leftover = matches!(error, CheckpointError::Leftover { .. });
             let expected = if leftover { 3 } else { 2 };
-            // After the pointer has moved only the folder is synced.
+            // After the pointer has moved, only the folder is synced.
             let moved = operations[..stop].iter().any(|(operation, path)| {
                 *operation == DiskOperation::Rename && path.ends_with(".new-latest")
             }) && *operation != DiskOperation::Rename;

@@ -1,4 +1,5 @@
-//! Checkpoints that cannot be used: which are corrupt, which may be intact, and that none is lost.
+//! Checkpoints that cannot be used: corrupt checkpoints, checkpoints that may be intact, and a check that none
+//! is lost.
 
 use super::*;
 
@@ -39,7 +40,7 @@ fn going_back_discards_what_came_later_once_a_new_one_is_there() {
     assert_eq!(folder.discard_after(2).unwrap(), [3, 4]);
     assert_eq!(folder.latest().unwrap().unwrap().metadata().step, 2);
     assert_eq!(folder.steps().unwrap(), [1, 2]);
-    // They stay until the next save is published, also after a failed one.
+    // They stay until the next save is published, even after a failed save.
     drop(folder.begin(3).unwrap());
     let inactive = folder.inactive().unwrap();
     let inactive_names: Vec<_> = inactive.iter().map(InactiveCheckpoint::name).collect();
@@ -49,7 +50,7 @@ fn going_back_discards_what_came_later_once_a_new_one_is_there() {
     );
     assert!(inactive.iter().all(|inactive| inactive.is_discarded));
     assert_small(&Checkpoint::open(&inactive[1].path).unwrap());
-    // Once more, before the next save.
+    // Again, before the next save.
     folder.discard_after(1).unwrap();
     save(&folder, 2, &Retention::default());
     assert_eq!(
@@ -89,13 +90,13 @@ fn the_newest_whole_one_is_found_and_what_is_corrupt_is_quarantined() {
         reasons[1].contains("chunk 1 of 1 of object/rank 1"),
         "{reasons:?}"
     );
-    // The manifests alone show less.
+    // The manifests alone reveal fewer faults.
     let complete = folder.newest_complete(&[]).unwrap();
     assert_eq!(complete.checkpoint.unwrap().metadata().step, 3);
 
     folder.quarantine(&skipped).unwrap();
     assert_eq!(folder.latest().unwrap().unwrap().metadata().step, 2);
-    // The same steps saved and broken again: quarantined checkpoints are neither counted nor removed.
+    // The same steps are saved and broken again: quarantined checkpoints are neither counted nor removed.
     save(&folder, 3, &Retention::default());
     break_part(&path.join("step-00000003"));
     let skipped = newest(&folder, &[]).unwrap().skipped;
@@ -122,8 +123,8 @@ fn the_newest_whole_one_is_found_and_what_is_corrupt_is_quarantined() {
     assert!(bytes.sum::<u64>() > 0 && files.count() == 8);
 }
 
-/// Another version, a dangling link, the empty mount point of a disk, and a manifest that is a link, which
-/// is not followed.
+/// Another version, a dangling link, the empty mount point of a disk, and a manifest that is a link, which is
+/// not followed.
 #[cfg(unix)]
 #[test]
 fn what_may_be_whole_stops_the_search_unless_it_is_skipped() {

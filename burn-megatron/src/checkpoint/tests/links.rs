@@ -1,4 +1,4 @@
-//! Links: removal never follows them; a folder may be a link, a file of a checkpoint may not.
+//! Links: removal never follows them. A folder may be a link, but a file of a checkpoint may not.
 
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;
@@ -27,7 +27,7 @@ fn newest_verified(folder: &CheckpointFolder) -> Result<NewestCheckpoint, Checkp
     folder.newest_verified(&[], &mut |_, _| {})
 }
 
-/// With and without a hook: a hooked disk removes file by file.
+/// Returns folders with and without a hook. A disk with a hook removes file by file.
 fn folders(at: &Path) -> [CheckpointFolder; 2] {
     let hooked = Disk::hooked(|_, _| Ok(()), 40);
     [
@@ -108,7 +108,7 @@ fn a_run_and_its_checkpoints_may_lie_behind_links() {
     assert_eq!(folder.steps().unwrap(), [2, 3]);
     assert_small(&Checkpoint::open(&run).unwrap());
     assert!(run.is_symlink() && real.join("checkpoints").is_symlink());
-    // As if the disk were not mounted.
+    // This simulates a disk that is not mounted.
     fs::remove_dir_all(real.join("steps")).unwrap();
     let text = CheckpointFolder::create(run.join("checkpoints"))
         .unwrap_err()
@@ -141,7 +141,7 @@ fn a_link_in_the_place_of_a_file_is_refused() {
             newest_verified(&folder),
             Err(CheckpointError::MayBeIntact { .. })
         ));
-        // A link that replaces the file after it was opened.
+        // A link replaces the file after it was opened.
         if name != "manifest.json" {
             let all = TensorSlice::whole(&[3, 4]);
             let text = opened.read("model/a.weight", &all).unwrap_err().to_string();

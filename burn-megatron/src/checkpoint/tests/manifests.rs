@@ -4,7 +4,7 @@ use super::*;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-/// The JSON of a manifest.
+/// Returns the JSON of a manifest.
 fn value() -> Value {
     let temp = scratch();
     let folder = temp.path();
@@ -12,7 +12,7 @@ fn value() -> Value {
     serde_json::from_slice(&text).unwrap()
 }
 
-/// A manifest with a valid checksum.
+/// Returns a manifest with a valid checksum.
 fn with_checksum(mut value: Value) -> Vec<u8> {
     value.as_object_mut().unwrap().remove("checksum");
     let text = value.to_string();
@@ -147,7 +147,7 @@ fn a_hundred_thousand_pieces_take_a_moment() {
         tensors: tensors.collect(),
         objects: vec![],
     };
-    // With a quadratic algorithm this takes hours.
+    // A quadratic algorithm would take hours here.
     let bytes = manifest.to_bytes();
     assert_eq!(Manifest::parse(&bytes).unwrap(), manifest);
 }
@@ -192,7 +192,7 @@ proptest! {
     ) {
         let mut value = VALUE.with(Clone::clone);
         for (path, new) in &changes {
-            // Not the root itself.
+            // The root itself is not replaced.
             let path = [&[path.len()][..], path].concat();
             change(&mut value, &path, new);
         }

@@ -18,7 +18,7 @@ use tempfile::TempDir;
 
 use super::*;
 
-/// A temporary folder, in memory if possible, where syncing takes no time.
+/// Returns a temporary folder, in memory if possible, where syncing takes no time.
 fn scratch() -> TempDir {
     let memory = Path::new("/dev/shm");
     let made = if memory.is_dir() {
@@ -53,7 +53,7 @@ fn whole(key: &str, dtype: ElementType, shape: &[usize]) -> TestTensor {
 }
 
 impl TestTensor {
-    /// The bytes of a slice.
+    /// Returns the bytes of a slice.
     fn of(&self, slice: &TensorSlice) -> Vec<u8> {
         let size = self.meta.dtype.size();
         let runs = slice.runs(&self.meta.shape);
@@ -81,7 +81,7 @@ fn slice(offset: &[usize], shape: &[usize]) -> TensorSlice {
     }
 }
 
-/// Writes parts: per rank the index of the tensor and the slice of each shard.
+/// Writes parts. Each rank has the index of the tensor and the slice of each shard.
 fn write(pending: &PendingCheckpoint, tensors: &[TestTensor], parts: &[Vec<(usize, TensorSlice)>]) {
     for (rank, part) in parts.iter().enumerate() {
         let shards: Vec<_> = part
@@ -97,7 +97,7 @@ fn write(pending: &PendingCheckpoint, tensors: &[TestTensor], parts: &[Vec<(usiz
     }
 }
 
-/// Two tensors in three shards, in two parts.
+/// Returns two tensors in three shards, in two parts.
 fn small() -> (Vec<TestTensor>, Vec<Vec<(usize, TensorSlice)>>) {
     let tensors = vec![
         whole("model/a.weight", ElementType::F32, &[3, 4]),
@@ -128,7 +128,7 @@ fn saved(path: &Path) -> Checkpoint {
     )
 }
 
-/// Checks that a checkpoint is [`small`], to the last byte.
+/// Checks that a checkpoint equals [`small`] in every byte.
 fn assert_small(checkpoint: &Checkpoint) {
     checkpoint.verify(&mut |_| {}).unwrap();
     for tensor in small().0 {

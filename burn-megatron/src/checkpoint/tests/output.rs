@@ -1,4 +1,4 @@
-//! Paths where a command must not write.
+//! Output paths that are not allowed.
 
 use std::os::unix::fs::symlink;
 

@@ -14,7 +14,7 @@ const TYPES: [ElementType; 7] = [
     ElementType::U8,
 ];
 
-/// Cuts a slice in two, at random, until there are enough or nothing is left to cut.
+/// Cuts slices in two at random, until there are enough slices or no slice can be cut.
 fn partition(shape: &[usize], cuts: &[(Index, Index, Index)]) -> Vec<TensorSlice> {
     let mut slices = vec![TensorSlice::whole(shape)];
     for (which, dim, at) in cuts {
@@ -49,7 +49,7 @@ fn any_box(shape: &[usize], numbers: &[(Index, Index)]) -> TensorSlice {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
-    /// Random tensors, cut into random slices over random parts, are read in other slices.
+    /// Random tensors, cut into random slices over random parts, are read in different slices.
     #[test]
     fn any_box_is_read_from_any_pieces(
         shapes in prop::collection::vec(
@@ -85,7 +85,7 @@ proptest! {
             for numbers in &reads {
                 let slice = any_box(shape, numbers);
                 prop_assert_eq!(read.read(key, &slice).unwrap(), tensor.of(&slice));
-                // Over whatever was there before.
+                // The memory contains other data before the read.
                 let mut memory = vec![0xa5; tensor.of(&slice).len()];
                 read.read_into(key, &slice, &mut memory).unwrap();
                 prop_assert_eq!(memory, tensor.of(&slice));

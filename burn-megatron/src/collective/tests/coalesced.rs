@@ -45,7 +45,7 @@ fn several_tensors_give_what_each_gives_alone() {
     }
 }
 
-/// Records how many calls are started as one.
+/// Records the number of calls that are started as one.
 #[derive(Debug)]
 struct Together(Comm, Mutex<Vec<usize>>);
 

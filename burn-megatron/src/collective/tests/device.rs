@@ -1,4 +1,4 @@
-//! Collectives on tensors that an engine takes on their device.
+//! Collectives on tensors that an engine supports on their device.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,7 +12,7 @@ use crate::comm::{
     Pending, ReduceOp,
 };
 
-/// Treats the CPU as its device, and takes no buffers.
+/// An engine that treats the CPU as its device, and supports no buffers.
 #[derive(Debug)]
 struct Device0 {
     inner: Comm,
@@ -72,7 +72,7 @@ fn device(inner: Comm, takes: bool) -> (Arc<Device0>, Comm) {
     (device.clone(), device)
 }
 
-/// Every collective of the module on `comm`, each as integers.
+/// Runs every collective of the module on `comm`. Returns each result as integers.
 fn everything(comm: &Comm) -> Vec<Vec<i64>> {
     let (ranks, flex) = (comm.size(), Device::flex());
     let x = |rows: usize| {
@@ -120,13 +120,13 @@ fn tensors_that_are_taken_give_what_others_give() {
     }
 }
 
-/// Sums of 16-bit parts are made on the device in the order of the engine that sums on the host.
+/// Sums of 16-bit parts on the device have the same order as in the engine that sums on the host.
 #[test]
 fn wide_sums_have_one_order() {
     for ranks in [2, 3, 5, 8] {
         over(ranks, |comm| {
             let x = |rank: usize| {
-                // Of sizes so different that the order of a sum can be told from its last bits.
+                // The magnitudes differ so much that the order of a sum is visible in its last bits.
                 let value = |i: usize| {
                     let size = 4f64.powi(((i * 5 + rank * 11) % 14) as i32);
                     let sign = if (i * 3 + rank * rank) % 7 < 3 {
@@ -143,7 +143,7 @@ fn wide_sums_have_one_order() {
             let (host, taken) = (sum(&comm), sum(&device(comm.clone(), true).1));
             assert_eq!(taken.dtype(), DType::F32);
             taken.into_data().assert_eq(&host.clone().into_data(), true);
-            // A sum from left to right would have other bits.
+            // A sum from left to right would have different bits.
             let wide = (0..ranks).map(|rank| x(rank).cast(DType::F32));
             let in_turn = wide.reduce(|a, b| a + b).unwrap();
             let own = in_turn.narrow(0, comm.rank() * 1000, 1000);

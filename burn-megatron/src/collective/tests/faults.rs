@@ -1,4 +1,4 @@
-//! Invalid arguments are an error of the world, not a hang.
+//! Invalid arguments cause an error of the world, not a hang.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use super::super::*;
 use super::{autodiff, own, tensor};
 use crate::comm::{CommError, World, WorldError};
 
-/// The message of the rank that failed first.
+/// Returns the message of the rank that failed first.
 fn failure(ranks: usize, f: impl Fn(Comm) + Sync) -> String {
     let world = World::threads(ranks)
         .unwrap()

@@ -1,11 +1,11 @@
-//! The collectives that are one linear map on every rank.
+//! The collectives that apply one linear map on every rank.
 
 use burn::tensor::{DType, Device, Tensor};
 
 use super::super::*;
 use super::{autodiff, both_ways, dot, integers, over, own, tensor};
 
-/// What happens to the tensors of a group, in a simple reference.
+/// A simple reference for the effect on the tensors of a group.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum LinearMap {
     Same,
@@ -15,14 +15,14 @@ enum LinearMap {
     SumPart,
 }
 
-/// Who has the values: each rank its own, or all of them the same.
+/// The distribution of the values: each rank has its own values, or all ranks have the same values.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Values {
     Own,
     Equal,
 }
 
-/// The table in the documentation of the module, with what each function takes and gives.
+/// The table in the documentation of the module, with the input and output of each function.
 const FUNCTIONS: [(&str, Values, LinearMap, Values, LinearMap); 8] = [
     (
         "copy",
@@ -96,7 +96,7 @@ fn call<const D: usize>(name: &str, x: Tensor<D>, dim: usize, comm: &Comm) -> Te
     }
 }
 
-/// Part `index` of `parts` along `dim`, element by element.
+/// Returns part `index` of `parts` along `dim`, element by element.
 fn part(values: &[i64], shape: &[usize], dim: usize, index: usize, parts: usize) -> Vec<i64> {
     let inner: usize = shape[dim + 1..].iter().product();
     let len = shape[dim] / parts;
@@ -123,7 +123,7 @@ fn sum(parts: &[Vec<i64>]) -> Vec<i64> {
         .collect()
 }
 
-/// What the member `index` has after `map`, if the members had `all` of this shape before.
+/// Returns the values of member `index` after `map`, if the members had `all` of this shape before.
 fn reference(
     map: LinearMap,
     all: &[Vec<i64>],
@@ -154,14 +154,14 @@ fn shape_after<const D: usize>(
     shape
 }
 
-/// The values of each member of `comm`; those of the first where they are equal.
+/// Returns the values of each member of `comm`, or the values of the first member if they are equal.
 fn values(kind: Values, comm: &Comm, len: usize, times: i64) -> Vec<Vec<i64>> {
     let ranks = comm.group().ranks();
     let of = |rank: &usize| match kind {
         Values::Own => own(*rank, len),
         Values::Equal => own(ranks[0], len),
     };
-    // Not a multiple of the input: gradient and output must not be taken for each other.
+    // The gradient is not a multiple of the input, so that gradient and output cannot be confused.
     let bent = |(i, x): (usize, i64)| x * times + (times - 1) * (i as i64 % 3);
     ranks
         .iter()
@@ -169,7 +169,7 @@ fn values(kind: Values, comm: &Comm, len: usize, times: i64) -> Vec<Vec<i64>> {
         .collect()
 }
 
-/// Both directions of every function along every dim; the two sides of the transpose property.
+/// Runs both directions of every function along every dim. Returns the two sides of the transpose property.
 fn check<const D: usize>(comm: &Comm, dtype: DType) -> Vec<(String, i64, i64)> {
     let (n, index) = (comm.size(), comm.rank());
     let counts = |kind| kind == Values::Own || index == 0;
@@ -196,7 +196,7 @@ fn check<const D: usize>(comm: &Comm, dtype: DType) -> Vec<(String, i64, i64)> {
                 reference(backward, &gs, &shape_out, dim, index),
                 "gradient of {what}"
             );
-            // Where all have the same values, they are one vector and count once.
+            // If all members have the same values, the values are one vector and count once.
             let left = if counts(gives) {
                 dot(&gs[index], &y)
             } else {
@@ -224,7 +224,7 @@ fn check_all(comm: &Comm) -> Vec<(String, i64, i64)> {
     sides
 }
 
-/// `<g, f(x)> = <f^T(g), x>` over the members of one group.
+/// Asserts `<g, f(x)> = <f^T(g), x>` over the members of one group.
 fn assert_transposed(ranks: &[Vec<(String, i64, i64)>]) {
     assert_eq!(ranks[0].len(), FUNCTIONS.len() * 10 * 3);
     for call in 0..ranks[0].len() {
@@ -259,7 +259,7 @@ fn one_rank_records_nothing() {
         for (name, ..) in FUNCTIONS {
             let x = tensor(&own(0, 6), [2, 3], &autodiff(), DType::F32).require_grad();
             let y = call(name, x.clone(), 1, &comm);
-            // A recorded node would be no leaf any more.
+            // A recorded node would no longer be a leaf.
             assert!(y.is_require_grad(), "{name}");
             assert_eq!(
                 integers(y.clone().inner()),

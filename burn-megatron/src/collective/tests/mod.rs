@@ -1,7 +1,7 @@
 //! Every collective against a plain reference, forward and backward, with exact equality.
 //!
-//! Values are small integers times `2^rank`: each type holds their sums exactly, and another set
-//! of ranks gives another sum.
+//! Values are small integers times `2^rank`: each type represents their sums exactly, and different sets of
+//! ranks have different sums.
 
 mod coalesced;
 mod device;
@@ -17,7 +17,7 @@ use burn::tensor::{DType, Device, Tensor, TensorData};
 use super::Comm;
 use crate::comm::{CommError, World};
 
-/// Runs `f` on `ranks` threads, with the communicator of all of them.
+/// Runs `f` on `ranks` threads with the communicator of all ranks.
 fn over<T: Send>(ranks: usize, f: impl Fn(Comm) -> T + Sync) -> Vec<T> {
     let run = |rank: crate::comm::Rank| Ok::<_, CommError>(f(rank.communicator()));
     World::threads(ranks).unwrap().run(run).unwrap()
@@ -48,7 +48,7 @@ fn integers<const D: usize>(tensor: Tensor<D>) -> Vec<i64> {
     values.into_iter().map(|x| x as i64).collect()
 }
 
-/// The output of `f`, and what its backward makes of `gradient`.
+/// Returns the output of `f`, and the result of its backward for `gradient`.
 fn both_ways<const D: usize>(
     f: impl Fn(Tensor<D>) -> Tensor<D>,
     x: Tensor<D>,

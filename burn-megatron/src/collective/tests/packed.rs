@@ -1,4 +1,4 @@
-//! Packed u32, of which every bit is kept.
+//! Packed u32, of which every bit is preserved.
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 
@@ -6,7 +6,7 @@ use super::super::*;
 use super::over;
 use crate::comm::World;
 
-/// All kinds of words: as floats some are infinite, or NaN with a payload.
+/// Returns all kinds of words: interpreted as floats, some are infinite, or NaN with a payload.
 pub(super) fn own(rank: usize, len: usize) -> Tensor<1, Int> {
     let special = [0x7f80_0000, 0x7f80_0001, 0xffc0_0123, 0x8000_0000, u32::MAX];
     let word = |i: usize| special[i % 5] ^ (rank as u32) << 3 ^ (i as u32 / 5) << 8;

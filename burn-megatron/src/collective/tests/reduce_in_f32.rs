@@ -33,7 +33,7 @@ fn narrow(dtype: DType, values: &[f32]) -> Buffer {
     }
 }
 
-/// To the nearest value of a 16-bit type.
+/// Rounds to the nearest value of a 16-bit type.
 fn round(dtype: DType, x: f32) -> f32 {
     match dtype {
         DType::BF16 => bf16::from_f32(x).to_f32(),
@@ -56,8 +56,8 @@ fn share(differ: impl Iterator<Item = bool>) -> f64 {
     differ.iter().filter(|d| **d).count() as f64 / differ.len() as f64
 }
 
-/// The result of a ring that adds in 16 bits: the part of a rank starts at the rank after it, and each rank on
-/// the way adds its own and rounds.
+/// Returns the result of a ring that adds in 16 bits: the part of a rank starts at the next rank, and each rank
+/// on the way adds its own part and rounds.
 fn ring(dtype: DType, ranks: usize) -> Vec<f32> {
     let inputs: Vec<Vec<f32>> = (0..ranks).map(values).collect();
     let sum = |i: usize| {
@@ -87,7 +87,7 @@ fn sums_are_those_of_the_widened_tensors() {
             let (wide, ring) = (parts.concat(), ring(dtype, ranks));
             let raw = share(wide.iter().zip(&ring).map(|(a, b)| a != b));
             assert!(raw > 0.3, "{raw} of {dtype:?} over {ranks}");
-            // Also when the sum is rounded once, at the end; of two ranks' sum that is all there is.
+            // Compares with the sum rounded once at the end. For two ranks this is the only rounding.
             let rounded = wide.iter().map(|x| round(dtype, *x));
             let rounded = share(rounded.zip(&ring).map(|(a, b)| a != *b));
             match ranks {

@@ -1,11 +1,11 @@
-//! Collectives of rows of which the ranks have different numbers.
+//! Collectives of rows whose numbers differ between ranks.
 
 use burn::tensor::{DType, Tensor};
 
 use super::super::*;
 use super::{autodiff, both_ways, dot, integers, over, own, tensor};
 
-/// How many rows go from rank to rank: uneven, with pairs and with whole ranks that send nothing.
+/// Returns the number of rows from rank to rank. The numbers are uneven, and some pairs and ranks send nothing.
 fn counts(from: usize, to: usize) -> usize {
     match (from, to) {
         (1, 1) | (2, 0) => 0,
@@ -14,7 +14,7 @@ fn counts(from: usize, to: usize) -> usize {
     }
 }
 
-/// The rows that each rank gets when `from(rank)` has `take(rank, to)` rows for `to`.
+/// Returns the rows that each rank receives when `from(rank)` has `take(rank, to)` rows for `to`.
 fn exchanged(
     rank: usize,
     ranks: usize,
@@ -95,7 +95,7 @@ fn one_rank_keeps_its_rows() {
     });
 }
 
-/// The rows of all ranks and their sum are transposes of each other, with ranks without rows.
+/// The gather of all ranks' rows and their sum are transposes of each other, with ranks without rows.
 #[test]
 fn uneven_rows_are_gathered_and_their_gradients_summed() {
     const ROWS: [usize; 4] = [2, 0, 3, 1];

@@ -13,7 +13,7 @@ fn every_reduction_is_to_be_had() {
             let x = tensor(&own(comm.rank(), 2), [2], &Device::flex(), DType::F32);
             integers(start_all_reduce(x * 4.0, op, &comm).wait())
         };
-        // 4, 8, 16, 32 and twice that.
+        // The values are 4, 8, 16 and 32, and twice these values.
         assert_eq!(reduced(ReduceOp::Sum), [60, 120]);
         assert_eq!(reduced(ReduceOp::Average), [15, 30]);
         assert_eq!(reduced(ReduceOp::Max), [32, 64]);

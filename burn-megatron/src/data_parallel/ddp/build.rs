@@ -1,4 +1,4 @@
-//! Wraps a module: its parameters move into the buffers.
+//! Construction of the wrapper, which moves the parameters of a module into the buffers.
 
 use std::sync::Arc;
 
@@ -32,16 +32,18 @@ impl<M: Module> DistributedDataParallel<M> {
         Self::with(model, groups, &DataParallelConfig::default())
     }
 
-    /// Wraps a module. The ZeRO stage and `hsdp` are those of the layout of `groups` or of `config`.
-    /// Collective: call on all ranks. Parameters are broadcast from the first rank that holds
-    /// them, so the ranks need not build them from one seed. Only sections that are replicated over some
-    /// ranks of an axis must be equal already, as [`ModelBuilder`](crate::nn::ModelBuilder) builds them.
+    /// Wraps a module. The ZeRO stage and `hsdp` are taken from the layout of `groups` or from `config`.
+    /// Collective: call on all ranks.
+    ///
+    /// Parameters are broadcast from the first rank that holds them, so the ranks do not need equal initial
+    /// values. Only sections that are replicated over some ranks of an axis must already be equal, as
+    /// [`ModelBuilder`](crate::nn::ModelBuilder) builds them.
     ///
     /// # Errors
     ///
-    /// [`DataParallelError::Config`] for settings that are invalid for the ranks or the model,
-    /// [`DataParallelError::ModelMismatch`] when the tables of the ranks differ,
-    /// [`DataParallelError::NoExperts`] for a layout that splits experts, of which the model has none.
+    /// - [`DataParallelError::Config`] for settings that are invalid for the ranks or the model.
+    /// - [`DataParallelError::ModelMismatch`] if the tables of the ranks differ.
+    /// - [`DataParallelError::NoExperts`] for a layout that splits experts if the model has none.
     pub fn with(
         model: ParallelModule<M>,
         groups: &ParallelContext,
@@ -51,7 +53,7 @@ impl<M: Module> DistributedDataParallel<M> {
         Self::with_weights(model, groups, config, weights)
     }
 
-    /// The same with the FP8 weights of the model.
+    /// Wraps a module with the given FP8 weights.
     pub(in crate::data_parallel) fn with_weights(
         model: ParallelModule<M>,
         groups: &ParallelContext,
@@ -88,9 +90,9 @@ impl<M: Module> DistributedDataParallel<M> {
         targets.map_err(|error| DataParallelError::Lora(Box::new(error)))?;
         fp8.check_layers(groups)?;
         recompute.check_regions(groups)?;
-        // Under ZeRO-3 layers must not cache quantised copies of weights, which would stay unsharded.
+        // With ZeRO-3, layers must not cache quantized copies of weights, which would stay unsharded.
         fp8.cache_quantized_weights(config.zero_stage != ZeroStage::Parameters);
-        // Invalid settings are reported before errors that follow from them.
+        // Reports invalid settings before errors that result from them.
         config.check(plan_builder::data_ranks(groups, Grid::Dense))?;
         let quantizers = plan_builder::quantizers(&table, config, weights)?;
         plan_builder::check_quantizers(&quantizers, groups, config)?;

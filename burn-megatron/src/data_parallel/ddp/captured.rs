@@ -7,15 +7,16 @@ use crate::data_parallel::gradient_buckets::MicroBatchUses;
 use crate::nn::hook::DeferringSink;
 
 impl<M: Module> DistributedDataParallel<M> {
-    /// Waits for the parameters, and gives the gradients their
-    /// [static buffers](crate::data_parallel::DataParallelConfig::static_buffers), for a micro-batch during which no
-    /// reduction starts.
+    /// Waits for the parameters, and assigns the [static
+    /// buffers](crate::data_parallel::DataParallelConfig::static_buffers) of the gradients. No reduction starts
+    /// during the micro-batch that follows.
     pub fn hold_reductions(&self) {
         self.buffers.parameters().wait();
         self.buffers.gradients().hold();
     }
 
-    /// Starts the reductions that the micro-batches so far have made ready; `is_last` after the last one of the step.
+    /// Starts the reductions that are ready after the micro-batches so far. `is_last` is true after the last
+    /// micro-batch of the step.
     pub fn release_reductions(&self, is_last: bool) {
         self.buffers.gradients().release();
         if is_last {
@@ -23,7 +24,7 @@ impl<M: Module> DistributedDataParallel<M> {
         }
     }
 
-    /// Runs a micro-batch whose launches are captured, so that it does not count as one of the step.
+    /// Runs a micro-batch whose launches are captured. It does not count as a micro-batch of the step.
     pub fn capture_micro_batch<T>(&self, body: impl FnOnce() -> T) -> (T, MicroBatchUses) {
         let before = self.buffers.gradients().counted();
         let result = body();
@@ -31,13 +32,13 @@ impl<M: Module> DistributedDataParallel<M> {
         (result, uses)
     }
 
-    /// Counts a micro-batch that is replayed.
+    /// Counts a replayed micro-batch.
     pub fn count_micro_batch(&self, uses: &MicroBatchUses) {
         self.buffers.begin_stage(0);
         self.buffers.gradients().count(uses);
     }
 
-    /// The memory of the parameters and the gradient buffers, while reductions are
+    /// Returns the memory identifiers of the parameters and the gradient buffers, while reductions are
     /// [held](Self::hold_reductions).
     pub fn memory_ids(&self) -> Vec<Option<usize>> {
         let mut ids = self.buffers.parameters().memory_ids();

@@ -1,4 +1,4 @@
-//! The parameters of a wrapped module that are not trained.
+//! The frozen parameters of a wrapped module, which are not trained.
 
 use burn::module::Module;
 use burn::tensor::{DType, FloatDType, Tensor};
@@ -12,19 +12,20 @@ use crate::data_parallel::sharding_plan::main_dtype;
 use crate::nn::ParameterTable;
 
 impl<M: Module> DistributedDataParallel<M> {
-    /// All parameters of the module, in its order: those of [`table`](Self::table), and the frozen ones.
+    /// Returns all parameters of the module in its order: the trained parameters of [`table`](Self::table) and
+    /// the frozen parameters.
     pub fn whole_table(&self) -> &ParameterTable {
         &self.whole
     }
 
-    /// The parameters that are not trained, if there are any.
+    /// Returns the parameters that are not trained, if there are any.
     pub fn frozen_table(&self) -> Option<&ParameterTable> {
         self.buffers.frozen.as_ref().map(|frozen| &frozen.table)
     }
 
-    /// Returns the value of each frozen parameter, gathered over the data axis: `[elements]` of this model-parallel rank's
-    /// part, in the order of [`frozen_table`](Self::frozen_table). Running states are averaged first. Collective: call on
-    /// all ranks of the data axis.
+    /// Returns the value of each frozen parameter, gathered over the data axis: `[elements]` of this
+    /// model-parallel rank's part, in the order of [`frozen_table`](Self::frozen_table). Running states are
+    /// averaged first. Collective: call on all ranks of the data axis.
     pub fn frozen_parameters(&self) -> Vec<Tensor<1>> {
         self.average_running_states();
         self.gathered_frozen_parameters()
@@ -38,15 +39,16 @@ impl<M: Module> DistributedDataParallel<M> {
         }
     }
 
-    /// The layout of the frozen parameters that checkpoints have, if there are any: not of those of a model with
-    /// adapters, which are loaded from elsewhere.
+    /// Returns the layout of the frozen parameters that checkpoints contain, if there are any. Checkpoints do
+    /// not contain the frozen parameters of a model with adapters, which are loaded from another file.
     pub fn saved_frozen(&self) -> Option<&BufferLayout> {
         let frozen = self.buffers.frozen.as_ref();
         let frozen = frozen.filter(|_| self.saves_frozen);
         frozen.map(|frozen| &frozen.plan.layout)
     }
 
-    /// This rank's shard of each bucket of frozen parameters, and its values in the dtype of checkpoints.
+    /// Returns this rank's shard of each bucket of frozen parameters, with its values in the dtype of
+    /// checkpoints.
     pub fn frozen_shards(&self) -> Vec<(BucketShard, Tensor<1>)> {
         let Some(frozen) = &self.buffers.frozen else {
             return vec![];
@@ -59,7 +61,7 @@ impl<M: Module> DistributedDataParallel<M> {
         shards.zip(frozen.shards()).map(value).collect()
     }
 
-    /// The dtype of each frozen parameter in checkpoints: that of a master.
+    /// Returns the dtype of each frozen parameter in checkpoints, which is the dtype of a master.
     pub(crate) fn frozen_dtypes(&self) -> Vec<DType> {
         let frozen = self.buffers.frozen.iter();
         let parameters = frozen.flat_map(|frozen| &frozen.plan.parameters);
@@ -67,7 +69,8 @@ impl<M: Module> DistributedDataParallel<M> {
         dtypes.collect()
     }
 
-    /// Replaces what [`frozen_shards`](Self::frozen_shards) returns, rounded to the dtype of the model. Collective: call on all ranks.
+    /// Replaces the values of [`frozen_shards`](Self::frozen_shards), rounded to the dtype of the model.
+    /// Collective: call on all ranks.
     pub fn replace_frozen(&mut self, shards: Vec<Tensor<1>>) {
         if let Some(frozen) = &self.buffers.frozen {
             let rounded = |(number, shard): (usize, Tensor<1>)| {
@@ -84,7 +87,7 @@ impl<M: Module> DistributedDataParallel<M> {
         }
     }
 
-    /// The memory of the frozen parameters, as computed from their layout.
+    /// Returns the memory of the frozen parameters, as computed from their layout.
     pub(super) fn frozen_memory(&self) -> Result<MemoryPlan, DataParallelError> {
         let frozen = self.buffers.frozen.as_ref();
         frozen.map_or(Ok(MemoryPlan::default()), |frozen| {

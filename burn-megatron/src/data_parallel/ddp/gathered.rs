@@ -1,4 +1,4 @@
-//! Gradients and parameters as a whole, gathered over the data axis.
+//! Complete gradients and parameters, gathered over the data axis.
 
 use burn::module::Module;
 use burn::tensor::Tensor;
@@ -10,12 +10,12 @@ use crate::data_parallel::gradients::Gradients;
 use crate::data_parallel::memory_usage::MemoryCategory;
 
 impl<M: Module> DistributedDataParallel<M> {
-    /// Gradients from given values, instead of a [`backward`](Self::backward): this rank's part of each
-    /// parameter's gradient, `[elements]` in the order of the table, as a sum over `tokens`.
+    /// Creates gradients from given values, instead of a [`backward`](Self::backward). `parts` are this rank's
+    /// parts of the gradients, `[elements]` in the order of the table, as sums over `tokens`.
     ///
     /// # Errors
     ///
-    /// [`DataParallelError::ElementCount`] if the size of one is not that of its parameter.
+    /// [`DataParallelError::ElementCount`] if the size of a part differs from the size of its parameter.
     pub fn gradients_of(
         &self,
         parts: Vec<Tensor<1>>,
@@ -56,13 +56,13 @@ impl<M: Module> DistributedDataParallel<M> {
         Ok(gradients)
     }
 
-    /// The gradient of each parameter, gathered over the data axis: `[elements]` of this model-parallel rank's
-    /// part, in the order of the table. Collective: call on all ranks of the data axis.
+    /// Returns the gradient of each parameter, gathered over the data axis: `[elements]` of this model-parallel
+    /// rank's part, in the order of the table. Collective: call on all ranks of the data axis.
     pub fn full_gradients(&self, gradients: &Gradients) -> Vec<Tensor<1>> {
         self.full_gradients_times(gradients, gradients.factor())
     }
 
-    /// The sums of each parameter's gradient times `factor`, gathered as in [`Self::full_gradients`].
+    /// Returns the sums of each parameter's gradient times `factor`, gathered as in [`Self::full_gradients`].
     pub fn full_gradients_times(&self, gradients: &Gradients, factor: f64) -> Vec<Tensor<1>> {
         let sums = self
             .buffers
@@ -71,8 +71,8 @@ impl<M: Module> DistributedDataParallel<M> {
         sums.into_iter().map(|sum| sum.mul_scalar(factor)).collect()
     }
 
-    /// The master of each parameter, gathered over the data axis: `[elements]` of this model-parallel rank's
-    /// part, in the order of the table. Collective: call on all ranks of the data axis.
+    /// Returns the master of each parameter, gathered over the data axis: `[elements]` of this model-parallel
+    /// rank's part, in the order of the table. Collective: call on all ranks of the data axis.
     pub fn parameters(&self) -> Vec<Tensor<1>> {
         let plan = &self.buffers.plan;
         let masters = (0..plan.buckets()).map(|number| self.buffers.master_on_device(number));

@@ -38,9 +38,9 @@ mod step;
 
 /// A module whose parameters and gradients are replicated or sharded over the data axis.
 ///
-/// The module itself holds placeholders: its layers get the parameters through their hooks, by
-/// [`Param::val`](burn::module::Param::val). [`to_module`](Self::to_module) returns a module that holds
-/// them.
+/// The module itself holds placeholders. Its layers get the parameters through their hooks, by calling
+/// [`Param::val`](burn::module::Param::val). [`to_module`](Self::to_module) returns a module that holds the
+/// parameters.
 #[derive(Debug)]
 pub struct DistributedDataParallel<M> {
     module: M,
@@ -62,7 +62,7 @@ pub struct DistributedDataParallel<M> {
     routers: Routers,
     attention_logits: AttentionLogits,
     after_step: Option<AfterStep>,
-    /// `None` where no bucket is offloaded.
+    /// Steps offloaded buckets; `None` if no bucket is offloaded.
     host: Option<HostStepper>,
     /// See [`saved_frozen`](Self::saved_frozen).
     saves_frozen: bool,
@@ -71,26 +71,26 @@ pub struct DistributedDataParallel<M> {
 }
 
 impl<M: Module> DistributedDataParallel<M> {
-    /// The module. Outside of [`forward`](Self::forward) it evaluates without recording gradients.
+    /// Returns the module. Outside of [`forward`](Self::forward) it evaluates without recording gradients.
     ///
-    /// Only `Param::val` returns its parameters. Module visitors bypass the hooks and see placeholders of
-    /// NaN; use [`to_module`](Self::to_module) for them.
+    /// Only `Param::val` returns its parameters. Module visitors bypass the hooks and read placeholders of NaN.
+    /// Use [`to_module`](Self::to_module) for visitors.
     pub fn module(&self) -> &M {
         &self.module
     }
 
-    /// The parameters that are trained, and how they are placed on the ranks: all, unless some are
-    /// [frozen](Self::frozen_table). What is numbered by parameter, such as gradients, is so in the order of this table.
+    /// Returns the trained parameters and their placement on the ranks: all parameters, unless some are
+    /// [frozen](Self::frozen_table). Gradients and other values per parameter are in the order of this table.
     pub fn table(&self) -> &Arc<ParameterTable> {
         &self.table
     }
 
-    /// Which operations are fused.
+    /// Returns the selection of fused operations.
     pub fn kernels(&self) -> &KernelSelection {
         &self.kernels
     }
 
-    /// The FP8 layers.
+    /// Returns the FP8 layers.
     pub fn fp8(&self) -> &Fp8 {
         &self.fp8
     }
@@ -100,47 +100,47 @@ impl<M: Module> DistributedDataParallel<M> {
         &self.recompute
     }
 
-    /// The routers of experts.
+    /// Returns the routers of experts.
     pub fn routers(&self) -> &Routers {
         &self.routers
     }
 
-    /// The layers with attention, and their largest logits.
+    /// Returns the layers with attention, and their largest logits.
     pub fn attention_logits(&self) -> &AttentionLogits {
         &self.attention_logits
     }
 
-    /// The process groups.
+    /// Returns the process groups.
     pub fn groups(&self) -> &ParallelContext {
         &self.groups
     }
 
-    /// The settings.
+    /// Returns the settings.
     pub fn config(&self) -> &DataParallelConfig {
         &self.buffers.plan.config
     }
 
-    /// The layout of parameters and gradients in buckets.
+    /// Returns the layout of parameters and gradients in buckets.
     pub fn layout(&self) -> &BufferLayout {
         &self.buffers.plan.layout
     }
 
-    /// The sink of gradients, for code that runs the backward itself.
+    /// Returns the sink of gradients, for code that runs the backward itself.
     pub fn sink(&self) -> Arc<dyn DeferringSink> {
         self.buffers.clone()
     }
 
-    /// The position of the module's random streams.
+    /// Returns the position of the module's random streams.
     pub fn position(&self) -> &DropoutPosition {
         &self.position
     }
 
-    /// The memory of this rank, as measured.
+    /// Returns the measured memory of this rank.
     pub fn usage(&self) -> &MemoryUsage {
         &self.buffers.plan.usage
     }
 
-    /// The memory of this rank, as computed from the layout.
+    /// Returns the memory of this rank, as computed from the layout.
     ///
     /// # Errors
     ///
@@ -170,15 +170,16 @@ impl<M: Module> DistributedDataParallel<M> {
         leaves
     }
 
-    /// Runs the backward of the last micro-batch of a step. Since no forward follows, each bucket is reduced
-    /// as soon as its gradients are final, while backward goes on.
+    /// Runs the backward of the last micro-batch of a step. No forward follows, so each bucket is reduced as
+    /// soon as its gradients are final, while backward continues.
     pub fn backward_last(&self, loss: Tensor<1>) -> burn::tensor::Gradients {
         self.buffers.gradients().end_forwards(None);
         self.backward(loss)
     }
 
-    /// Returns a module without hooks that holds the [masters](Self::parameters). Running states, such as the mean of a
-    /// batch norm, are averaged over the data axis, in this wrapper too. Collective: call on all ranks of the data axis.
+    /// Returns a module without hooks that holds the [masters](Self::parameters). Running states, such as the
+    /// mean of a batch norm, are averaged over the data axis, also in this wrapper. Collective: call on all
+    /// ranks of the data axis.
     pub fn to_module(&self) -> M {
         let (mut trained, mut frozen) = (
             self.parameters().into_iter(),
@@ -200,9 +201,9 @@ impl<M: Module> DistributedDataParallel<M> {
         }
     }
 
-    /// Replaces the parameters by those that `change` returns. Collective: call on all ranks of the data axis,
-    /// and of the tensor axis with `fp8_param_gather`, with the same change. FP8 weights are quantised again,
-    /// with the scales that their layers have then.
+    /// Replaces the parameters by the parameters that `change` returns. FP8 weights are quantized again with
+    /// the current scales of their layers. Collective: call on all ranks of the data axis, with the same
+    /// change; with `fp8_param_gather` also on all ranks of the tensor axis.
     pub fn update(&mut self, change: impl FnOnce(M) -> M) {
         let module = change(self.to_module());
         self.set_running_states(self.running_states_of(&module));
@@ -214,7 +215,7 @@ impl<M: Module> DistributedDataParallel<M> {
     ///
     /// # Errors
     ///
-    /// [`DataParallelError::ReplicaMismatch`] names a parameter that differs, and two ranks.
+    /// [`DataParallelError::ReplicaMismatch`] with a parameter that differs and two ranks.
     pub fn check_replicas(&self) -> Result<(), DataParallelError> {
         replicas::check(&self.buffers, &self.table, &self.groups)
     }

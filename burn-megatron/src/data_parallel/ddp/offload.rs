@@ -9,19 +9,19 @@ use crate::data_parallel::offload::OffloadPlan;
 use crate::host_link::{HostTraffic, OffloadRecord, SimulatedHostLink};
 
 impl<M: Module> DistributedDataParallel<M> {
-    /// The buckets whose optimizer state is on the host, and what is transferred for them in a step.
+    /// Returns the buckets whose optimizer state is on the host, and their transfers in a step.
     pub fn offload(&self) -> &OffloadPlan {
         &self.buffers.plan.offload
     }
 
-    /// The bytes that were copied between this rank's device and its host in all steps so far.
+    /// Returns the bytes that were copied between this rank's device and its host in all steps so far.
     pub fn host_traffic(&self) -> HostTraffic {
         let host = self.host.as_ref();
         host.map_or_else(HostTraffic::default, |host| host.timeline().traffic())
     }
 
-    /// Records the transfers of the next steps over a simulated link between device and host, where the step of a
-    /// bucket takes so long on the host and on the device. Without offloaded buckets there are none.
+    /// Records the transfers of the next steps over a simulated link between device and host. `host_step` and
+    /// `device_step` are the times to step a bucket. Without offloaded buckets nothing is recorded.
     pub fn simulate_host_link(
         &self,
         link: SimulatedHostLink,
@@ -33,7 +33,7 @@ impl<M: Module> DistributedDataParallel<M> {
         }
     }
 
-    /// Takes what was recorded since the last call; nothing without a [simulated link](Self::simulate_host_link).
+    /// Takes the record since the last call. It is empty without a [simulated link](Self::simulate_host_link).
     pub fn take_offload_record(&self) -> OffloadRecord {
         let host = self.host.as_ref();
         host.map_or_else(OffloadRecord::default, |host| host.timeline().take_record())

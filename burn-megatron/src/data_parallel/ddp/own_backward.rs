@@ -1,4 +1,4 @@
-//! A micro-batch whose backward is called by the function that runs its forward.
+//! Micro-batches in which one function runs both the forward and the backward.
 
 use burn::module::Module;
 use burn::tensor::Device;
@@ -8,12 +8,13 @@ use crate::data_parallel::own_backward::MicroBatch;
 use crate::data_parallel::stores::{ParameterLoader, Stores};
 
 impl<M: Module> DistributedDataParallel<M> {
-    /// Runs a micro-batch by a function that calls the backward itself: instead of [`forward`](Self::forward) and
-    /// [`backward`](Self::backward), where the loss is not at hand. Its gradients are multiplied by `weight`, as
-    /// the loss of one micro-batch is often a mean. A micro-batch with the weight 0 does not update running states.
+    /// Runs a micro-batch with a function that calls the backward itself. It replaces
+    /// [`forward`](Self::forward) and [`backward`](Self::backward) if the loss is not accessible. Gradients are
+    /// multiplied by `weight`, because the loss of one micro-batch is often a mean. A micro-batch with weight 0
+    /// does not update running states.
     ///
-    /// With `is_last` no further micro-batch follows in the step: the first gradient ends its forwards, and each bucket
-    /// is reduced as soon as its gradients are final, while backward goes on.
+    /// With `is_last` no further micro-batch follows in the step. The first gradient ends its forwards, and
+    /// each bucket is reduced as soon as its gradients are final, while backward continues.
     pub fn forward_and_backward<T>(
         &self,
         device: &Device,
@@ -35,8 +36,8 @@ impl<M: Module> DistributedDataParallel<M> {
         output
     }
 
-    /// Sets the parameters to the parameters of `module`, which has no hooks. Running states keep their values. Collective:
-    /// call on all ranks, with equal values.
+    /// Sets the parameters to the parameters of `module`, which has no hooks. Running states keep their values.
+    /// Collective: call on all ranks, with equal values.
     pub fn set_parameters(&mut self, module: &M) {
         let stores = Stores::new(&self.whole, &self.running, &self.buffers);
         module.visit(&mut ParameterLoader(stores));

@@ -1,4 +1,4 @@
-//! The end of a step: gradients are summed over the ranks, and checked.
+//! The end of a step, in which gradients are summed over the ranks and checked.
 
 use burn::module::Module;
 use burn::tensor::Tensor;
@@ -11,13 +11,13 @@ use crate::data_parallel::gradients::{Gradients, ReductionRecord};
 use crate::mesh::{Grid, ZeroStage};
 
 impl<M: Module> DistributedDataParallel<M> {
-    /// Ends the step: sums the gradients over the ranks and divides them by the tokens of all ranks.
+    /// Ends the step: sums the gradients over the ranks and divides them by the number of tokens on all ranks.
     ///
-    /// `tokens` is the number of tokens in the micro-batches of *this* rank, so ranks with more tokens weigh
-    /// more. Collective: call on all ranks; a rank that ran no micro-batch passes 0 and contributes zeros. A
-    /// parameter that the loss does not depend on has a gradient of zeros; a warning names it once.
+    /// `tokens` is the number of tokens in the micro-batches of *this* rank, so ranks with more tokens have a
+    /// larger weight. A rank that ran no micro-batch passes 0 and contributes zeros. A parameter that the loss
+    /// does not depend on has a zero gradient, and one warning names it. Collective: call on all ranks.
     ///
-    /// A failed step ends as well: its gradients are discarded, and later ones are ignored.
+    /// A failed step also ends: its gradients are discarded, and later gradients of the step are ignored.
     ///
     /// # Errors
     ///
@@ -32,8 +32,8 @@ impl<M: Module> DistributedDataParallel<M> {
         Ok(gradients)
     }
 
-    /// As [`reduce`](Self::reduce), without exchanging the tokens or reading anything from the device: the
-    /// gradients have the factor 1, and neither tokens nor invalid gradients.
+    /// Ends the step like [`reduce`](Self::reduce), without exchanging the tokens or reading from the device.
+    /// The gradients have the factor 1, no tokens and no invalid gradients.
     pub fn reduce_unscaled(&mut self) -> Result<(Gradients, ReductionRecord), DataParallelError> {
         let _span = tracing::debug_span!("reduce_gradients").entered();
         let prefetches = self.buffers.parameters().end_step();
@@ -49,7 +49,7 @@ impl<M: Module> DistributedDataParallel<M> {
         Ok((Gradients::unscaled(reduced.shards), record))
     }
 
-    /// The tokens of all ranks. From ZeRO-2 on, `fingerprints` must be equal on all of them.
+    /// Returns the number of tokens on all ranks. From ZeRO-2 on, `fingerprints` must be equal on all ranks.
     fn total_tokens(&self, tokens: u64, fingerprints: [u64; 2]) -> Result<u64, DataParallelError> {
         let data = &self.buffers.plan.dense.data;
         let own = [tokens, fingerprints[0], fingerprints[1]].map(|x| x as i64);
@@ -61,7 +61,8 @@ impl<M: Module> DistributedDataParallel<M> {
         Ok(all.chunks(3).map(|rank| rank[0] as u64).sum())
     }
 
-    /// Fails if this rank may not use its parameters in another order than rank `other` of the data axis.
+    /// Returns an error if the ZeRO stage requires this rank and rank `other` of the data axis to use their
+    /// parameters in the same order.
     pub(crate) fn check_order(&self, other: usize) -> Result<(), DataParallelError> {
         let (rank, stage) = (self.groups.rank(), self.config().zero_stage);
         if stage < ZeroStage::Gradients {
@@ -70,21 +71,22 @@ impl<M: Module> DistributedDataParallel<M> {
         Err(DataParallelError::OrderMismatch { rank, other, stage })
     }
 
-    /// The sum of the squares of the elements of a grid that this rank accounts for, `[1]`, from the measurements of
-    /// a [`ReductionRecord`]; `None` where the reduced gradients differ from those that were measured.
+    /// Returns the sum of squares, `[1]`, of the elements of a grid that this rank accounts for, from the
+    /// measurements of a [`ReductionRecord`]. Returns `None` if the reduced gradients differ from the measured
+    /// gradients.
     pub(crate) fn measured_squares(&self, measured: &Tensor<1>, grid: Grid) -> Option<Tensor<1>> {
         let shares = self.measured_shares.iter().find(|shares| shares.0 == grid);
-        // One unit adds them in order.
+        // A single unit adds the terms, so their order is fixed.
         shares.map(|(_, shares)| (measured.clone() * shares.clone()).sum_dim(0))
     }
 
-    /// The largest valid measurement of a [`ReductionRecord`].
+    /// Returns the largest valid measurement of a [`ReductionRecord`].
     pub(crate) fn largest_valid_gradient(&self) -> f64 {
         let check = self.buffers.gradients().check.clone();
         check.map_or(f64::INFINITY, |check| check.largest_valid())
     }
 
-    /// The invalid gradients of this rank, from the measurements of a [`ReductionRecord`].
+    /// Returns the invalid gradients of this rank, from the measurements of a [`ReductionRecord`].
     pub(crate) fn invalid_gradients(&self, measured: &[f64]) -> Vec<InvalidGradient> {
         let check = self.buffers.gradients().check.clone();
         check.map_or(vec![], |check| check.invalid(measured, &self.buffers.plan))

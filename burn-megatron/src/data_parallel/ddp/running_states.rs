@@ -15,8 +15,8 @@ impl<M: Module> DistributedDataParallel<M> {
         self.running.contains(&true)
     }
 
-    /// Sets the running states of the module, and their values for checkpoints, to the mean over the data axis.
-    /// Collective: call on all ranks of the data axis.
+    /// Sets the running states of the module, and their values for checkpoints, to their mean over the data
+    /// axis. Collective: call on all ranks of the data axis.
     pub(crate) fn average_running_states(&self) {
         let data = &self.buffers.plan.dense.data;
         let mean = |state: Tensor<1>| {
@@ -30,16 +30,16 @@ impl<M: Module> DistributedDataParallel<M> {
         self.set_running_states(states.into_iter().map(mean).collect());
     }
 
-    /// The running states of this rank, flat, in the order of the module.
+    /// Returns the running states of this rank as flat tensors, in the order of the module.
     pub fn running_states(&self) -> Vec<Tensor<1>> {
         if !self.has_running_states() {
             return vec![];
         }
-        // A snapshot has the last update too.
+        // A snapshot also contains the last update.
         self.running_states_of(&self.module.valid())
     }
 
-    /// The running states of another module with the same parameters.
+    /// Returns the running states of another module with the same parameters.
     pub(super) fn running_states_of(&self, module: &M) -> Vec<Tensor<1>> {
         let mut collector = StateCollector {
             running: self.running.iter(),
@@ -76,7 +76,7 @@ impl<M: Module> DistributedDataParallel<M> {
         }
     }
 
-    /// The numbers of the running states among the frozen parameters.
+    /// Returns the indices of the running states among the frozen parameters.
     fn running_numbers(&self) -> impl Iterator<Item = usize> {
         let entries = self.whole.entries().iter().zip(&self.running);
         let frozen = entries.filter(|(entry, _)| entry.frozen);

@@ -1,4 +1,4 @@
-//! The view of the optimizer and the checkpoint on the buckets: this rank's shard of each.
+//! The interface of the buckets for the optimizer and the checkpoint: this rank's shard of each bucket.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -18,39 +18,40 @@ use crate::data_parallel::sharding_groups::ShardingGroups;
 use crate::mesh::Grid;
 
 impl<M: Module> DistributedDataParallel<M> {
-    /// Changes the masters of the next step of the optimizer.
+    /// Sets a change of the masters that is applied after the next optimizer step.
     pub fn after_next_step(&mut self, change: AfterStep) {
         self.after_step = Some(change);
     }
 
-    /// This rank's shard of each bucket.
+    /// Returns this rank's shard of each bucket.
     pub fn shards(&self) -> &[BucketShard] {
         &self.shards
     }
 
-    /// The device of the parameters.
+    /// Returns the device of the parameters.
     pub fn device(&self) -> &Device {
         &self.buffers.plan.device
     }
 
-    /// The dtype of the master of each parameter, in the order of the table.
+    /// Returns the dtype of the master of each parameter, in the order of the table.
     pub fn master_dtypes(&self) -> impl Iterator<Item = DType> {
         let parameters = self.buffers.plan.parameters.iter();
         parameters.map(|parameter| parameter.main_dtype)
     }
 
-    /// The masters of this rank's shard of a bucket; on the host, if it is offloaded.
+    /// Returns the masters of this rank's shard of a bucket. They are on the host if the bucket is offloaded.
     pub fn master_shard(&self, bucket: usize) -> Tensor<1> {
         self.buffers.master_shard(bucket)
     }
 
-    /// Replaces the masters of this rank's shard of a bucket, on this rank only and without its copy in another type.
+    /// Replaces the masters of this rank's shard of a bucket, only on this rank. The copy in the model dtype is
+    /// not changed.
     pub fn change_master(&mut self, bucket: usize, change: impl FnOnce(Tensor<1>) -> Tensor<1>) {
         self.buffers.parameters().change_master(bucket, change);
     }
 
-    /// By the index of a parameter, the gathered copy that the model computes with, where it is not a part of the masters of
-    /// this rank and no gather is in flight.
+    /// Returns parameter indices with the gathered copies that the model computes with. Copies that are part of
+    /// this rank's masters, and copies that are still being gathered, are left out.
     pub fn model_copies(&self) -> impl Iterator<Item = (usize, Tensor<1>)> {
         let plan = &self.buffers.plan;
         (0..plan.buckets()).flat_map(move |number| {
@@ -64,7 +65,7 @@ impl<M: Module> DistributedDataParallel<M> {
         })
     }
 
-    /// Frees gathered parameters, as at the end of a step; with ZeRO-3 only.
+    /// Frees gathered parameters, as at the end of a step. It has an effect only with ZeRO-3.
     pub fn reshard(&self) {
         self.buffers.parameters().reshard();
         if let Some(frozen) = &self.buffers.frozen {
@@ -72,19 +73,19 @@ impl<M: Module> DistributedDataParallel<M> {
         }
     }
 
-    /// The segments of the gradients that this rank accounts for, so that each element counts once.
+    /// Returns the segments of the gradients that this rank accounts for, so that each element counts once.
     pub(crate) fn unique_segments(&self) -> &[ShardSegment] {
         &self.unique_segments
     }
 
-    /// The groups over which the buckets of each grid are reduced and sharded.
+    /// Returns the groups over which the buckets of each grid are reduced and sharded.
     pub fn sharding_groups(&self) -> impl Iterator<Item = (Grid, &ShardingGroups)> {
         self.buffers.plan.all_groups()
     }
 
-    /// Replaces the masters of this rank's shards by what `step` makes of them and of the gradients: the host those of
-    /// offloaded buckets, while the device steps the others. Each bucket of the device is gathered, and its gradient
-    /// freed, before the next one is stepped. Collective: call on all ranks.
+    /// Replaces the masters of this rank's shards with the result of `step`. The host steps offloaded buckets
+    /// while the device steps the other buckets. Each bucket on the device is gathered, and its gradient freed,
+    /// before the next bucket is stepped. Collective: call on all ranks.
     ///
     /// Unwinds with [`raise`](crate::comm::raise) if a step on the host fails.
     pub(crate) fn step_buckets(
@@ -129,7 +130,7 @@ impl<M: Module> DistributedDataParallel<M> {
         self.finish_step();
     }
 
-    /// The same where no bucket is offloaded.
+    /// Replaces the masters of this rank's shards with the result of `step`, if no bucket is offloaded.
     pub(crate) fn step_device_buckets(
         &mut self,
         gradients: Gradients,
@@ -147,7 +148,7 @@ impl<M: Module> DistributedDataParallel<M> {
         self.finish_step();
     }
 
-    /// Steps the last buckets, which have these gradients.
+    /// Steps the last buckets, whose gradients are given.
     fn step_on_device(
         &self,
         gradients: Vec<TrackedTensor>,
@@ -155,7 +156,7 @@ impl<M: Module> DistributedDataParallel<M> {
     ) {
         let plan = &self.buffers.plan;
         let first = plan.buckets() - gradients.len();
-        // The last bucket has the first layers, which the next forward needs first.
+        // The last bucket contains the first layers, which the next forward needs first.
         for (index, gradient) in gradients.into_iter().enumerate().rev() {
             let number = first + index;
             let TrackedTensor { tensor, allocation } = gradient;
@@ -179,22 +180,23 @@ impl<M: Module> DistributedDataParallel<M> {
         }
     }
 
-    /// Replaces the masters of this rank's shards, as a step does. Collective: call on all ranks.
+    /// Replaces the masters of this rank's shards and gathers the parameters, as a step does. Collective: call
+    /// on all ranks.
     pub fn replace_masters(&mut self, masters: Vec<Tensor<1>>) {
         self.buffers.parameters().replace(masters);
         self.finish_step();
     }
 
-    /// Call instead of a step that all ranks skip. FP8 weights are quantised again, as the scales may have
-    /// changed: they depend on masters and scales only, as after loading a checkpoint.
+    /// Finishes a step that all ranks skip. FP8 weights are quantized again, because the scales may have
+    /// changed. They then depend only on masters and scales, as after loading a checkpoint.
     pub fn finish_skipped_step(&mut self) {
         if self.config().fp8_param_gather {
             self.finish_step();
         }
     }
 
-    /// Call after all masters have changed and the gradients are freed. Collective: call on all ranks of the
-    /// stage.
+    /// Finishes a step after all masters have changed and the gradients are freed. Collective: call on all
+    /// ranks of the stage.
     pub(super) fn finish_step(&mut self) {
         self.fp8.invalidate_weights();
         self.buffers.finish_gathers();

@@ -1,23 +1,24 @@
-//! Micro-batches whose host code does not run, as a graph is replayed: what it would have counted.
+//! The counts of micro-batches whose host code does not run because a CUDA graph is replayed.
 
 use burn_megatron_kernels::cuda_graph::memory_id;
 
 use super::super::gradient_tracker::GradientTracker;
 use super::GradientBuckets;
 
-/// By parameter: the uses in one micro-batch, and the gradients that it has accumulated.
+/// For each parameter, the number of uses in one micro-batch and the number of accumulated gradients.
 #[derive(Clone, Debug)]
 pub struct MicroBatchUses(Vec<(usize, usize)>);
 
-/// The counts of the buckets.
+/// A snapshot of the counts of the buckets.
 pub(crate) struct Counted {
     tracker: GradientTracker,
-    /// By bucket.
+    /// The accumulated gradients of each bucket.
     accumulated: Vec<Vec<usize>>,
 }
 
 impl GradientBuckets {
-    /// Gives every bucket its static buffer, which no reduction reads or takes until [`release`](Self::release).
+    /// Assigns every bucket its static buffer, which no reduction reads or takes until
+    /// [`release`](Self::release).
     pub fn hold(&mut self) {
         self.wait_until_remaining(0);
         for (number, bucket) in self.buckets.iter_mut().enumerate() {
@@ -42,7 +43,8 @@ impl GradientBuckets {
         }
     }
 
-    /// Returns the counts of the one micro-batch since `before`, and takes them back: it was captured and did not run.
+    /// Returns the counts of the single micro-batch since `before`, and resets them: it was captured and did
+    /// not run.
     pub fn take_back(&mut self, before: Counted) -> MicroBatchUses {
         let plan = &self.plan;
         let of = |index: usize| {
@@ -59,7 +61,7 @@ impl GradientBuckets {
         MicroBatchUses(uses)
     }
 
-    /// Counts a micro-batch after its forward has begun.
+    /// Counts a micro-batch. Call it after the forward of the micro-batch has begun.
     pub fn count(&mut self, uses: &MicroBatchUses) {
         let plan = &self.plan;
         for (index, (expected, gradients)) in uses.0.iter().enumerate() {
@@ -70,7 +72,7 @@ impl GradientBuckets {
         }
     }
 
-    /// The memory of the buffers.
+    /// Returns the memory identifiers of the buffers.
     pub fn memory_ids(&self) -> Vec<Option<usize>> {
         let buffers = self.buckets.iter().map(|bucket| bucket.buffer.as_ref());
         let ids = buffers.map(|buffer| memory_id(&buffer?.tensor));

@@ -1,4 +1,4 @@
-//! Buckets, and the parameter slices in a range of one.
+//! Buckets, and the parameter slices in a range of a bucket.
 
 use std::cmp::Reverse;
 use std::ops::Range;
@@ -6,14 +6,14 @@ use std::ops::Range;
 /// A range of a buffer that is reduced and gathered by one collective.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bucket {
-    /// The unit of the model to which all of its parameters belong.
+    /// The unit of the model that contains all of its parameters.
     pub unit: usize,
-    /// Whether it has a single parameter, which is shared by the first and the last stage.
+    /// Whether it has a single parameter, which the first and the last stage share.
     pub shared: bool,
-    /// The ranks over which it is sharded.
+    /// The number of ranks over which it is sharded.
     pub shards: usize,
-    /// Its elements in the buffer, padding included. Empty if all of its parameters are; then nothing is
-    /// communicated.
+    /// Its elements in the buffer, including padding. If all of its parameters are empty, the range is empty
+    /// and nothing is communicated.
     pub range: Range<usize>,
     /// Its parameters, in reverse order of the table.
     pub parameters: Vec<BucketParameter>,
@@ -24,7 +24,7 @@ pub struct Bucket {
 pub struct BucketParameter {
     /// Its index in the table.
     pub index: usize,
-    /// Its elements, from the start of the bucket.
+    /// Its elements, relative to the start of the bucket.
     pub range: Range<usize>,
 }
 
@@ -33,25 +33,25 @@ pub struct BucketParameter {
 pub struct ParameterSlice {
     /// The index of the parameter in the table.
     pub index: usize,
-    /// Its elements, from the start of the parameter, flattened.
+    /// Its elements, relative to the start of the flattened parameter.
     pub parameter_range: Range<usize>,
-    /// The same elements, from the start of the range.
+    /// The same elements, relative to the start of the range.
     pub local_range: Range<usize>,
 }
 
 impl Bucket {
-    /// Elements of the bucket, padding included.
+    /// Returns the number of elements, including padding.
     pub fn padded(&self) -> usize {
         self.range.len()
     }
 
-    /// Elements up to the end of the last parameter: without the padding at the end, but with the alignment
-    /// padding between parameters.
+    /// Returns the number of elements up to the end of the last parameter. It excludes the padding at the end,
+    /// and includes the alignment padding between parameters.
     pub fn used(&self) -> usize {
         self.parameters.last().map_or(0, |last| last.range.end)
     }
 
-    /// The elements that belong to no parameter: alignment and padding.
+    /// Returns the ranges of elements that belong to no parameter: alignment and padding.
     pub fn gaps(&self) -> Vec<Range<usize>> {
         let ends = self.parameters.iter().map(|parameter| parameter.range.end);
         let starts = self
@@ -65,7 +65,7 @@ impl Bucket {
             .collect()
     }
 
-    /// Elements of its parameters, without any padding.
+    /// Returns the number of elements of its parameters, without any padding.
     pub fn parameter_elements(&self) -> usize {
         self.parameters
             .iter()
@@ -73,19 +73,20 @@ impl Bucket {
             .sum()
     }
 
-    /// The sort key of the order in which backward finishes buckets: by the lowest index in the table, which it
-    /// reaches last; those of shared parameters come after all others.
+    /// Returns a sort key for the order in which backward finishes buckets. Backward reaches the lowest table
+    /// index of a bucket last. Buckets of shared parameters come after all other buckets.
     pub(super) fn order(&self) -> (bool, Reverse<usize>) {
         let last = self.parameters.last().map_or(0, |last| last.index);
         (self.shared, Reverse(last))
     }
 
-    /// Elements of each shard, padding included.
+    /// Returns the number of elements of each shard, including padding.
     pub fn shard_elements(&self) -> usize {
         self.padded() / self.shards
     }
 
-    /// The parameter slices in `range`, which is in elements from the start of the bucket. Padding is in no slice.
+    /// Returns the parameter slices in `range`, which is relative to the start of the bucket. Padding is in no
+    /// slice.
     ///
     /// # Panics
     ///
@@ -105,7 +106,7 @@ impl Bucket {
 }
 
 impl BucketParameter {
-    /// Its slice in `range` of the bucket, if it is not empty.
+    /// Returns its slice in `range` of the bucket, if it is not empty.
     fn slice(&self, range: &Range<usize>) -> Option<ParameterSlice> {
         let start = self.range.start.max(range.start);
         let end = self.range.end.min(range.end);

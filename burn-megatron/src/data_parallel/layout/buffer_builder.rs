@@ -6,7 +6,7 @@ use super::{
     Bucket, BucketParameter, BucketRules, BufferKey, FlatBuffer, LayoutError, ParameterSize,
 };
 
-/// The index of a parameter in the table, and its size.
+/// The index of a parameter in the table and its size.
 pub(super) type IndexedSize<'a> = (usize, &'a ParameterSize);
 
 /// Builds the buffer of `members`, which are in reverse order of the table.
@@ -22,7 +22,8 @@ pub(super) fn build_buffer(
         open: None,
         closed: vec![],
     };
-    // The gradient of a shared parameter is final last: in backward the first stage uses it after all others.
+    // The gradient of a shared parameter becomes final last, because the first stage uses it at the end of
+    // backward.
     let (shared, others): (Vec<&IndexedSize>, Vec<_>) =
         members.iter().partition(|member| member.1.shared);
     for member in others.into_iter().chain(shared) {
@@ -51,7 +52,7 @@ struct BufferBuilder<'a> {
 }
 
 impl BufferBuilder<'_> {
-    /// Elements of the closed buckets.
+    /// Returns the number of elements of the closed buckets.
     fn elements(&self) -> usize {
         self.closed.last().map_or(0, |bucket| bucket.range.end)
     }
@@ -87,8 +88,8 @@ impl BufferBuilder<'_> {
         Ok(())
     }
 
-    /// The range of the next parameter in the open bucket; `None` if the padded buffer would be too large to be
-    /// allocated.
+    /// Returns the range of the next parameter in the open bucket, or `None` if the padded buffer would be too
+    /// large to allocate.
     fn next_range(&self, used: usize, elements: usize) -> Option<Range<usize>> {
         let start = used.checked_next_multiple_of(self.rules.align)?;
         let end = start.checked_add(elements)?;
@@ -105,7 +106,7 @@ impl BufferBuilder<'_> {
         }
     }
 
-    /// No allocation has more than `isize::MAX` bytes.
+    /// Returns the maximum number of elements. No allocation can exceed `isize::MAX` bytes.
     fn limit(&self) -> usize {
         let bytes = self
             .key

@@ -1,8 +1,8 @@
-//! The layout of the parameters of a rank in flat buffers, and of the buffers in buckets.
+//! The layout of a rank's parameters in flat buffers, which are divided into buckets.
 //!
-//! A pure computation from sizes to ranges; nothing is allocated. Parameters are laid out in reverse order of
-//! the table, which is roughly the order in which backward finishes them. Parameters of the same dtypes share a
-//! buffer. A buffer is a sequence of buckets, the units of communication:
+//! The layout is a pure computation from sizes to ranges, without allocation. Parameters are laid out in
+//! reverse order of the table, which is roughly the order in which backward finishes them. Parameters of the
+//! same dtypes share a buffer. A buffer is a sequence of buckets, the units of communication:
 //!
 //! ```text
 //! buffer bf16/f32   |------------ bucket 0 ------------|------ bucket 1 ------|-- bucket 2 --|
@@ -10,12 +10,12 @@
 //! shards            |  rank 0  |  rank 1  |  rank 2    | ...
 //! ```
 //!
-//! Every bucket is sharded evenly over the ranks, whatever the boundaries of parameters, so a parameter may
+//! Every bucket is sharded evenly over the ranks, regardless of the boundaries of parameters. A parameter may
 //! span several shards.
 //!
-//! The rules follow Megatron-LM: `_ParamAndGradBuffer` and `compute_full_param_layout`. Two differ: buckets
-//! of shared parameters come last, whether or not buckets are sharded, and a bucket ends where the unit of
-//! the model (a pipeline stage or FSDP unit) ends.
+//! The rules follow `_ParamAndGradBuffer` and `compute_full_param_layout` of Megatron-LM, with two differences.
+//! Buckets of shared parameters always come last, even if buckets are not sharded. A bucket ends at the end of
+//! a unit of the model (a pipeline stage or FSDP unit).
 
 use std::fmt;
 use std::ops::Range;
@@ -42,11 +42,11 @@ pub use write_items::{WriteItem, write_items};
 /// The flat buffers of one rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BufferLayout {
-    /// One buffer per key, in the order of the first parameter of each.
+    /// One buffer per key, in the order of the first parameters.
     pub buffers: Vec<FlatBuffer>,
-    /// By bucket number: the buffer, and the bucket in that buffer.
+    /// The buffer of each bucket number, and the bucket's index in that buffer.
     bucket_positions: Vec<(usize, usize)>,
-    /// By index in the table.
+    /// The location of each parameter, by its index in the table.
     locations: Vec<ParameterLocation>,
 }
 
@@ -56,14 +56,15 @@ pub struct BufferLayout {
 /// for FP8 weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BufferKey {
-    /// The dtype in which the parameters are gathered, and stored unless they are FP8 weights.
+    /// The dtype in which the parameters are gathered. It is also the storage dtype, except for FP8 weights.
     pub parameter: DType,
-    /// The dtype in which their gradients are summed.
+    /// The dtype in which the gradients are summed.
     pub gradient: DType,
-    /// Their grid.
+    /// The grid of the parameters.
     pub grid: Grid,
-    /// Whether they are FP8 weights, stored as two copies with their scales. FP8 codes are gathered if
-    /// [`parameter`](Self::parameter) is [`DType::U8`]; values, which are then quantised, if it is a float.
+    /// Whether the parameters are FP8 weights, stored as two copies with their scales. If
+    /// [`parameter`](Self::parameter) is [`DType::U8`], FP8 codes are gathered. If it is a float, values are
+    /// gathered and then quantized.
     pub quantized: bool,
 }
 
@@ -72,9 +73,9 @@ pub struct BufferKey {
 pub struct FlatBuffer {
     /// The properties that its parameters share.
     pub key: BufferKey,
-    /// Its elements, padding included.
+    /// The number of its elements, including padding.
     pub elements: usize,
-    /// Bytes of its FP8 weights: both copies and their scales. 0 for other parameters.
+    /// The number of bytes of its FP8 weights: both copies and their scales. 0 for other parameters.
     pub quantized_bytes: usize,
     /// Its buckets, in the order in which they are reduced.
     pub buckets: Vec<Bucket>,
@@ -85,18 +86,18 @@ pub struct FlatBuffer {
 pub struct ParameterLocation {
     /// The number of the bucket.
     pub bucket: usize,
-    /// Its elements, from the start of the bucket.
+    /// Its elements, relative to the start of the bucket.
     pub range: Range<usize>,
 }
 
 impl BufferLayout {
     /// Lays out the parameters of a table.
     ///
-    /// All ranks of a data-parallel group must have the same layout, so they must pass the same sizes.
+    /// All ranks of a data-parallel group must have the same layout and therefore pass the same sizes.
     ///
     /// # Errors
     ///
-    /// [`LayoutError`] if the rules are invalid or a buffer is too large to be allocated.
+    /// [`LayoutError`] if the rules are invalid or a buffer is too large to allocate.
     pub fn new(parameters: &[ParameterSize], rules: &BucketRules) -> Result<Self, LayoutError> {
         rules.check()?;
         let mut members: Vec<(BufferKey, Vec<IndexedSize>)> = vec![];
@@ -152,12 +153,12 @@ impl BufferLayout {
         }
     }
 
-    /// Elements of all buffers, padding included.
+    /// Returns the number of elements of all buffers, including padding.
     pub fn elements(&self) -> usize {
         self.buffers.iter().map(|buffer| buffer.elements).sum()
     }
 
-    /// Elements of all parameters, without padding.
+    /// Returns the number of elements of all parameters, without padding.
     pub fn parameter_elements(&self) -> usize {
         self.locations
             .iter()
@@ -165,19 +166,19 @@ impl BufferLayout {
             .sum()
     }
 
-    /// The number of buckets in all buffers.
+    /// Returns the number of buckets in all buffers.
     pub fn bucket_count(&self) -> usize {
         self.bucket_positions.len()
     }
 
-    /// All buckets with their numbers and buffers, in the order in which they are reduced: that in which
-    /// backward finishes them, across buffers; those of shared parameters last.
+    /// Returns all buckets with their numbers and buffers, in the order of reduction. This is the order in
+    /// which backward finishes them, across buffers, with the buckets of shared parameters last.
     pub fn buckets(&self) -> impl Iterator<Item = (usize, &FlatBuffer, &Bucket)> {
         let number = |number| (number, self.buffer_of(number), self.bucket(number));
         (0..self.bucket_count()).map(number)
     }
 
-    /// A bucket by its number.
+    /// Returns a bucket by its number.
     ///
     /// # Panics
     ///
@@ -187,7 +188,7 @@ impl BufferLayout {
         &self.buffers[buffer].buckets[bucket]
     }
 
-    /// The buffer of a bucket.
+    /// Returns the buffer of a bucket.
     ///
     /// # Panics
     ///
@@ -196,7 +197,7 @@ impl BufferLayout {
         &self.buffers[self.bucket_positions[number].0]
     }
 
-    /// The location of the parameter at `index` of the table; `None` beyond the table.
+    /// Returns the location of the parameter at `index` of the table, or `None` if `index` is out of range.
     pub fn find(&self, index: usize) -> Option<&ParameterLocation> {
         self.locations.get(index)
     }
@@ -221,7 +222,7 @@ impl fmt::Display for BufferKey {
 }
 
 impl FlatBuffer {
-    /// Elements of the shards of one rank, padding included.
+    /// Returns the number of elements of the shards of one rank, including padding.
     pub fn shard_elements(&self) -> usize {
         let shards = self.buckets.iter().map(Bucket::shard_elements);
         shards.sum()

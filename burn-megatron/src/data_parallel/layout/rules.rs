@@ -1,62 +1,63 @@
-//! The input of a layout: the sizes of the parameters, and the rules of the buckets.
+//! The input of a layout: the sizes of the parameters and the rules for buckets.
 
 use super::BufferKey;
 use crate::comm::DType;
 use crate::mesh::Grid;
 
-/// Bucket sizes are padded to a multiple of this many elements, so that a bucket of 16-bit elements starts at a
-/// multiple of 256 bytes, as GEMMs require.
+/// The number of elements to whose multiple bucket sizes are padded. A bucket of 16-bit elements then starts at
+/// a multiple of 256 bytes, as GEMMs require.
 const BUCKET_MULTIPLE: usize = 128;
 
-/// The multiple of elements with which ring collectives reach full bandwidth.
+/// The number of elements at whose multiples ring collectives reach full bandwidth.
 const BANDWIDTH_MULTIPLE: usize = 1 << 16;
 
-/// The multiple of FP8 codes at which shards start: four are packed in a word, and devices move four words at
-/// once.
+/// The number of FP8 codes at whose multiples shards start: four codes are packed in a word, and devices move
+/// four words at once.
 const FP8_CODES_MULTIPLE: usize = 16;
 
-/// The multiple, in elements, at which parameters of sharded buckets start: 128 bytes in 16 bits.
+/// The number of elements at whose multiples the parameters of sharded buckets start: 128 bytes in 16 bits.
 const PARAMETER_MULTIPLE: usize = 64;
 
 /// One parameter of a rank, in the order of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ParameterSize {
-    /// Elements of the rank's part; 0 is valid.
+    /// The number of elements of the rank's part; 0 is valid.
     pub elements: usize,
-    /// The dtype in which the parameter is gathered, and stored unless it is an FP8 weight: [`DType::U8`] for a
-    /// weight whose FP8 codes are gathered.
+    /// The dtype in which the parameter is gathered. It is also the storage dtype, except for FP8 weights.
+    /// [`DType::U8`] for a weight whose FP8 codes are gathered.
     pub parameter: DType,
     /// The dtype in which its gradient is summed.
     pub gradient: DType,
-    /// Its grid, which decides over which ranks its gradient is summed.
+    /// Its grid, which determines the ranks over which its gradient is summed.
     pub grid: Grid,
-    /// Whether the first and the last stage share it: it gets a bucket of its own.
+    /// Whether the first and the last stage share the parameter. A shared parameter gets its own bucket.
     pub shared: bool,
-    /// The unit of the model whose parameters may share a bucket: a pipeline stage, or under ZeRO-3 an FSDP
+    /// The unit of the model whose parameters may share a bucket: a pipeline stage, or with ZeRO-3 an FSDP
     /// unit.
     pub unit: usize,
-    /// Bytes of both copies of an FP8 weight and of their scales; `None` for other parameters.
+    /// The number of bytes of both copies of an FP8 weight and their scales; `None` for other parameters.
     pub quantized_bytes: Option<usize>,
 }
 
-/// When a bucket is closed, and how parameters and buckets are padded.
+/// The rules that determine the end of a bucket, and the padding of parameters and buckets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BucketRules {
-    /// Elements at which a bucket is closed. Checked after each parameter, so a bucket may be larger. `None`:
-    /// no limit.
+    /// The number of elements at which a bucket is closed. It is checked after each parameter, so a bucket may
+    /// be larger. `None`: no limit.
     pub size: Option<usize>,
-    /// Ranks over which a bucket of dense parameters is sharded.
+    /// The number of ranks over which a bucket of dense parameters is sharded.
     pub ranks: usize,
-    /// Ranks over which a bucket of expert parameters is sharded. `None`: `ranks`.
+    /// The number of ranks over which a bucket of expert parameters is sharded. `None`: `ranks`.
     pub expert_ranks: Option<usize>,
     /// Whether bucket sizes are also padded to multiples of 65,536 elements.
     pub pad_for_bandwidth: bool,
-    /// The multiple of elements at which parameters and buckets start. 1: packed.
+    /// The number of elements at whose multiples parameters and buckets start. 1: packed.
     pub align: usize,
 }
 
 impl BucketRules {
-    /// Buckets of the default size, sharded over the ranks; parameters start at multiples of 64 elements.
+    /// Returns rules for buckets of the default size, sharded over the ranks. Parameters start at multiples of
+    /// 64 elements.
     pub fn sharded(ranks: usize) -> Self {
         Self {
             size: Some(Self::default_size(ranks)),
@@ -67,15 +68,15 @@ impl BucketRules {
         }
     }
 
-    /// The default size of buckets: `max(40,000,000, 1,000,000 x ranks)` elements, so that the shards of a large
-    /// group are large enough for an efficient message.
+    /// Returns the default size of buckets: `max(40,000,000, 1,000,000 x ranks)` elements. The shards of a
+    /// large group are then large enough for efficient messages.
     pub fn default_size(ranks: usize) -> usize {
         ranks.saturating_mul(1_000_000).max(40_000_000)
     }
 
-    /// `align` for sharded buckets on a device whose views must start at multiples of `bytes`, in elements of
-    /// `dtype`: the least common multiple of 64 and the device's alignment, which for powers of two is
-    /// `max(64, bytes / size)`.
+    /// Returns `align`, in elements of `dtype`, for sharded buckets on a device whose views must start at
+    /// multiples of `bytes`. It is the least common multiple of 64 and the device's alignment. For powers of
+    /// two this is `max(64, bytes / size)`.
     ///
     /// Parameters and gradients have the same layout, so pass the smaller of their dtypes.
     ///
@@ -93,7 +94,7 @@ impl BucketRules {
         })
     }
 
-    /// Checks the rules; fails for the first invalid one.
+    /// Returns an error for the first invalid rule.
     pub(super) fn check(&self) -> Result<(), LayoutError> {
         match (self.ranks, self.expert_ranks, self.size, self.align) {
             (0, ..) => Err(LayoutError::NoRanks { of: "dense" }),
@@ -106,7 +107,7 @@ impl BucketRules {
         }
     }
 
-    /// The shards of a bucket.
+    /// Returns the number of shards of a bucket.
     pub(super) fn shards(&self, grid: Grid) -> usize {
         match grid {
             Grid::Dense => self.ranks,
@@ -114,7 +115,7 @@ impl BucketRules {
         }
     }
 
-    /// The multiple of elements to which bucket sizes are padded.
+    /// Returns the number of elements to whose multiple bucket sizes are padded.
     pub(super) fn bucket_multiple(&self, key: &BufferKey) -> Result<usize, LayoutError> {
         let ranks = self.shards(key.grid);
         let codes = match (key.quantized, key.parameter) {
@@ -137,16 +138,16 @@ impl BucketRules {
     }
 }
 
-/// Why a layout cannot be computed.
+/// A layout cannot be computed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LayoutError {
-    /// Buckets over 0 ranks.
+    /// The number of ranks is 0.
     #[error("invalid number of ranks for buckets of {of} parameters: 0, expected at least 1")]
     NoRanks {
         /// `dense` or `expert`.
         of: &'static str,
     },
-    /// A bucket size of 0.
+    /// The bucket size is 0.
     #[error(
         "invalid bucket size: 0 elements, expected at least 1 (the default is {default}), or no size for \
          one bucket"
@@ -155,7 +156,7 @@ pub enum LayoutError {
         /// The default size.
         default: usize,
     },
-    /// An alignment of 0.
+    /// The alignment is 0.
     #[error("invalid alignment: 0 elements, expected at least 1 (packed)")]
     ZeroAlign,
     /// The padding overflows.
@@ -165,12 +166,12 @@ pub enum LayoutError {
         usize::BITS
     )]
     PaddingOverflow {
-        /// Ranks over which a bucket is sharded.
+        /// The number of ranks over which a bucket is sharded.
         ranks: usize,
         /// The alignment of parameters.
         align: usize,
     },
-    /// A buffer is too large to be allocated.
+    /// A buffer is too large to allocate.
     #[error(
         "with parameter {index} of {elements} elements the {key} buffer exceeds {limit} elements, the most \
          that can be allocated; split the model over more ranks"
@@ -178,11 +179,11 @@ pub enum LayoutError {
     BufferTooLarge {
         /// The index of the parameter in the table.
         index: usize,
-        /// Its elements.
+        /// The number of elements of the parameter.
         elements: usize,
-        /// The buffer.
+        /// The key of the buffer.
         key: BufferKey,
-        /// The most elements that a buffer of these dtypes can have.
+        /// The maximum number of elements of a buffer with these dtypes.
         limit: usize,
     },
     /// The number of elements overflows a `usize`.
@@ -200,7 +201,7 @@ fn gcd(a: usize, b: usize) -> usize {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-/// The least common multiple of two numbers above 0.
+/// Returns the least common multiple of two positive numbers, or `None` if it overflows.
 fn lcm(a: usize, b: usize) -> Option<usize> {
     (a / gcd(a, b)).checked_mul(b)
 }

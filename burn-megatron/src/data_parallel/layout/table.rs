@@ -5,8 +5,8 @@ use std::fmt;
 use super::BufferLayout;
 use crate::text_table::Table;
 
-/// A line per bucket: its number, dtypes and kind, unit of the model, parameters, their elements, and the
-/// elements with padding; and a line of totals.
+/// Formats one line per bucket and a line of totals. The columns are the number, the dtypes and kind, the unit
+/// of the model, the number of parameters, and the number of elements without and with padding.
 impl fmt::Display for BufferLayout {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let head = [

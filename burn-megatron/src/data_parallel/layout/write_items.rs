@@ -1,26 +1,26 @@
-//! Which slices each rank writes, so that each element of the model is written once. Pure values.
+//! The assignment of slices to the ranks that write them, so that each element of the model is written once.
 
 use std::ops::Range;
 
 use super::BufferLayout;
 use crate::nn::{LocalShard, MeshRank, ParameterEntry, local_shards};
 
-/// The most elements that are read or written at once: 64 MiB of f32. Small in tests, whose parameters are
-/// small.
+/// The maximum number of elements that are read or written at once: 64 MiB of f32. Tests use a smaller value,
+/// because their parameters are small.
 pub(crate) const MAX_ELEMENTS: usize = if cfg!(test) { 40 } else { 1 << 24 };
 
-/// A replicated parameter is divided over the ranks that hold it if each gets this many elements.
+/// The minimum number of elements per rank for dividing a replicated parameter over the ranks that hold it.
 const MIN_SHARE: usize = 1 << 12;
 
 /// A slice that a rank writes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WriteItem {
-    /// The parameter's index in the table.
+    /// The index of the parameter in the table.
     pub index: usize,
-    /// Its bucket.
+    /// The number of the bucket.
     pub bucket: usize,
-    /// The elements that contain it, counted from the start of the rank's shard of the bucket. Items of one
-    /// range are adjacent.
+    /// The range of elements that contains the slice, relative to the start of the rank's shard of the bucket.
+    /// Items of one range are adjacent.
     pub source: Range<usize>,
     /// The flat index of the start of `source` in the rank's local tensor.
     pub local_start: usize,
@@ -28,12 +28,13 @@ pub struct WriteItem {
     pub shard: LocalShard,
 }
 
-/// The slices that `rank` writes. `ranges` gives, per bucket, the range that the rank optimizes and, within
-/// that, the range that it writes among the ranks of the data axis; both from the start of the bucket.
+/// Returns the slices that `rank` writes. For each bucket, `ranges` returns the range that the rank optimizes,
+/// and the range within it that the rank writes among the ranks of the data axis. Both are relative to the
+/// start of the bucket.
 ///
-/// Over the data axis a bucket is always divided, sharded or not. Over the model axes on which a parameter is
-/// replicated it is divided or, if it is small, assigned to one rank round-robin; a section that several ranks
-/// replicate is written by the first of them. Of the pipeline's copies the first is written.
+/// A bucket is always divided over the data axis, whether or not it is sharded. A parameter that is replicated
+/// over model axes is divided over them or, if it is small, assigned to one rank round-robin. A section that
+/// several ranks replicate is written by the first of them. The first of the pipeline's copies is written.
 pub fn write_items(
     layout: &BufferLayout,
     entries: &[ParameterEntry],
@@ -67,7 +68,8 @@ pub fn write_items(
     items
 }
 
-/// The part of a range that a rank writes, among those of the model axes that hold the same.
+/// Returns the part of a range that a rank writes, among the ranks of the model axes that hold the same
+/// elements.
 fn share(
     entry: &ParameterEntry,
     rank: &MeshRank,

@@ -1,9 +1,8 @@
-//! The memory that is available to the processes of this machine, and the check whether a run fits.
+//! The memory that is available to the processes of this machine, and a check whether a run fits.
 //!
-//! The check compares a lower bound: parameters, gradients, optimizer state and the logits of one micro-batch, or of a
-//! chunk of it.
-//! Activations are not included, so a run that passes may still be too large, but one that fails is certainly
-//! too large.
+//! The check uses a lower bound: parameters, gradients, optimizer state, and the logits of one micro-batch or
+//! chunk. Activations are not included. A run that passes the check may still be too large, but a run that
+//! fails is certainly too large.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,19 +12,19 @@ use super::{MemoryPlan, format_bytes};
 /// A lower bound of the memory that ranks need at once, in bytes by category.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RequiredMemory {
-    /// Parameters, and position tables.
+    /// Parameters and position tables.
     pub parameters: u128,
     /// Gradient sums.
     pub gradients: u128,
-    /// Master weights and moments, those on the host included.
+    /// Master weights and moments, including those on the host.
     pub optimizer: u128,
-    /// The logits of one micro-batch, or of a chunk of it.
+    /// The logits of one micro-batch, or of a chunk of a micro-batch.
     pub logits: u128,
 }
 
 impl RequiredMemory {
-    /// The memory of a host that one rank on its CPU needs at once: at the end of a backward, or with the logits of a micro-batch,
-    /// whichever is more.
+    /// Computes the host memory that one rank on its CPU needs at once. It is the maximum of the memory at the
+    /// end of a backward and the memory with the logits of a micro-batch.
     ///
     /// `is_first`: a step has a single micro-batch, so there are no gradients yet when there are logits.
     /// `is_only`: the run has a single step, so the optimizer has no state yet when there are logits.
@@ -50,13 +49,13 @@ impl RequiredMemory {
         }
     }
 
-    /// The sum of all categories.
+    /// Returns the sum of all categories.
     pub fn total(&self) -> u128 {
         let kinds = [self.parameters, self.gradients, self.optimizer, self.logits];
         kinds.into_iter().fold(0, u128::saturating_add)
     }
 
-    /// The sum over several ranks.
+    /// Returns the sum over several ranks.
     pub fn sum(needs: impl IntoIterator<Item = Self>) -> Self {
         needs.into_iter().fold(Self::default(), |sum, need| Self {
             parameters: sum.parameters.saturating_add(need.parameters),
@@ -70,7 +69,7 @@ impl RequiredMemory {
     ///
     /// # Errors
     ///
-    /// [`InsufficientMemory`] if it is not; never for an unknown limit.
+    /// [`InsufficientMemory`] if the total exceeds `limit`. An unknown limit is never an error.
     pub fn check(&self, limit: Option<MemoryLimit>) -> Result<(), InsufficientMemory> {
         match limit {
             Some(limit) if self.total() > limit.bytes.into() => {
@@ -84,13 +83,13 @@ impl RequiredMemory {
 /// A memory limit of processes, including swap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryLimit {
-    /// The bytes.
+    /// The limit in bytes.
     pub bytes: u64,
-    /// The name of what is limited: `this machine`.
+    /// The name of the limited unit, such as `this machine`.
     pub of: &'static str,
 }
 
-/// A run needs more memory than there is.
+/// A run needs more memory than is available.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the run needs at least {} of memory ({} parameters, {} gradients, {} optimizer state, {} logits), but {} \
@@ -114,13 +113,13 @@ fn bytes(bytes: u128) -> String {
     format_bytes(u64::try_from(bytes).unwrap_or(u64::MAX))
 }
 
-/// The memory limits of this machine and of the cgroup of this process, as reported by Linux; `None` where
+/// The memory limits of this machine and of the cgroup of this process, as reported by Linux; `None` if
 /// unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HostMemory {
     /// The limit of all processes of the machine.
     pub machine: Option<MemoryLimit>,
-    /// The limit of this process and those that share its cgroup.
+    /// The limit of this process and the other processes in its cgroup.
     pub cgroup: Option<MemoryLimit>,
 }
 
@@ -143,7 +142,7 @@ impl HostMemory {
     }
 }
 
-/// The memory and the swap in `/proc/meminfo`, in bytes.
+/// Returns the memory and the swap in `/proc/meminfo`, in bytes.
 fn meminfo(root: &Path) -> Option<(u64, u64)> {
     let text = fs::read_to_string(root.join("proc/meminfo")).ok()?;
     let value = |key: &str| {
@@ -154,11 +153,11 @@ fn meminfo(root: &Path) -> Option<(u64, u64)> {
     Some((value("MemTotal:")?, value("SwapTotal:").unwrap_or(0)))
 }
 
-/// The smallest limit of the cgroups of the process, of cgroup v1 or v2.
+/// Returns the smallest limit of the cgroups of the process, for cgroup v1 or v2.
 fn cgroup(root: &Path, swap: u64) -> Option<u64> {
     let text = fs::read_to_string(root.join("proc/self/cgroup")).ok()?;
     let limits = text.lines().filter_map(|line| {
-        // `0::/path`, or `4:memory:/path`.
+        // The line is `0::/path` or `4:memory:/path`.
         let (_, rest) = line.split_once(':')?;
         let (controllers, path) = rest.split_once(':')?;
         let mounted = root.join("sys/fs/cgroup");
@@ -187,7 +186,7 @@ fn cgroup(root: &Path, swap: u64) -> Option<u64> {
     limits.min()
 }
 
-/// The folder of a cgroup and of its ancestors, as far as they are visible.
+/// Returns the folders of a cgroup and of its ancestors, as far as they are visible.
 fn cgroup_and_ancestors(mounted: &Path, path: &Path) -> impl Iterator<Item = PathBuf> {
     path.ancestors()
         .map(|path| mounted.join(path))
@@ -195,7 +194,7 @@ fn cgroup_and_ancestors(mounted: &Path, path: &Path) -> impl Iterator<Item = Pat
         .into_iter()
 }
 
-/// The number in a file; `None` for `max`.
+/// Returns the number in a file, or `None` for `max`.
 fn read_number(path: &Path) -> Option<u64> {
     fs::read_to_string(path).ok()?.trim().parse().ok()
 }

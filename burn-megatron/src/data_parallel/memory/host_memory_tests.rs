@@ -2,7 +2,7 @@ use super::*;
 
 const GIB: u64 = 1 << 30;
 
-/// The limits of a system with these files.
+/// Returns the limits of a system with these files.
 fn memory(files: &[(&str, &str)]) -> HostMemory {
     let root = tempfile::tempdir().unwrap();
     for (path, text) in files {
@@ -47,7 +47,7 @@ fn the_least_cgroup_counts_in_version_2() {
     assert_eq!(found(&[outer, inner]), Some(5 * GIB));
     let no_swap = ("sys/fs/cgroup/jobs/memory.swap.max", "0");
     assert_eq!(found(&[outer, inner, no_swap]), Some(3 * GIB));
-    // In a container the path is that of the host, and the limit stands at the root.
+    // In a container the path is the path on the host, and the limit is at the root.
     assert_eq!(
         found(&[("sys/fs/cgroup/memory.max", "1073741824")]),
         Some(3 * GIB)

@@ -1,8 +1,8 @@
 //! The memory of a rank's training state, computed before it is allocated.
 //!
-//! With `p` and `g` bytes per element of the parameters and the gradients, `s` of the optimizer state (the
-//! moments, and a 4-byte master unless the parameter is its own master), and buckets sharded over `d` ranks, a
-//! parameter takes
+//! Let `p` and `g` be the bytes per element of the parameters and the gradients, and `s` the bytes of the
+//! optimizer state. The optimizer state consists of the moments, and of a 4-byte master unless the parameter is
+//! its own master. With buckets sharded over `d` ranks, a parameter needs
 //!
 //! | stage | bytes | 16-bit, f32 gradients, Adam | f32, Adam |
 //! |---|---|---|---|
@@ -11,11 +11,11 @@
 //! | 2 | `p + (g + s) / d` | `2 + 16 / d` | `4 + 12 / d` |
 //! | 3 | `(p + g + s) / d` | `18 / d` | `16 / d` |
 //!
-//! An FP8 weight has two copies, rowwise and columnwise, with their scales instead of the `p` bytes, and always
-//! has a master: stage 1 takes `2 + g + (4 + 2 * 4) / d` bytes, stage 2 `2 + (g + 12) / d`.
+//! An FP8 weight has two copies, rowwise and columnwise, with their scales, instead of the `p` bytes. It always
+//! has a master: stage 1 needs `2 + g + (4 + 2 * 4) / d` bytes, stage 2 `2 + (g + 12) / d`.
 //!
-//! Source: ZeRO (Rajbhandari et al., 2020, section 3 and figure 1). The elements are those of a
-//! [`BufferLayout`], padding included. Activations are not included.
+//! Source: ZeRO (Rajbhandari et al., 2020, section 3 and figure 1). The number of elements is taken from a
+//! [`BufferLayout`], including padding. Activations are not included.
 
 use serde::{Deserialize, Serialize};
 
@@ -44,32 +44,34 @@ fn is_zero(bytes: &u64) -> bool {
 /// Displayed as a table with a row per category and a total.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryPlan {
-    /// Parameters in the dtype of the model: all, or the rank's shard in stage 3. f32 parameters are their own
-    /// masters, and count here only. FP8 weights count with both copies and their scales.
+    /// Parameters in the dtype of the model: all parameters, or the rank's shard in stage 3. f32 parameters are
+    /// their own masters and count only here. FP8 weights count with both copies and their scales.
     pub parameters: u64,
-    /// Gradients: all, or the rank's shard from stage 2 on. With static buffers all, and over several ranks also their sums: all,
-    /// or the rank's shard from stage 1 on.
+    /// Gradients: all gradients, or the rank's shard from stage 2 on. With static buffers the full gradients
+    /// count. Over several ranks their sums count as well: all sums, or the rank's shard from stage 1 on.
     pub gradients: u64,
-    /// Masters of 16-bit parameters, and moments: all, or the rank's
-    /// shard from stage 1 on.
+    /// Masters of 16-bit parameters and moments: all of them, or the rank's shard from stage 1 on.
     pub optimizer: u64,
-    /// Masters and moments of offloaded buckets, in the memory of the host. Parameters in f32 have a master there
-    /// too. Not part of the [total](Self::total).
+    /// Masters and moments of offloaded buckets, in host memory. There, f32 parameters also have a master. Not
+    /// included in the [total](Self::total).
     #[serde(default, skip_serializing_if = "is_zero")]
     pub host_optimizer: u64,
-    /// Temporary buffers: the peak of what collectives and unsharded units need at once.
+    /// Temporary buffers: the peak memory that collectives and unsharded units need at once.
     ///
-    /// - Stage 0: none, since gradients are reduced in place.
-    /// - Stage 1: the larger of the rank's shard of the largest bucket, while it is stepped, and the FP8 codes of
-    ///   all weights, until the copies are made from them. Values that are gathered to be quantised are not
-    ///   included: one bucket at a time, they reuse the memory of its gradients.
-    /// - Stage 2: the larger of that and the full gradients of two adjacent buckets of each buffer, of which one
-    ///   is filled while the other is reduced, and of all shared buckets, which are filled throughout
-    ///   backward; with hybrid sharding also the rank's shard of the bucket before, which is summed over the replicas. The step follows backward, so the two do not add up.
-    /// - Stage 3: those gradients, and the unsharded parameters of the two largest adjacent units of the model:
-    ///   the current one and the prefetched one. Backward needs both at once.
-    /// - Stages 1 and 2 with static buffers: the larger of that of stage 1 and all parameters, which are gathered and then
-    ///   copied to their place.
+    /// - Stage 0: none, because gradients are reduced in place.
+    /// - Stage 1: the maximum of two sizes. One is the rank's shard of the largest bucket, while it is stepped.
+    ///   The other is the FP8 codes of all weights, until the copies are made from them. Values that are
+    ///   gathered to be quantized are not included: they are gathered one bucket at a time and reuse the memory
+    ///   of the bucket's gradients.
+    /// - Stage 2: the maximum of the buffers of stage 1 and the gradients in flight. The gradients in flight
+    ///   are the full gradients of two adjacent buckets of each buffer, one being filled and one being reduced,
+    ///   and of all shared buckets, which are filled throughout backward. With hybrid sharding they include the
+    ///   rank's shard of the previous bucket, which is summed over the replicas. The step follows backward, so
+    ///   the two sizes do not add up.
+    /// - Stage 3: the gradients in flight, and the unsharded parameters of the two largest adjacent units of
+    ///   the model, the current and the prefetched unit. Backward needs both at once.
+    /// - Stages 1 and 2 with static buffers: the maximum of the buffers of stage 1 and all parameters, which
+    ///   are gathered and then copied to their static address.
     pub buffers: u64,
 }
 
@@ -101,7 +103,7 @@ impl MemoryPlan {
             let elements = match (rules.static_buffers, has_sums) {
                 (false, _) => elements(buffer, ZeroStage::Gradients),
                 (true, false) => buffer.elements as u128,
-                // Sums over ranks or micro-batches are not in the static buffers.
+                // Sums over ranks or micro-batches are not stored in the static buffers.
                 (true, true) => buffer.elements as u128 + elements(buffer, ZeroStage::Optimizer),
             };
             elements * element_bytes(buffer.key.gradient)
@@ -136,8 +138,8 @@ impl MemoryPlan {
         })
     }
 
-    /// The memory of frozen parameters: the parameters, or the shards of them, and in stage 3 the units that are gathered
-    /// at once.
+    /// Computes the memory of frozen parameters: the parameters or their shards, and in stage 3 the units that
+    /// are gathered at once.
     ///
     /// # Errors
     ///
@@ -170,7 +172,7 @@ impl MemoryPlan {
         }
     }
 
-    /// The sum of both, by category.
+    /// Returns the sum of both plans, by category.
     pub fn plus(&self, other: &Self) -> Self {
         Self {
             parameters: self.parameters.saturating_add(other.parameters),
@@ -181,7 +183,7 @@ impl MemoryPlan {
         }
     }
 
-    /// The sum of all categories on the device.
+    /// Returns the sum of all categories on the device.
     pub fn total(&self) -> u64 {
         let rows = [
             self.parameters,

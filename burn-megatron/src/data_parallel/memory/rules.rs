@@ -1,4 +1,4 @@
-//! What training keeps per parameter.
+//! The training state per parameter.
 
 use crate::comm::DType;
 use crate::data_parallel::config::DataParallelConfig;
@@ -6,12 +6,13 @@ use crate::data_parallel::layout::{Bucket, BufferKey, FlatBuffer};
 use crate::data_parallel::precision::Moments;
 use crate::mesh::ZeroStage;
 
-/// The training state per parameter, and which of it is sharded.
+/// The training state per parameter, and the sharded part of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryRules {
     /// The sharded state.
     pub stage: ZeroStage,
-    /// Hybrid sharding: the ranks over which a copy is sharded. `None`: those over which the layout shards buckets.
+    /// Hybrid sharding: the number of ranks over which a copy is sharded. `None`: the ranks over which the
+    /// layout shards buckets.
     pub shards: Option<usize>,
     /// The number of moments of the optimizer: 2 for Adam.
     pub moments: u8,
@@ -21,13 +22,13 @@ pub struct MemoryRules {
     pub static_buffers: bool,
     /// Whether gradients are summed over several ranks.
     pub summed: bool,
-    /// The buckets from number 0 on whose masters and moments are on the host; see
+    /// The number of buckets, from bucket 0 on, whose masters and moments are on the host: see
     /// [`OffloadPlan`](crate::data_parallel::OffloadPlan).
     pub offloaded: usize,
 }
 
 impl MemoryRules {
-    /// Adam with f32 moments.
+    /// Returns the rules for Adam with f32 moments.
     pub fn adam(stage: ZeroStage) -> Self {
         Self {
             stage,
@@ -40,7 +41,7 @@ impl MemoryRules {
         }
     }
 
-    /// The rules of `config`.
+    /// Returns the rules for `config`.
     pub fn of(config: &DataParallelConfig) -> Self {
         Self {
             shards: config.hsdp,
@@ -54,7 +55,7 @@ impl MemoryRules {
         }
     }
 
-    /// Bytes of one moment of an element. Moments of f64 parameters are f64.
+    /// Returns the bytes of one moment of an element. Moments of f64 parameters are f64.
     fn moment_bytes(&self, key: BufferKey) -> u128 {
         match (self.moment, key.gradient) {
             (DType::F32, DType::F64) => element_bytes(DType::F64),
@@ -62,7 +63,7 @@ impl MemoryRules {
         }
     }
 
-    /// The elements of a bucket that one rank steps.
+    /// Returns the number of elements of a bucket that one rank steps.
     pub(in crate::data_parallel) fn stepped_elements(&self, bucket: &Bucket) -> usize {
         match (self.stage, self.shards) {
             (ZeroStage::Replicated, _) => bucket.padded(),
@@ -71,19 +72,19 @@ impl MemoryRules {
         }
     }
 
-    /// Bytes of a bucket's optimizer state that one rank has, if it is on the device.
+    /// Returns the bytes of a bucket's optimizer state on one rank, if it is on the device.
     pub(in crate::data_parallel) fn state_of(&self, buffer: &FlatBuffer, bucket: &Bucket) -> u128 {
         self.stepped_elements(bucket) as u128 * self.state_bytes(buffer.key)
     }
 
-    /// Bytes of a bucket's optimizer state on the host, which has a master in any case.
+    /// Returns the bytes of a bucket's optimizer state on the host, which always includes a master.
     pub(super) fn host_state_of(&self, buffer: &FlatBuffer, bucket: &Bucket) -> u128 {
         let moments = u128::from(self.moments) * self.moment_bytes(buffer.key);
         let per_element = element_bytes(buffer.key.gradient) + moments;
         self.stepped_elements(bucket) as u128 * per_element
     }
 
-    /// Elements of one rank's shard.
+    /// Returns the number of elements of one rank's shard.
     pub(super) fn shard_elements(&self, buffer: &FlatBuffer) -> usize {
         match self.shards {
             None => buffer.shard_elements(),
@@ -91,7 +92,7 @@ impl MemoryRules {
         }
     }
 
-    /// Bytes of optimizer state per element.
+    /// Returns the bytes of optimizer state per element.
     fn state_bytes(&self, key: BufferKey) -> u128 {
         let f32_bytes = element_bytes(DType::F32);
         let master = if key.quantized {
@@ -107,7 +108,7 @@ impl MemoryRules {
     }
 }
 
-/// Bytes of an element.
+/// Returns the bytes of an element.
 pub(super) fn element_bytes(dtype: DType) -> u128 {
     dtype.size_of() as u128
 }

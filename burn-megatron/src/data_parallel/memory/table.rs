@@ -6,14 +6,15 @@ use super::MemoryPlan;
 use crate::text_table::Table;
 
 impl MemoryPlan {
-    /// The plan as a table, with columns for the measured memory and its relative difference if it is given.
+    /// Formats the plan as a table. If `measured` is given, adds columns for the measured memory and its
+    /// relative difference.
     pub fn table(&self, measured: Option<&MemoryPlan>) -> String {
         let mut head = vec!["per rank".to_string(), "computed".into()];
         if measured.is_some() {
             head.extend(["measured".into(), "difference".into()]);
         }
         let measured_rows = measured.map(Self::rows);
-        // The last row is of the host.
+        // The last row shows the host memory.
         let is_offloaded =
             self.host_optimizer > 0 || measured.is_some_and(|m| m.host_optimizer > 0);
         let rows = self.rows();
@@ -51,7 +52,7 @@ impl fmt::Display for MemoryPlan {
     }
 }
 
-/// Formats bytes: `512 B`, `1.50 GiB`.
+/// Formats a number of bytes: `512 B`, `1.50 GiB`.
 pub fn format_bytes(bytes: u64) -> String {
     let units = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     let power = bytes.max(1).ilog2() / 10;
@@ -64,7 +65,7 @@ pub fn format_bytes(bytes: u64) -> String {
     }
 }
 
-/// The relative difference of a measurement: `+1.2 %`; a dash if 0 was computed.
+/// Formats the relative difference of a measurement: `+1.2 %`, or a dash if 0 was computed.
 fn difference(computed: u64, measured: u64) -> String {
     match computed {
         0 if measured > 0 => "-".into(),

@@ -8,7 +8,7 @@ use crate::comm::DType::{self, BF16, F16, F32};
 use crate::mesh::Grid;
 use ZeroStage::{Gradients, Optimizer, Parameters, Replicated};
 
-/// Elements of one layer; every padding of up to 8 ranks divides it.
+/// The number of elements of one layer, which every padding for up to 8 ranks divides.
 const LAYER: usize = 128 * 100;
 
 fn size(elements: usize, parameter: DType, gradient: DType) -> ParameterSize {
@@ -35,12 +35,12 @@ fn plan(layout: &BufferLayout, stage: ZeroStage) -> MemoryPlan {
     MemoryPlan::new(layout, &MemoryRules::adam(stage)).unwrap()
 }
 
-/// Bytes that are allocated permanently, per element.
+/// Returns the permanently allocated bytes per element.
 fn permanent(plan: &MemoryPlan, elements: usize) -> f64 {
     (plan.total() - plan.buffers) as f64 / elements as f64
 }
 
-/// Bytes per parameter of Adam for every stage over every number of ranks.
+/// Checks the bytes per parameter of Adam for every stage and several numbers of ranks.
 fn check(parameter: DType, gradient: DType, rules: MemoryRules, formulas: [fn(f64) -> f64; 4]) {
     for ranks in [1, 2, 4, 8] {
         let layout = layout_of(&[size(LAYER, parameter, gradient); 3], ranks);
@@ -115,7 +115,8 @@ fn categories_of_a_stage() {
     assert_eq!(shares(Parameters), [2, 4, 12]);
 }
 
-/// Two copies of a byte, f32 gradients, a master and two moments, whether codes are gathered or values.
+/// FP8 weights have two copies of one byte, f32 gradients, a master and two moments, whether codes or values
+/// are gathered.
 #[test]
 fn fp8_weights() {
     let layer = LAYER as u64;
@@ -133,7 +134,7 @@ fn fp8_weights() {
             let d = ranks as u64;
             assert_eq!(shares(Optimizer), [6, 12, 36 / d]);
             assert_eq!(shares(Gradients), [6, 12 / d, 36 / d]);
-            // All codes are gathered in one call; values reuse the memory of gradients.
+            // All codes are gathered in one call. Values reuse the memory of gradients.
             let buffers = if parameter == DType::U8 { 3 } else { 0 };
             assert_eq!(plan(&layout, Optimizer).buffers, buffers * layer);
             assert_eq!(plan(&layout, Gradients).buffers, 8 * layer);
@@ -163,7 +164,7 @@ fn padding_counts() {
     assert_eq!((plan.parameters, plan.optimizer), (256, 128 * 12 / 4));
 }
 
-/// Parameters of 4, 1, 3, 2 layers in units of their own.
+/// Parameters of 4, 1, 3 and 2 layers, each in its own unit.
 fn uneven(shared: Option<usize>) -> BufferLayout {
     let mut parameters = [4, 1, 3, 2].map(|layers| size(layers * LAYER, BF16, F32));
     for (unit, parameter) in parameters.iter_mut().enumerate() {
@@ -183,7 +184,7 @@ fn temporary_buffers_of_each_stage() {
     assert_eq!(layers(&layout, Optimizer), 4 * 2 / 2);
     assert_eq!(layers(&layout, Gradients), (4 + 1) * 4);
     assert_eq!(layers(&layout, Parameters), (4 + 1) * 2 + (4 + 1) * 4);
-    // A tied embedding: its gradient stays open, and after the last block it is gathered again.
+    // A tied embedding: its gradient stays open, and it is gathered again after the last block.
     let tied = uneven(Some(0));
     assert_eq!(layers(&tied, Gradients), (3 + 2 + 4) * 4);
     assert_eq!(layers(&tied, Parameters), (2 + 4) * 2 + (3 + 2 + 4) * 4);
@@ -191,7 +192,7 @@ fn temporary_buffers_of_each_stage() {
 
 #[test]
 fn a_unit_is_gathered_whole() {
-    // Two units of two buckets each, and an additional buffer for the first.
+    // Two units of two buckets each, and an additional buffer for the first unit.
     let mut parameters = [size(LAYER, BF16, F32); 5];
     parameters[0].parameter = F32;
     for parameter in &mut parameters[3..] {
@@ -225,7 +226,7 @@ fn hybrid_shards_are_larger() {
     assert_eq!(optimizer(Some(2)), (LAYER * 12 / 2) as u64);
 }
 
-/// Of a parameter in 16 bits with gradients in f32.
+/// The parameter is in 16 bits, with gradients in f32.
 #[test]
 fn static_buffers_keep_all_gradients_beside_their_sums() {
     let layout = layout_of(&[size(LAYER, BF16, F32)], 4);

@@ -7,7 +7,7 @@ use crate::comm::DType;
 use crate::data_parallel::layout::{Bucket, BufferLayout, FlatBuffer};
 use crate::mesh::ZeroStage;
 
-/// The [`buffers`](super::MemoryPlan::buffers) of a plan.
+/// Returns the [`buffers`](super::MemoryPlan::buffers) of a plan, in bytes.
 pub(super) fn transient_buffers(layout: &BufferLayout, rules: &MemoryRules) -> u128 {
     match rules.stage {
         ZeroStage::Replicated => 0,
@@ -20,18 +20,18 @@ pub(super) fn transient_buffers(layout: &BufferLayout, rules: &MemoryRules) -> u
     }
 }
 
-/// The buffers of the optimizer step: a shard, or the FP8 codes that are gathered after it.
+/// Returns the size of the buffers of the optimizer step: a shard, or the FP8 codes that are gathered after it.
 fn step_buffers(layout: &BufferLayout, rules: &MemoryRules) -> u128 {
     largest_shard(layout, rules).max(codes_in_flight(layout))
 }
 
-/// All parameters, gathered.
+/// Returns the size of all gathered parameters.
 fn gathered(layout: &BufferLayout) -> u128 {
     let bytes = |buffer: &FlatBuffer| buffer.elements as u128 * element_bytes(buffer.key.parameter);
     layout.buffers.iter().map(bytes).sum()
 }
 
-/// The codes of all buckets that are gathered as FP8 codes.
+/// Returns the size of all buckets that are gathered as FP8 codes.
 fn codes_in_flight(layout: &BufferLayout) -> u128 {
     let codes = layout
         .buffers
@@ -40,7 +40,8 @@ fn codes_in_flight(layout: &BufferLayout) -> u128 {
     codes.map(|buffer| buffer.elements as u128).sum()
 }
 
-/// The rank's shard of the largest bucket; FP8 buckets need none, as their masters are stepped in place.
+/// Returns the size of the rank's shard of the largest bucket. FP8 buckets do not count, because their masters
+/// are stepped in place.
 fn largest_shard(layout: &BufferLayout, rules: &MemoryRules) -> u128 {
     let bytes = |(_, buffer, bucket): (usize, &FlatBuffer, &Bucket)| {
         let shards = rules.shards.unwrap_or(bucket.shards) as u128;
@@ -52,8 +53,8 @@ fn largest_shard(layout: &BufferLayout, rules: &MemoryRules) -> u128 {
     floats.map(bytes).max().unwrap_or(0)
 }
 
-/// Two adjacent buckets of each buffer, and all shared buckets; with hybrid sharding the rank's shard of the bucket before
-/// too, which is summed over the replicas.
+/// Returns the size of two adjacent buckets of each buffer and all shared buckets. With hybrid sharding it
+/// includes the rank's shard of the previous bucket, which is summed over the replicas.
 fn gradients_in_flight(layout: &BufferLayout, rules: &MemoryRules) -> u128 {
     let in_flight = |buffer: &FlatBuffer| {
         let (shared, others): (Vec<&Bucket>, Vec<_>) =
@@ -68,7 +69,8 @@ fn gradients_in_flight(layout: &BufferLayout, rules: &MemoryRules) -> u128 {
     layout.buffers.iter().map(in_flight).sum()
 }
 
-/// Two adjacent units of the model, in the order of the table. A shared unit is used again after the last.
+/// Returns the size of two adjacent units of the model, in the order of the table. A shared unit is used again
+/// at the end.
 pub(super) fn gathered_units(layout: &BufferLayout) -> u128 {
     let mut unit_bytes: BTreeMap<usize, u128> = BTreeMap::new();
     let (mut parameters, mut shared) = (vec![], vec![]);
@@ -93,7 +95,7 @@ pub(super) fn gathered_units(layout: &BufferLayout) -> u128 {
     largest_adjacent_pair(&sizes)
 }
 
-/// The largest sum of two adjacent sizes, or the only size.
+/// Returns the largest sum of two adjacent sizes, or the only size.
 fn largest_adjacent_pair(sizes: &[u128]) -> u128 {
     match sizes {
         [only] => *only,

@@ -1,4 +1,4 @@
-//! The threads of a rank that copy gradients to the host, and step buckets there.
+//! The threads of a rank that copy gradients to the host and step buckets there.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -18,33 +18,33 @@ use crate::collective::{or_raise, to_host};
 use crate::comm::{CommError, raise};
 use crate::host_link::caught;
 
-/// The longest wait for one bucket: as long as processes wait for the first call of a group.
+/// The maximum wait for one bucket. It equals the time that processes wait for the first call of a group.
 const DEADLINE: Duration = Duration::from_secs(300);
 
 /// A bucket to step on the host.
 pub(crate) struct HostBucket {
     pub number: usize,
-    /// On the device.
+    /// The gradient, on the device.
     pub gradient: TrackedTensor,
-    /// On the host.
+    /// The master, on the host.
     pub master: TrackedTensor,
-    /// On the host: see [`BucketStep::model`].
+    /// The tensor for the copy in the model dtype, on the host: see [`BucketStep::model`].
     pub model: Option<Tensor<1>>,
 }
 
 /// A bucket that was stepped on the host.
 pub(crate) struct HostStepped {
-    /// On the host.
+    /// The stepped bucket, on the host.
     pub stepped: SteppedBucket,
     /// The parameters of the model, on the device.
     pub parameters: Tensor<1>,
 }
 
-/// Steps buckets on the host, in the order in which they were started. All waits have a deadline, and a panic in a
-/// thread is an error of the wait.
+/// Steps buckets on the host, in the order in which they were started. All waits have a deadline. A panic in a
+/// thread makes the wait fail.
 #[derive(Debug)]
 pub(crate) struct HostStepper {
-    /// `None` only once it is dropped.
+    /// `None` only while the stepper is dropped.
     jobs: Option<Sender<Job>>,
     /// Empty after a wait that has reached its deadline.
     threads: Mutex<Vec<JoinHandle<()>>>,
@@ -56,9 +56,9 @@ pub(crate) struct HostStepper {
 struct Job {
     bucket: HostBucket,
     step: Arc<StepFn>,
-    /// See [`StepFn`].
+    /// The outcome of the step: see [`StepFn`].
     outcome: Option<Tensor<1>>,
-    /// The time at which the gradient is ready, by the clock of a simulated link.
+    /// The time at which the gradient is ready, on the clock of the simulated link.
     ready: Duration,
 }
 
@@ -69,7 +69,7 @@ struct Uploaded {
 
 struct Finished {
     number: usize,
-    /// When the parameters are on the device.
+    /// The time at which the parameters are on the device.
     at: Duration,
     result: Result<HostStepped, String>,
 }
@@ -79,7 +79,7 @@ impl HostStepper {
     ///
     /// # Errors
     ///
-    /// [`DataParallelError::HostThreads`] if the system refuses them.
+    /// [`DataParallelError::HostThreads`] if the operating system cannot start them.
     pub fn start(plan: &Arc<ShardingPlan>) -> Result<Self, DataParallelError> {
         Self::with_deadline(plan, DEADLINE).map_err(|reason| DataParallelError::HostThreads {
             reason: reason.to_string(),
@@ -94,7 +94,7 @@ impl HostStepper {
         let (jobs, to_upload) = channel::<Job>();
         let (uploaded, to_step) = channel::<Uploaded>();
         let (finished, results) = channel();
-        // The loops of the host's steps have as many threads as those of the rank.
+        // The loops of the host step use the same number of threads as the loops of the rank.
         let pool = ThreadPoolBuilder::new()
             .num_threads(rayon::current_num_threads())
             .thread_name(|_| "offload".into())
@@ -123,7 +123,7 @@ impl HostStepper {
         &self.timeline
     }
 
-    /// Starts the step of a bucket; `outcome` is on the device.
+    /// Starts the step of a bucket. `outcome` is on the device.
     ///
     /// Unwinds with [`raise`](crate::comm::raise) if the threads have ended.
     pub fn begin(&self, bucket: HostBucket, step: &Arc<StepFn>, outcome: Option<&Tensor<1>>) {
@@ -140,7 +140,7 @@ impl HostStepper {
         }
     }
 
-    /// Waits for the bucket that was started first of those not waited for, which must be `number`.
+    /// Waits for the bucket that was started first and has not been waited for. This must be bucket `number`.
     ///
     /// Unwinds with [`raise`](crate::comm::raise) if a thread has failed, or after the deadline.
     pub fn wait(&self, number: usize) -> HostStepped {
@@ -165,7 +165,7 @@ impl HostStepper {
     }
 }
 
-/// Ends the threads, which hold communicators: none may be freed after the end of its engine.
+/// Ends the threads. They hold communicators, which must not be freed after the end of their engine.
 impl Drop for HostStepper {
     fn drop(&mut self) {
         self.jobs = None;
@@ -191,8 +191,8 @@ struct Worker {
 }
 
 impl Worker {
-    /// Copies gradients to the host, until the rank ends or a copy fails. Each thread has a stream of its own on the
-    /// device, so that the copies run beside its steps.
+    /// Copies gradients to the host, until the rank ends or a copy fails. Each thread has its own stream on the
+    /// device, so that copies overlap with steps.
     fn upload_all(&self, jobs: &Receiver<Job>, uploaded: &Sender<Uploaded>) {
         for mut job in jobs {
             let number = job.bucket.number;
@@ -257,7 +257,7 @@ impl Worker {
         }
     }
 
-    /// Reports a failure; returns false.
+    /// Reports a failure and returns false.
     fn fail(&self, number: usize, message: String) -> bool {
         let _ = self.finished.send(Finished {
             number,

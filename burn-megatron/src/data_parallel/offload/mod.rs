@@ -1,13 +1,14 @@
-//! Optimizer state in the memory of the host, for a fraction of the buckets.
+//! Optimizer state in host memory, for a fraction of the buckets.
 //!
-//! The host keeps f32 masters and moments of the offloaded buckets, and steps them with the function that steps the
-//! other buckets on the device. In every step of the optimizer
+//! The host stores f32 masters and moments of the offloaded buckets. It steps them with the same function as
+//! the buckets on the device. In every optimizer step:
 //!
-//! 1. the gradients of all offloaded buckets are passed to a thread that copies them to the host, one after the other;
-//! 2. the device steps its own buckets meanwhile;
-//! 3. a second thread steps each offloaded bucket as soon as its gradient has arrived, by the factor of clipping and
-//!    of the loss scale that the device uses, and copies the new parameters to the device;
-//! 4. the rank waits for each bucket, and gathers it as the others.
+//! 1. The gradients of all offloaded buckets are passed to a thread, which copies them to the host one after
+//!    the other.
+//! 2. Meanwhile the device steps its own buckets.
+//! 3. A second thread steps each offloaded bucket as soon as its gradient has arrived. It uses the same factors
+//!    of clipping and loss scale as the device. Then it copies the new parameters to the device.
+//! 4. The rank waits for each bucket, and gathers it like the other buckets.
 //!
 //! Rajbhandari et al. 2021, arXiv:2104.07857 (ZeRO-Offload and ZeRO-Infinity).
 
@@ -19,10 +20,10 @@ pub(super) mod host_stepper;
 mod tests;
 mod timeline;
 
-/// The offloaded buckets of one rank, and what is transferred for them in a step.
+/// The offloaded buckets of one rank, and their transfers in a step.
 ///
-/// They are the fewest buckets, from number 0 on, whose optimizer state has at least the fraction of the bytes.
-/// Bucket 0 has the last layers, whose parameters the next forward needs last.
+/// Buckets are offloaded from number 0 on, until the given fraction of the optimizer state in bytes is reached.
+/// Bucket 0 contains the last layers, whose parameters the next forward needs last.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OffloadPlan {
     /// The number of offloaded buckets.
@@ -34,7 +35,7 @@ pub struct OffloadPlan {
 }
 
 impl OffloadPlan {
-    /// Chooses the buckets of `layout` for a fraction of at most 1.
+    /// Selects the buckets of `layout` for a fraction of at most 1.
     pub(super) fn new(layout: &BufferLayout, rules: &MemoryRules, fraction: f64) -> Self {
         let state = |(_, buffer, bucket): (usize, &_, &_)| rules.state_of(buffer, bucket);
         let total: u128 = layout.buckets().map(state).sum();

@@ -1,4 +1,4 @@
-//! What is offloaded, in which order, and what fails.
+//! Tests of the selection and order of offloaded buckets, and of failures.
 
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
@@ -25,7 +25,7 @@ use crate::optim::{AdamWConfig, ParallelAdamW};
 
 type AnyError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Four matrices, each a bucket of 512 bytes; bucket 0 has the last one.
+/// Four matrices, each in a bucket of 512 bytes. Bucket 0 contains the last matrix.
 #[derive(Module, Debug)]
 struct Stack {
     matrices: Vec<Param<Tensor<2>>>,
@@ -51,7 +51,7 @@ fn stack(
     Ok(DistributedDataParallel::with(model, groups, &config)?)
 }
 
-/// A step with the gradient 1 of every element.
+/// Runs a step in which the gradient of every element is 1.
 fn step(
     ddp: &mut DistributedDataParallel<Stack>,
     optimizer: &mut ParallelAdamW,
@@ -67,8 +67,8 @@ fn ms(milliseconds: u64) -> Duration {
     Duration::from_millis(milliseconds)
 }
 
-/// What a step records over a link that copies a bucket in 10 ms, on a host that steps it in 5 ms, beside a device that
-/// does so in 15 ms.
+/// Returns the record of a step over a simulated link. The link copies a bucket in 10 ms, the host steps it in
+/// 5 ms, and the device steps a bucket in 15 ms.
 fn recorded(fraction: f64) -> OffloadRecord {
     let mut ddp = stack(&ParallelContext::single(), fraction).unwrap();
     let mut optimizer = ParallelAdamW::new(&AdamWConfig::default(), &ddp).unwrap();
@@ -86,7 +86,7 @@ fn recorded(fraction: f64) -> OffloadRecord {
     ddp.take_offload_record()
 }
 
-/// Start and end of the events of a kind, by bucket, in the order in which they happened.
+/// Returns the start and end of the events of a kind, by bucket, in the order in which they happened.
 fn times(record: &OffloadRecord, kind: OffloadEventKind) -> Vec<(usize, u128, u128)> {
     let events = record.events.iter().filter(|event| event.kind == kind);
     events
@@ -101,7 +101,8 @@ fn half_of_the_buckets_are_stepped_on_the_host_beside_the_device() {
     assert_eq!(times(&record, HostStep), [(1, 10, 15), (0, 20, 25)]);
     assert_eq!(times(&record, ParametersDown), [(1, 15, 25), (0, 25, 35)]);
     assert_eq!(times(&record, DeviceStep), [(3, 0, 15), (2, 15, 30)]);
-    // What happened, whatever the link says: the gradient of a bucket before its step before its parameters.
+    // Regardless of the link, the gradient of a bucket comes before its step, and the step before its
+    // parameters.
     for bucket in [0, 1] {
         let of_bucket = record.events.iter().filter(|event| event.number == bucket);
         let kinds: Vec<_> = of_bucket.map(|event| event.kind).collect();
@@ -122,7 +123,7 @@ fn without_a_step_of_the_device_transfers_and_steps_hide_each_other() {
     assert_eq!((nothing.events.len(), nothing.hidden_share()), (0, 1.0));
 }
 
-/// The panic of a step on the host is an error of the rank, and names the bucket.
+/// A panic of a step on the host is an error of the rank, and names the bucket.
 #[test]
 fn a_failure_on_the_host_is_an_error() {
     let run = |rank| {
@@ -140,7 +141,7 @@ fn a_failure_on_the_host_is_an_error() {
     assert!(error.contains("rate"), "{error}");
 }
 
-/// Steps bucket 0 by `step`, and then waits for at most 100 ms.
+/// Steps bucket 0 with `step`, and then waits for at most 100 ms.
 fn wait_for(step: Arc<StepFn>) -> Result<(), AnyError> {
     let run = |_| {
         let ddp = stack(&ParallelContext::single(), 1.0)?;

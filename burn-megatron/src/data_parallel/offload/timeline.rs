@@ -1,4 +1,4 @@
-//! The transfers of offloaded buckets, and their times, over a simulated link.
+//! The transfers of offloaded buckets, and their times on a simulated link.
 
 use std::time::Duration;
 
@@ -8,8 +8,8 @@ use crate::host_link::{
     HostTraffic, OffloadEvent, OffloadEventKind, OffloadRecord, SimulatedHostLink,
 };
 
-/// Counts transfers, and records events if a link is simulated. Each method is called by one thread only, so that the
-/// times are the same in every run.
+/// Counts transfers, and records events if a link is simulated. Each method is called by only one thread, so
+/// that the times are the same in every run.
 #[derive(Debug, Default)]
 pub struct Timeline(Mutex<State>);
 
@@ -17,13 +17,14 @@ pub struct Timeline(Mutex<State>);
 struct State {
     traffic: HostTraffic,
     link: Option<SimulatedHostLink>,
-    /// The time that the step of a bucket takes on the host, and on the device.
+    /// The time to step a bucket on the host, and on the device.
     host_time: Duration,
     device_time: Duration,
     record: OffloadRecord,
-    /// The time of the rank.
+    /// The current time of the rank.
     now: Duration,
-    /// When the host has all gradients, has made all steps, and the device has all parameters so far.
+    /// The times at which the host has all gradients, the host has finished all steps, and the device has all
+    /// parameters.
     up_free: Duration,
     host_free: Duration,
     down_free: Duration,
@@ -44,12 +45,12 @@ impl Timeline {
         std::mem::take(&mut self.0.lock().record)
     }
 
-    /// The time of the rank.
+    /// Returns the current time of the rank.
     pub fn now(&self) -> Duration {
         self.0.lock().now
     }
 
-    /// The gradient of a bucket that was ready at `ready` has been copied; returns when it has arrived.
+    /// Records the copy of a gradient that was ready at `ready`. Returns its arrival time.
     pub fn up(&self, bucket: usize, bytes: u64, ready: Duration) -> Duration {
         let state = &mut *self.0.lock();
         state.traffic.up += bytes;
@@ -58,7 +59,7 @@ impl Timeline {
         state.up_free
     }
 
-    /// The host has made a step with a gradient that arrived at `ready`; returns when.
+    /// Records a step on the host with a gradient that arrived at `ready`. Returns its end.
     pub fn host_step(&self, bucket: usize, ready: Duration) -> Duration {
         let state = &mut *self.0.lock();
         let time = state.link.map(|_| state.host_time);
@@ -67,7 +68,7 @@ impl Timeline {
         state.host_free
     }
 
-    /// Parameters that were stepped at `ready` have been copied; returns when they have arrived.
+    /// Records the copy of parameters that were stepped at `ready`. Returns their arrival time.
     pub fn down(&self, bucket: usize, bytes: u64, ready: Duration) -> Duration {
         let state = &mut *self.0.lock();
         state.traffic.down += bytes;
@@ -76,14 +77,14 @@ impl Timeline {
         state.down_free
     }
 
-    /// The device has stepped a bucket.
+    /// Records the step of a bucket on the device.
     pub fn device_step(&self, bucket: usize) {
         let state = &mut *self.0.lock();
         let time = state.link.map(|_| state.device_time);
         state.now = state.event(OffloadEventKind::DeviceStep, bucket, 0, state.now, time);
     }
 
-    /// The rank has waited for what arrived at `done`.
+    /// Records that the rank has waited until `done`.
     pub fn waited(&self, done: Duration) {
         let state = &mut *self.0.lock();
         state.record.blocked += done.saturating_sub(state.now);
@@ -92,7 +93,7 @@ impl Timeline {
 }
 
 impl State {
-    /// Records a transfer over the simulated link; returns its end.
+    /// Records a transfer over the simulated link and returns its end.
     fn transfer(
         &mut self,
         kind: OffloadEventKind,
@@ -104,7 +105,7 @@ impl State {
         self.event(kind, bucket, bytes, start, time)
     }
 
-    /// Records an event of a simulated link; returns its end.
+    /// Records an event of a simulated link and returns its end.
     fn event(
         &mut self,
         kind: OffloadEventKind,

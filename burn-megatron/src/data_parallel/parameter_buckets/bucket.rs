@@ -13,15 +13,16 @@ use crate::mesh::ZeroStage;
 
 #[derive(Default)]
 pub(super) struct ParameterBucket {
-    /// The master shard of this rank, unless it is a view of `model_params`. On the host, if it is offloaded.
+    /// This rank's master shard, unless it is a view of `model_params`. It is on the host if the bucket is
+    /// offloaded.
     pub master: Option<TrackedTensor>,
-    /// Memory of the host for the copy of an offloaded master in the dtype of the model.
+    /// Host memory for the copy of an offloaded master in the dtype of the model.
     pub host_copy: Option<Tensor<1>>,
-    /// The shard that this rank contributes to a gather, unless it is the master; ZeRO-3 only.
+    /// The shard that this rank contributes to a gather, unless it is the master; only with ZeRO-3.
     pub shard: Option<TrackedTensor>,
     pub model_params: ParamState,
-    /// The memory of gathered parameters while they are gathered again, with
-    /// [static buffers](super::super::DataParallelConfig::static_buffers).
+    /// The memory of gathered parameters while they are gathered again, with [static
+    /// buffers](super::super::DataParallelConfig::static_buffers).
     pub static_params: Option<Tensor<1>>,
     /// The weights of an FP8 bucket, which has no `model_params`.
     pub fp8_weights: Fp8Weights,
@@ -30,26 +31,27 @@ pub(super) struct ParameterBucket {
 /// The parameters of a bucket in the dtype of the model.
 #[derive(Default)]
 pub(super) enum ParamState {
-    /// This rank has its shard only.
+    /// This rank only has its shard.
     #[default]
     Sharded,
     /// An all-gather is in flight.
     Gathering(Box<PendingTensor<1>>, [TrackedAllocation; 2]),
-    /// This rank has all of them.
+    /// This rank has all parameters.
     Unsharded(Arc<UnshardedParams>),
 }
 
-/// All parameters of a bucket, in the dtype of the model. Recycled when the last reference is dropped.
+/// All parameters of a bucket, in the dtype of the model. Their memory is recycled when the last reference is
+/// dropped.
 pub(super) struct UnshardedParams {
-    /// `None` only once it is dropped.
+    /// `None` only while the value is dropped.
     pub flat: Option<TrackedTensor>,
     plan: Arc<ShardingPlan>,
-    /// Counts the unit, if it was gathered.
+    /// Counts the unit, if the parameters were gathered.
     _unit: Option<TrackedAllocation>,
 }
 
 impl UnshardedParams {
-    /// Parameters that are not resharded after use.
+    /// Returns parameters that are not resharded after use.
     pub fn persistent(tensor: Tensor<1>, plan: &Arc<ShardingPlan>) -> ParamState {
         let flat = Some(plan.track(tensor, MemoryCategory::Parameters));
         let plan = plan.clone();
@@ -76,7 +78,7 @@ impl Drop for UnshardedParams {
     }
 }
 impl ParameterBucket {
-    /// This rank's master shard, in the main dtype.
+    /// Returns this rank's master shard, in the main dtype.
     pub fn master_shard(&mut self, number: usize, plan: &Arc<ShardingPlan>) -> Tensor<1> {
         match &self.master {
             Some(master) => master.tensor.clone(),
@@ -87,9 +89,9 @@ impl ParameterBucket {
         }
     }
 
-    /// A tensor for the new copy of the master shard in the dtype of the model: the old copy, so that its address
-    /// stays, or a new one if the old one is gathered; on the host, if the bucket is offloaded. `None` where the model
-    /// has the dtype of the masters.
+    /// Returns a tensor for the new copy of the master shard in the dtype of the model. It is the old copy, so
+    /// that its address stays the same, or a new tensor if the old copy is gathered. It is on the host if the
+    /// bucket is offloaded. Returns `None` if the model uses the dtype of the masters.
     pub fn take_copy(&mut self, number: usize, plan: &ShardingPlan) -> Option<Tensor<1>> {
         let (model, main) = plan.model_and_main_dtypes(number);
         if model == main {
@@ -124,7 +126,7 @@ impl ParameterBucket {
         self.model_params = start_gather(number, shard, MemoryCategory::Buffers, plan);
     }
 
-    /// The unsharded parameters; starts and waits for the all-gather where needed.
+    /// Returns the unsharded parameters. Starts the all-gather and waits for it if necessary.
     pub fn unsharded(&mut self, number: usize, plan: &Arc<ShardingPlan>) -> Arc<UnshardedParams> {
         self.start_unshard(number, plan);
         if matches!(self.model_params, ParamState::Gathering(..))
@@ -164,13 +166,13 @@ pub(super) fn start_gather(
     ParamState::Gathering(Box::new(pending), allocations)
 }
 
-/// Returns the memory category of a bucket's master shard; `None` where it is a view of `model_params`.
+/// Returns the memory category of a bucket's master shard, or `None` if it is a view of `model_params`.
 pub(super) fn master_category(number: usize, plan: &ShardingPlan) -> Option<MemoryCategory> {
     let (model, main) = plan.model_and_main_dtypes(number);
     let is_float = plan.parameter_format(number) == ParameterFormat::Float;
     match plan.stage() {
         _ if plan.is_offloaded(number) => Some(MemoryCategory::HostOptimizer),
-        // The model computes with it too.
+        // The model also computes with this shard.
         ZeroStage::Parameters if is_float && model == main => Some(MemoryCategory::Parameters),
         _ if is_float && model == main => None,
         _ => Some(MemoryCategory::Optimizer),

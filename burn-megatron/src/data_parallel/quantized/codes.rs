@@ -1,4 +1,5 @@
-//! Weights with a per-tensor scale: masters are encoded, codes gathered, and both copies made from them.
+//! Weights with a per-tensor scale: masters are encoded, codes are gathered, and both copies are made from the
+//! codes.
 
 use burn::tensor::{DType, FloatDType, Int, Tensor};
 use burn_megatron_kernels::fp8::{self, Fp8Matrix};
@@ -12,11 +13,11 @@ use crate::data_parallel::sharding_groups::ShardingGroups;
 use crate::data_parallel::sharding_plan::ShardingPlan;
 use crate::nn::fp8::QuantizedWeight;
 
-/// FP8 codes per 32-bit word.
+/// The number of FP8 codes per 32-bit word.
 const CODES_PER_WORD: usize = 4;
 
-/// Starts to gather the codes of some buckets of one grid, each given with this rank's master shard: one amax
-/// reduction and one gather call for all of them. Collective: call on all ranks of the stage.
+/// Starts to gather the codes of some buckets of one grid. Each bucket is given with this rank's master shard.
+/// All buckets share one amax reduction and one gather call. Collective: call on all ranks of the stage.
 pub(in crate::data_parallel) fn start(
     groups: &ShardingGroups,
     masters: &[(usize, Tensor<1>)],
@@ -41,7 +42,7 @@ pub(in crate::data_parallel) fn start(
     pending.zip(descales).zip(masters).map(gathering).collect()
 }
 
-/// The scale of each weight, `[1]`, in the order of the buckets.
+/// Returns the scale of each weight, `[1]`, in the order of the buckets.
 fn scales(
     groups: &ShardingGroups,
     masters: &[(usize, Tensor<1>)],
@@ -55,7 +56,7 @@ fn scales(
         return vec![];
     }
     let amaxes = Tensor::cat(by_weight, 0);
-    // Not all engines propagate NaN in a maximum; infinity gives the same scale.
+    // Not all engines propagate NaN in a maximum. Infinity gives the same scale.
     let local = amaxes.clone().mask_fill(amaxes.is_nan(), f32::INFINITY);
     let largest = [&groups.data, &groups.tensor]
         .into_iter()
@@ -72,7 +73,8 @@ fn scales(
     weights.enumerate().map(scale).collect()
 }
 
-/// The amax of each weight in this rank's master shard of a bucket, `[1]` in f32; 0 of an empty slice.
+/// Returns the amax of each weight in this rank's master shard of a bucket, `[1]` in f32. It is 0 for an empty
+/// slice.
 fn amaxes(number: usize, master: &Tensor<1>, plan: &ShardingPlan) -> Vec<Tensor<1>> {
     let zero = || Tensor::zeros([1], (&plan.device, DType::F32));
     let parameters = &plan.layout.bucket(number).parameters;
@@ -86,7 +88,7 @@ fn amaxes(number: usize, master: &Tensor<1>, plan: &ShardingPlan) -> Vec<Tensor<
     amaxes.into_iter().map(amax).collect()
 }
 
-/// The packed codes of this rank's master shard of a bucket; zeros between the weights.
+/// Returns the packed codes of this rank's master shard of a bucket, with zeros between the weights.
 fn encode(
     number: usize,
     master: &Tensor<1>,
@@ -119,7 +121,7 @@ fn encode(
     }
 }
 
-/// Both copies of each weight of a bucket, from its gathered codes.
+/// Returns both copies of each weight of a bucket, from its gathered codes.
 pub(super) fn weights(
     number: usize,
     words: &Tensor<1, Int>,

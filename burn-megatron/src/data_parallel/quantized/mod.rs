@@ -1,4 +1,4 @@
-//! FP8 weights: from the sharded masters to both copies of every weight on every rank.
+//! FP8 weights: the path from the sharded masters to both copies of every weight on every rank.
 //!
 //! A weight with a per-tensor scale (delayed, current) is gathered as FP8 codes, one byte per element:
 //!
@@ -11,14 +11,15 @@
 //! stored    rowwise [in, out], columnwise [out, in]
 //! ```
 //!
-//! A weight with block scales cannot be gathered as codes: its two copies have different codes, and shards do
-//! not end at block boundaries. Its values are gathered in the dtype of the model and quantised on
-//! every rank. In Megatron-LM (`reuse_grad_buf_for_mxfp8_param_ag`) the gathered values reuse the grad
-//! buffer. Here buffers are tensors, and their lifetimes do not overlap: the step has freed all gradients
-//! before the first bucket is gathered, the values of one bucket are freed before the next one is
-//! gathered, and the last ones are quantised before a gradient is allocated. So values are counted as the
-//! gradients of their bucket, and never add to them. Gradients need no zeroing: the first one of a
-//! parameter is written, not added.
+//! A weight with block scales cannot be gathered as codes, because its two copies have different codes and
+//! shards do not end at block boundaries. Its values are gathered in the dtype of the model and quantized on
+//! every rank.
+//!
+//! In Megatron-LM (`reuse_grad_buf_for_mxfp8_param_ag`) the gathered values reuse the gradient buffer. Here
+//! buffers are tensors, and their lifetimes do not overlap. The step frees all gradients before the first
+//! bucket is gathered. The values of a bucket are freed before the next bucket is gathered, and the last values
+//! are quantized before a gradient is allocated. Therefore values are counted as the gradients of their bucket,
+//! and never add to them. Gradients need no zeroing: the first gradient of a parameter is written, not added.
 
 use std::sync::Arc;
 
@@ -40,14 +41,14 @@ pub(super) use values::start as start_values;
 /// The FP8 weights of a bucket.
 #[derive(Default)]
 pub(super) enum Fp8Weights {
-    /// Out of date, or the bucket has none.
+    /// The weights are out of date, or the bucket has no FP8 weights.
     #[default]
     Stale,
-    /// An all-gather of codes is in flight; with its memory, and the descale of each weight.
+    /// An all-gather of codes is in flight, with its memory and the descale of each weight.
     GatheringCodes(Box<PendingPacked>, TrackedAllocation, Vec<Tensor<1>>),
-    /// An all-gather of values is in flight; with its memory.
+    /// An all-gather of values is in flight, with its memory.
     GatheringValues(Box<PendingTensor<1>>, TrackedAllocation),
-    /// One per parameter of the bucket.
+    /// The weights are ready, one per parameter of the bucket.
     Ready {
         weights: Vec<Arc<QuantizedWeight>>,
         _allocation: TrackedAllocation,
@@ -55,7 +56,7 @@ pub(super) enum Fp8Weights {
 }
 
 impl Fp8Weights {
-    /// Returns the weights; waits for a gather in flight, and quantises its result.
+    /// Waits for a gather in flight, quantizes its result, and returns the weights.
     pub fn wait(&mut self, number: usize, plan: &ShardingPlan) -> &[Arc<QuantizedWeight>] {
         *self = match std::mem::take(self) {
             Self::GatheringCodes(pending, allocation, descales) => {

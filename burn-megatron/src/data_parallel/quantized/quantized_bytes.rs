@@ -5,15 +5,15 @@ use burn_megatron_kernels::fp8::{BLOCK, MX_BLOCK, ROW_BYTES, Scales};
 
 use crate::nn::fp8::WeightQuantizer;
 
-/// The scales of one copy of a weight.
+/// The layout of the scales of one copy of a weight.
 enum ScaleLayout {
     PerTensor,
-    /// One scale per block of this many rows.
+    /// One scale per block with this number of rows.
     Blocks(usize),
     Mx,
 }
 
-/// The bytes of both copies of a weight `[in, out]`, with their scales.
+/// Returns the bytes of both copies of a weight `[in, out]`, including their scales.
 pub(in crate::data_parallel) fn quantized_bytes(
     quantizer: &dyn WeightQuantizer,
     [rows, columns]: [usize; 2],
@@ -23,7 +23,7 @@ pub(in crate::data_parallel) fn quantized_bytes(
     copy_bytes(rowwise, [rows, columns]).saturating_add(copy_bytes(columnwise, [columns, rows]))
 }
 
-/// The scales of the rowwise and of the columnwise copy, found by quantising a weight of one element.
+/// Returns the scale layouts of the rowwise and the columnwise copy, by quantizing a weight of one element.
 fn scale_layouts(quantizer: &dyn WeightQuantizer, device: &Device) -> [ScaleLayout; 2] {
     if quantizer.has_one_scale() {
         return [ScaleLayout::PerTensor, ScaleLayout::PerTensor];
@@ -41,7 +41,7 @@ fn copy_bytes(scales_of: ScaleLayout, [rows, depth]: [usize; 2]) -> usize {
     let scales = match scales_of {
         ScaleLayout::PerTensor => 4,
         ScaleLayout::Blocks(height) => 4 * rows.div_ceil(height) * depth.div_ceil(BLOCK),
-        // One byte each, in whole words.
+        // Each scale is one byte, and rows of scales are padded to complete words.
         ScaleLayout::Mx => rows * depth.div_ceil(MX_BLOCK).next_multiple_of(4),
     };
     codes.saturating_add(scales)

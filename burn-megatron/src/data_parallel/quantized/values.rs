@@ -1,4 +1,4 @@
-//! Weights with block scales: their values are gathered, and quantised on every rank.
+//! Weights with block scales: their values are gathered and quantized on every rank.
 
 use burn::tensor::{FloatDType, Tensor};
 
@@ -23,7 +23,7 @@ pub(in crate::data_parallel) fn start(
     } else {
         master.clone().cast(FloatDType::from(dtype))
     };
-    // Values reuse the memory of the grad buffer, and count in the same category.
+    // Values reuse the memory of the gradient buffer, and count in the same category.
     let category = if plan.stage() >= ZeroStage::Gradients {
         MemoryCategory::Buffers
     } else {
@@ -35,7 +35,7 @@ pub(in crate::data_parallel) fn start(
     Fp8Weights::GatheringValues(Box::new(pending), allocation)
 }
 
-/// Both copies of each weight of a bucket, from its gathered values.
+/// Returns both copies of each weight of a bucket, from its gathered values.
 pub(super) fn weights(
     number: usize,
     values: &Tensor<1>,
@@ -50,8 +50,8 @@ pub(super) fn weights(
     parameters.map(weight).collect()
 }
 
-/// Releases the values of a bucket: to the pool where they have the dtype of the gradients, which reuse the
-/// memory. Otherwise it is freed, as the pool would keep it in addition to that of the gradients.
+/// Releases the values of a bucket. They return to the pool if they have the dtype of the gradients, which
+/// reuse the memory. Otherwise they are freed, because the pool would hold them in addition to the gradients.
 pub(super) fn discard(number: usize, values: Tensor<1>, plan: &ShardingPlan) {
     let (_, main) = plan.model_and_main_dtypes(number);
     if values.dtype() == main {

@@ -1,4 +1,4 @@
-//! When reductions start, and in which order.
+//! The start and the order of reductions.
 
 use std::sync::Mutex;
 
@@ -6,7 +6,7 @@ use super::gradient_checks::{Blocks, blocks, run, stage};
 use super::*;
 use burn_megatron_comm_testing::Intercept;
 
-/// Records the collectives that are started, and the marks of the test between them.
+/// Records the started collectives, and the marks of the test between them.
 #[derive(Clone, Debug, Default)]
 struct CallLog(Arc<Mutex<Vec<String>>>);
 
@@ -20,7 +20,8 @@ impl CallLog {
     }
 }
 
-/// The calls of a step of four blocks on the data axis of two ranks, by rank, with marks of the test in between.
+/// Returns the calls of each rank in a step of four blocks on a data axis of two ranks, with marks of the test
+/// in between.
 fn step(config: DataParallelConfig, micro_batches: usize, closing: bool) -> Vec<Vec<String>> {
     let layout = ParallelConfig::new().with_data(2);
     step_in(&layout, config, micro_batches, closing, [0, 1, 2, 3])
@@ -60,7 +61,7 @@ fn step_in(
     over_layout(layout, events).unwrap()
 }
 
-/// Each block has a bucket of 128 elements: 16 + 4, the second on 64, padded to 128.
+/// Each block has a bucket of 128 elements: 16 + 4, where the second parameter starts at 64, padded to 128.
 fn buckets(number: u8) -> DataParallelConfig {
     DataParallelConfig {
         bucket_size: Some(20),
@@ -110,7 +111,7 @@ fn from_zero_2_on_each_micro_batch_is_reduced() {
 fn zero_3_prefetches_one_unit() {
     let (gather, sum) = ("all_gather 64", "reduce_scatter 128");
     for events in step(stage(3), 1, true) {
-        // The graph keeps what unmodified layers save, so their backward gathers nothing.
+        // The graph keeps the tensors that unmodified layers save, so their backward gathers nothing.
         let expected = [
             gather, gather, gather, gather, "backward", sum, sum, sum, sum, "reduce", TOKENS,
         ];
@@ -118,8 +119,8 @@ fn zero_3_prefetches_one_unit() {
     }
 }
 
-/// The sum of a bucket in a node is followed by that between nodes while the next bucket is filled, so that the slow link is
-/// hidden too.
+/// The sum of a bucket within a node is followed by the sum between nodes while the next bucket is filled. This
+/// also hides the slow link.
 #[test]
 fn sums_between_nodes_and_replicas_start_in_the_backward() {
     let layout = ParallelConfig::new().with_data(4).with_ranks_per_node(2);
@@ -132,7 +133,7 @@ fn sums_between_nodes_and_replicas_start_in_the_backward() {
         "backward", inside, inside, between, inside, between, inside, between, "reduce", between,
         gather, gather, gather, gather, TOKENS,
     ];
-    // In reverse all buckets are ready at once, with the last gradient of the first.
+    // In reverse order all buckets are ready at once, with the last gradient of the first bucket.
     for order in [[0, 1, 2, 3], [3, 2, 1, 0]] {
         for events in step_in(&layout, nodes.clone(), 1, true, order) {
             assert_eq!(events, expected, "{order:?}");

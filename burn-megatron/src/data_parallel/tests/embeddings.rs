@@ -1,4 +1,4 @@
-//! Gradients of embeddings, from sorted lookups and from ids alone.
+//! Gradients of embeddings, from sorted lookups and from ids only.
 
 use burn::tensor::{DType, Int, TensorData};
 
@@ -37,7 +37,7 @@ fn build(groups: &ParallelContext, dtype: DType, sequence_parallel: bool) -> Par
         .unwrap()
 }
 
-/// The tokens of a micro-batch: token 3 often, and the first and the last one.
+/// Returns the tokens of a micro-batch: token 3 often, and the first and the last token.
 fn ids(micro_batch: i32) -> Vec<i32> {
     let last = TOKENS as i32 - 1;
     let id = |i: i32| match i % 4 {
@@ -49,7 +49,7 @@ fn ids(micro_batch: i32) -> Vec<i32> {
     (0..(SHAPE[0] * SHAPE[1]) as i32).map(id).collect()
 }
 
-/// The gradients of two micro-batches, with the lookups sorted or not.
+/// Returns the gradients of two micro-batches, with or without sorted lookups.
 fn gradients(
     groups: &ParallelContext,
     config: &DataParallelConfig,

@@ -1,8 +1,8 @@
-//! Settings and steps that are refused, and gradients and parameters that are reported.
+//! Settings and steps that are refused, and reports of gradients and parameters.
 
 use super::*;
 
-/// Blocks in a list, of which a forward may leave some out.
+/// Blocks in a list, some of which a forward may skip.
 #[derive(Module, Debug)]
 pub(super) struct Blocks {
     pub blocks: Vec<Linear>,
@@ -24,7 +24,7 @@ pub(super) fn wrap(
     DistributedDataParallel::with(model, groups, &config)
 }
 
-/// The sum of the outputs of some blocks, one after the other.
+/// Runs some blocks one after the other, and returns the sum of the output.
 pub(super) fn run(ddp: &DistributedDataParallel<Blocks>, order: &[usize]) -> Tensor<1> {
     ddp.forward(&device(), |model| {
         let x = Tensor::<2>::ones([2, 4], (&device(), model.blocks[0].weight.dtype()));
@@ -124,7 +124,7 @@ fn a_rank_without_a_micro_batch_is_refused() {
 #[test]
 fn ranks_that_use_blocks_in_different_orders_are_refused() {
     let run = |groups: &ParallelContext| {
-        // Equal numbers of gathers of equal sizes: only the order of the blocks differs.
+        // The ranks have equal numbers of gathers of equal sizes, and only the order of the blocks differs.
         let mut ddp = wrap(groups, 2, stage(3))?;
         let order = [[0, 1], [1, 0]][groups.rank()];
         let loss = super::gradient_checks::run(&ddp, &order);
@@ -138,7 +138,7 @@ fn ranks_that_use_blocks_in_different_orders_are_refused() {
     );
 }
 
-/// Each rank leaves a different block out: nothing hangs, and the sums are those of the other ranks.
+/// Each rank skips a different block. No rank hangs, and the sums are the sums of the other ranks.
 #[test]
 fn blocks_that_some_ranks_leave_out_have_zero_gradients_there() {
     for number in [0, 1] {
@@ -166,7 +166,7 @@ fn blocks_that_some_ranks_leave_out_have_zero_gradients_there() {
         let some = gradients(true);
         assert_eq!(some[0], some[1]);
         for (index, gradient) in some[0].iter().enumerate() {
-            // Blocks 0 and 1 are left out by one of the two ranks each.
+            // One of the two ranks skips block 0, and the other skips block 1.
             let share = if index < 4 { 0.5 } else { 1.0 };
             let expected: Vec<f32> = all[index].iter().map(|g| g * share).collect();
             assert_eq!(*gradient, expected, "ZeRO-{number}, parameter {index}");
@@ -237,7 +237,7 @@ fn replicas_that_differ_are_named() {
             };
             let mut ddp = wrap(groups, 2, config)?;
             ddp.check_replicas()?;
-            // A mistake of the caller: the ranks change differently.
+            // A mistake of the caller: the ranks make different changes.
             let rank = groups.rank();
             ddp.update(|mut model| {
                 if rank == 2 {
@@ -266,7 +266,7 @@ fn gradients_of_another_model_are_refused() {
     assert!(error(vec![part(16)]).contains("the list of parameters"));
 }
 
-/// As in an empty stage of a pipeline.
+/// A rank may have no parameters, for example in an empty stage of a pipeline.
 #[test]
 fn a_rank_without_parameters_sums_nothing() {
     for overlap_grad_reduce in [false, true] {

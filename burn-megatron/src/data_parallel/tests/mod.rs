@@ -1,5 +1,5 @@
-//! Which ranks are summed, and what is refused. Gradients are `2^rank`, so that every set of ranks has
-//! a different sum.
+//! Tests of the ranks over which gradients are summed, and of refused inputs. Gradients are `2^rank`, so that
+//! every set of ranks has a different sum.
 
 use std::sync::{Arc, Mutex};
 
@@ -76,7 +76,7 @@ fn over_layout<T: Send>(
     World::threads(ranks).unwrap().run(run)
 }
 
-/// The gradients of a [`Pair`] of which each rank gives `2^rank` and one token.
+/// Returns the gradients of a [`Pair`]. Each rank contributes `2^rank` and one token.
 fn sums(tensor: usize, data: usize, change: fn(&mut [ParameterEntry])) -> Vec<[Vec<f32>; 2]> {
     let run = |groups: &ParallelContext| {
         let mut model = ParallelModule::replicated(pair(1.0, &Device::flex()));
@@ -96,7 +96,7 @@ fn sums(tensor: usize, data: usize, change: fn(&mut [ParameterEntry])) -> Vec<[V
     over(tensor, data, run).unwrap()
 }
 
-/// The gradient of the second parameter.
+/// Returns the gradient of the second parameter.
 fn of_second(ddp: &mut DistributedDataParallel<Pair>, tokens: u64) -> Vec<f32> {
     let gradients = ddp.reduce(tokens).unwrap();
     values(ddp.full_gradients(&gradients).remove(1))
@@ -104,7 +104,7 @@ fn of_second(ddp: &mut DistributedDataParallel<Pair>, tokens: u64) -> Vec<f32> {
 
 #[test]
 fn gradients_are_summed_over_the_data_axis_alone() {
-    // Ranks 0 and 2 are the first on the tensor axis, 1 and 3 the second.
+    // Ranks 0 and 2 are the first on the tensor axis, ranks 1 and 3 the second.
     for (rank, [first, second]) in sums(2, 2, |_| ()).into_iter().enumerate() {
         let sum = [5.0, 10.0][rank % 2];
         assert_eq!((first, second), (vec![sum; 8], vec![sum; 3]), "rank {rank}");
@@ -128,8 +128,8 @@ fn partial_sums_are_summed_over_the_tensor_axis_too() {
 
 #[test]
 fn replicated_sections_are_summed_over_the_ranks_that_hold_them() {
-    // Each of four ranks has two columns of its own, one that is replicated on pairs of ranks, and one that
-    // is replicated on all.
+    // Each of four ranks has two columns of its own, one column that is replicated on pairs of ranks, and one
+    // column that is replicated on all ranks.
     let found = sums(4, 2, |entries| {
         let section = |size, parts| Section { size, parts };
         let sections = vec![section(8, 4), section(2, 2), section(1, 1)];
@@ -289,7 +289,7 @@ fn a_forward_without_its_backward_is_named_and_discarded() {
         error,
         @"first was used 1 times in a forward whose backward did not run"
     );
-    // Ignored: the step has ended.
+    // These gradients are ignored, because the step has ended.
     ddp.backward(second);
     let loss = ddp.forward(&device(), sum);
     ddp.backward(loss);
@@ -308,7 +308,7 @@ fn ranks_with_other_models_are_named() {
         Ok(())
     };
     let error = over(1, 3, run).unwrap_err().to_string();
-    // Any of them may report first.
+    // Any of these ranks may report first.
     let said = [(0, 2), (1, 2), (2, 0)].map(|(rank, other)| {
         format!(
             "rank {rank} and rank {other} have different parameters: the models were built differently"
@@ -340,7 +340,7 @@ fn burn_dropout_drops_in_training_alone() {
     );
     let ddp = ddp.unwrap();
     let dropped = ddp.forward(&device, |module| zeros(module, &device));
-    // Five standard errors about half of 1024.
+    // The bounds are five standard errors from half of 1024.
     assert!((432..=592).contains(&dropped), "{dropped} of 1024");
     assert_eq!(zeros(ddp.module(), &Device::flex()), 0);
 }
@@ -387,7 +387,7 @@ fn an_estimate_equals_what_is_built() {
                 (found.memory, found.layout.bucket_count()),
                 (memory, buckets)
             );
-            // 2^41 elements on each rank: nothing is allocated.
+            // The size is 2^41 elements on each rank, and nothing is allocated.
             let large = outline(&groups, 1 << 19).unwrap().memory;
             assert!(large.total() > 1 << 40, "{large}");
         }

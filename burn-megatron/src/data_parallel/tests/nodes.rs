@@ -1,4 +1,4 @@
-//! Sums of gradients by way of nodes: what is sent between them, and the sums.
+//! Hierarchical reductions of gradients: the messages between nodes, and the sums.
 
 use std::time::Duration;
 
@@ -7,7 +7,8 @@ use super::*;
 use crate::collective::to_f64;
 use burn_megatron_comm_testing::{Link, SimulatedNetwork, Transfer};
 
-/// The gradients of a step in f64, of which each rank gives `factor(rank)`, and what the rank sends.
+/// Returns the gradients of a step in f64, to which each rank contributes `factor(rank)`, and the messages of
+/// the rank.
 fn step(
     [ranks, ranks_per_node]: [usize; 2],
     hierarchical_reduce: bool,
@@ -57,7 +58,7 @@ fn a_rank_sends_its_part_of_its_node_between_nodes() {
             .map(|by_nodes| step([ranks, per_node], by_nodes, |rank| (1u64 << rank) as f64));
         for ((expected, whole), (found, parts)) in flat.iter().zip(&found) {
             assert_eq!(found, expected);
-            // 2 n (d - 1) / d of n bytes.
+            // Each all-reduce of n bytes sends 2 n (d - 1) / d bytes.
             let n = bytes(whole, "all_reduce") * all / (2 * (all - 1));
             let part = n / per_node as u64;
             assert_eq!(bytes(parts, "all_reduce"), 2 * part * (nodes - 1) / nodes);
@@ -69,14 +70,14 @@ fn a_rank_sends_its_part_of_its_node_between_nodes() {
                 .map(|transfer| transfer.between)
                 .sum();
             assert_eq!(between, 2 * part * (nodes - 1) / nodes);
-            // The gather of a node, and the numbers that all ranks exchange.
+            // The other bytes are the gather within a node, and the numbers that all ranks exchange.
             let control = bytes(whole, "all_gather");
             assert_eq!(bytes(parts, "all_gather"), inside + control);
         }
     }
 }
 
-/// Powers of two of ranks and nodes are added in the same order, others in another one.
+/// If the numbers of ranks and nodes are powers of two, the order of the sum is the same. Otherwise it differs.
 #[test]
 fn a_sum_by_way_of_nodes_differs_by_its_order_alone() {
     for (ranks, per_node) in [(4, 2), (8, 4), (6, 3), (6, 2)] {
@@ -99,7 +100,7 @@ fn a_sum_by_way_of_nodes_differs_by_its_order_alone() {
     }
 }
 
-/// Nodes with unequally many ranks, one each, or all.
+/// Nodes with different numbers of ranks, with one rank each, or with all ranks.
 #[test]
 fn without_equal_nodes_gradients_are_summed_at_once() {
     for (ranks, per_node) in [(3, 2), (2, 1), (2, 2), (6, 4)] {

@@ -41,7 +41,7 @@ fn a_model_computes_in_16_bits_and_keeps_masters() {
     }
 }
 
-/// Steps of 2^-12 are lost on a weight of 1 in bf16, where the spacing is 2^-8.
+/// In bf16, steps of 2^-12 are lost on a weight of 1, where the spacing is 2^-8.
 #[test]
 fn small_steps_add_up_in_the_masters() {
     for number in 0..=3 {
@@ -77,13 +77,14 @@ fn small_steps_add_up_in_the_masters() {
     }
 }
 
-/// The address of the memory that a value lies in.
+/// Returns the address of the memory of a value.
 fn place(value: Tensor<1>) -> usize {
     let flex = value.try_into_primitive::<burn::backend::Flex>();
     flex.expect("the tensor is on Flex").bytes().as_ptr() as usize
 }
 
-/// Without sharding the copy is written where it was, unless a value of it is held, which then keeps its bits.
+/// Without sharding, the copy is written to the same address, unless a value of it is still held, which then
+/// keeps its bits.
 #[test]
 fn the_copy_stays_in_place_unless_it_is_held() {
     let mut ddp = wrapped(&ParallelContext::single(), &half(Precision::Bf16, 0));
@@ -116,7 +117,7 @@ fn gradients_communicated_in_16_bits_are_summed_in_f32() {
                 ..half(Precision::Bf16, 2)
             };
             let mut ddp = wrapped(groups, &config);
-            // bf16 cannot represent 1 + 2^-8, but both summands.
+            // bf16 cannot represent 1 + 2^-8, but it can represent both summands.
             let own = [1.0, 1.0 / 256.0][groups.rank()];
             let loss = ddp.forward(&device(), |pair| {
                 let sum = (pair.first.val().sum() + pair.second.val().sum()).cast(DType::F32);

@@ -24,7 +24,7 @@ impl Net {
         }
     }
 
-    /// A loss of inputs with `D` dims. The inputs differ between steps and between ranks.
+    /// Returns a loss of inputs with `D` dims. The inputs differ between steps and between ranks.
     fn loss<const D: usize>(&self, number: usize) -> Tensor<1> {
         let mut shape = [2; D];
         shape[1] = FEATURES;
@@ -82,7 +82,7 @@ fn check<const D: usize>(stage: ZeroStage) {
             ddp.backward(loss);
             ddp.reduce(1)?;
         }
-        // The weight 0 leaves the states as they are.
+        // With weight 0 the states do not change.
         ddp.forward_and_backward(&device(), 0.0, true, |net| {
             net.loss::<D>(99).backward();
         });

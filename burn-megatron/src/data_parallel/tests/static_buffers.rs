@@ -1,9 +1,11 @@
-//! Static buffers, and micro-batches that are counted as those of a graph: the same bits as without.
+//! Static buffers, and micro-batches that are counted like replayed micro-batches of a graph. Results are
+//! bit-equal.
 
 use super::*;
 use crate::optim::{AdamWConfig, ParallelAdamW};
 
-/// The weights after three steps of two micro-batches. With static buffers the second one is counted as if it was replayed.
+/// Returns the weights after three steps of two micro-batches. With static buffers the second micro-batch is
+/// counted as if it was replayed.
 fn weights(groups: &ParallelContext, config: &DataParallelConfig) -> Result<Vec<u32>, RankError> {
     let model = ParallelModule::replicated(pair(0.7, &Device::flex()));
     let mut ddp = DistributedDataParallel::with(model, groups, config)?;

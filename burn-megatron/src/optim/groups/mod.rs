@@ -11,7 +11,7 @@ use crate::glob::{Glob, listed, nearest};
 
 /// Multipliers for the parameters whose path matches a pattern.
 ///
-/// In a recipe, where later groups override earlier ones, setting by setting:
+/// In a recipe, later groups override earlier groups, setting by setting:
 ///
 /// ```toml
 /// [[groups]]
@@ -23,22 +23,23 @@ use crate::glob::{Glob, listed, nearest};
 /// learning_rate = 0.5
 /// ```
 ///
-/// A pattern matches a whole path, such as `blocks.0.mlp.up.weight`. Between two dots, `?` matches one
-/// character and `*` any number; `**` alone matches any number of components. So `**.bias` matches every
-/// bias.
+/// A pattern matches a complete path, such as `blocks.0.mlp.up.weight`. Between two dots, `?` matches one
+/// character and `*` any number of characters. `**` as a component matches any number of components, so
+/// `**.bias` matches every bias.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ParameterGroup {
     /// The pattern of the paths.
     pub pattern: String,
-    /// Multiplies the weight decay of the optimizer, at least 0. It replaces the default, so 1 gives a norm or
-    /// a bias the decay of a weight.
+    /// The multiplier of the optimizer's weight decay, at least 0. It replaces the default, so 1 also applies
+    /// weight decay to a norm or a bias.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight_decay: Option<f64>,
-    /// Multiplies the learning rate of the step, at least 0; 0 freezes the values.
+    /// The multiplier of the learning rate, at least 0; 0 freezes the values.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub learning_rate: Option<f64>,
-    /// Which optimizer steps it, in a run with Muon. Without it Muon steps hidden matrices, and AdamW the rest.
+    /// The optimizer of these parameters, in a run with Muon. By default Muon updates hidden matrices, and
+    /// AdamW updates all other parameters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub optimizer: Option<GroupOptimizer>,
 }
@@ -47,7 +48,7 @@ pub struct ParameterGroup {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum GroupOptimizer {
-    /// Muon, for parameters of two dims, and stacks of matrices of three.
+    /// Muon, for matrices and for stacks of matrices (three dimensions).
     Muon,
     /// AdamW.
     AdamW,
@@ -56,11 +57,11 @@ pub enum GroupOptimizer {
 /// The multipliers of the optimizer's settings for one parameter.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Multipliers {
-    /// Multiplies the weight decay.
+    /// The multiplier of the weight decay.
     pub decay: f64,
-    /// Multiplies the learning rate.
+    /// The multiplier of the learning rate.
     pub rate: f64,
-    /// The optimizer that a group chooses.
+    /// The optimizer that a group selects.
     pub optimizer: Option<GroupOptimizer>,
 }
 
@@ -83,12 +84,12 @@ pub enum GroupError {
     Multiplier {
         /// The pattern of the group.
         pattern: String,
-        /// The setting.
+        /// The name of the setting.
         name: &'static str,
         /// Its value.
         value: f64,
     },
-    /// A group chooses an optimizer, and the run has one only.
+    /// A group selects an optimizer in a run without Muon.
     #[error(
         "the parameter group `{pattern}` chooses an optimizer, which requires the optimizer muon, but this run has {name}"
     )]
@@ -98,7 +99,7 @@ pub enum GroupError {
         /// The optimizer of the run.
         name: &'static str,
     },
-    /// Groups in the settings of AdamW that Muon has.
+    /// Groups are set in Muon's AdamW settings, where they have no effect.
     #[error(
         "the parameter group `{pattern}` is in the settings of AdamW for muon, which applies the groups beside them to \
          all parameters: move it there"
@@ -107,25 +108,25 @@ pub enum GroupError {
         /// The pattern of the group.
         pattern: String,
     },
-    /// A group chooses Muon for a parameter that several stages of the pipeline hold.
+    /// A group selects Muon for a parameter that several pipeline stages hold.
     #[error(
         "a parameter group chooses muon for {path}, which is tied over the pipeline: choose adamw"
     )]
     Tied {
-        /// The parameter.
+        /// The path of the parameter.
         path: String,
     },
-    /// A group chooses Muon for a parameter that is no matrix.
+    /// A group selects Muon for a parameter that is not a matrix.
     #[error(
         "a parameter group chooses muon for {path} of shape {shape:?}: expected a matrix, or a stack of matrices"
     )]
     NotMatrix {
-        /// The parameter.
+        /// The path of the parameter.
         path: String,
         /// Its shape.
         shape: Vec<usize>,
     },
-    /// A group that sets nothing.
+    /// A group sets nothing.
     #[error(
         "the parameter group `{pattern}` sets nothing: give weight_decay, learning_rate or both"
     )]
@@ -138,7 +139,7 @@ pub enum GroupError {
     Unmatched {
         /// The pattern.
         pattern: String,
-        /// The paths nearest to the pattern by edit distance, the nearest first.
+        /// The paths nearest to the pattern by edit distance, nearest first.
         nearest: Vec<String>,
     },
 }
@@ -170,7 +171,7 @@ impl ParameterGroup {
     }
 }
 
-/// Checks the groups without looking at any parameter.
+/// Checks the groups without reading any parameter.
 ///
 /// # Errors
 ///
@@ -179,12 +180,12 @@ pub fn check(groups: &[ParameterGroup]) -> Result<(), GroupError> {
     groups.iter().try_for_each(|group| group.glob().map(drop))
 }
 
-/// The multipliers of each of `parameters`, in their order. A parameter is given by its path, and whether it
-/// has weight decay by default ([`ParameterEntry::decay`](crate::nn::ParameterEntry::decay)).
+/// Returns the multipliers of each of `parameters`, in their order. A parameter is given by its path and its
+/// default weight decay ([`ParameterEntry::decay`](crate::nn::ParameterEntry::decay)).
 ///
-/// Without a group they are 1 for the rate, and 1 or 0 for the decay. They depend on the path only, so ranks
-/// that replicate a parameter agree. A pattern that matches none of `parameters` is not an error, as they may
-/// be those of one pipeline stage: see [`unmatched`].
+/// Without a group the multipliers are 1 for the rate, and 1 or 0 for the decay. They depend only on the path,
+/// so ranks that replicate a parameter agree. A pattern that matches none of `parameters` is not an error,
+/// because they may be the parameters of only one pipeline stage: see [`unmatched`].
 ///
 /// # Errors
 ///
@@ -210,9 +211,9 @@ pub fn resolve<'a>(
     Ok(resolved.collect())
 }
 
-/// The indices of the groups that match none of `paths`, in ascending order.
+/// Returns the indices of the groups that match none of `paths`, in ascending order.
 ///
-/// On a pipeline, a group is an error if it is unmatched on *every* rank: see [`unmatched_error`].
+/// With a pipeline, a group is an error if it is unmatched on *every* rank: see [`unmatched_error`].
 ///
 /// # Errors
 ///
@@ -228,8 +229,8 @@ pub fn unmatched<'a>(
     Ok(remaining.into_iter().map(|(index, _)| index).collect())
 }
 
-/// The error for a group that matches no parameter of the whole model, with the nearest of `paths`. Returns the
-/// error of [`check`] if the group is invalid in itself.
+/// Returns the error for a group that matches no parameter of the complete model, with the nearest of `paths`.
+/// If the group itself is invalid, returns the error of [`check`].
 pub fn unmatched_error<'a>(
     group: &ParameterGroup,
     paths: impl IntoIterator<Item = &'a str>,

@@ -2,7 +2,7 @@ use insta::assert_snapshot;
 
 use super::*;
 
-/// Paths of a small model, and whether each decays by default.
+/// The paths of a small model, and whether each parameter has weight decay by default.
 const MODEL: [(&str, bool); 7] = [
     ("embedding.weight", true),
     ("blocks.0.norm.weight", false),
@@ -26,7 +26,7 @@ fn group(pattern: &str, weight_decay: Option<f64>, learning_rate: Option<f64>) -
     }
 }
 
-/// Decay and rate of each parameter of the model.
+/// Returns the decay and rate of each parameter of the model.
 fn resolved(groups: &[ParameterGroup]) -> Vec<(f64, f64)> {
     let multipliers = resolve(groups, MODEL).expect("valid groups");
     multipliers.iter().map(|m| (m.decay, m.rate)).collect()
@@ -80,12 +80,12 @@ fn later_groups_override_setting_by_setting() {
         resolved(&groups),
         [outer, inner, inner, inner, weight, inner, outer]
     );
-    // In the reverse order, the widest has the last word.
+    // In reverse order, the widest pattern overrides the others.
     groups.reverse();
     assert_eq!(resolved(&groups), [outer; 7]);
 }
 
-/// What a pipeline's rank resolves for its part is what one rank resolves for it.
+/// A pipeline rank resolves the same multipliers for its part as a single rank.
 #[test]
 fn a_part_of_the_model_is_resolved_as_in_the_whole() {
     let groups = [
@@ -138,7 +138,7 @@ fn invalid_groups_are_named() {
         let error = check(&groups)
             .expect_err("the second is invalid")
             .to_string();
-        // By their texts, as a multiplier that is not a number equals nothing.
+        // The errors are compared as text, because NaN equals nothing.
         let others = [
             resolve(&groups, MODEL).expect_err("the second is invalid"),
             unmatched(&groups, paths()).expect_err("the second is invalid"),

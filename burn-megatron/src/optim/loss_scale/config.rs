@@ -27,25 +27,25 @@ pub enum LossScale {
     None,
     /// The same factor in every step.
     Constant(f64),
-    /// A factor that is adjusted by the overflows.
+    /// A factor that is adjusted after overflows.
     Dynamic(LossScaleConfig),
 }
 
-/// Settings of a dynamic loss scale; see [`LossScaler`](super::LossScaler) for the rule.
+/// Settings of a dynamic loss scale. See [`LossScaler`](super::LossScaler) for the update rule.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct LossScaleConfig {
-    /// The first scale, from `min` to 2^126.
+    /// The initial scale, from `min` to 2^126.
     pub initial: f64,
     /// The lower bound of the scale, from 2^-126 to `initial`.
     pub min: f64,
-    /// The factor of growth, above 1.
+    /// The factor by which the scale grows, above 1.
     pub growth: f64,
-    /// The factor at an overflow, between 0 and 1.
+    /// The factor by which the scale shrinks at an overflow, between 0 and 1.
     pub backoff: f64,
-    /// Steps in a row without an overflow after which the scale grows, at least 1.
+    /// The number of consecutive steps without an overflow after which the scale grows, at least 1.
     pub growth_interval: u32,
-    /// The number of overflows since the last growth after which the scale backs off. 1 backs off at the first
+    /// The number of overflows since the last growth from which on the scale is reduced. 1 reduces it at every
     /// overflow.
     pub hysteresis: u32,
 }
@@ -69,7 +69,7 @@ pub enum LossScaleError {
     /// A setting out of its range.
     #[error("invalid loss_scale: {name} = {value} must {fits}")]
     Setting {
-        /// The setting.
+        /// The name of the setting.
         name: &'static str,
         /// Its value.
         value: f64,
@@ -87,7 +87,7 @@ pub enum LossScaleError {
         /// The lower bound of the run.
         min: f64,
     },
-    /// The checkpoint has a dynamic scale, and the run has none.
+    /// The checkpoint has a dynamic scale, but the run does not.
     #[error(
         "loss_scale: the checkpoint has a dynamic scale ({scale}), but the scale of this run is not dynamic: \
          set loss_scale = \"dynamic\", or do not load the saved scale"
@@ -169,7 +169,7 @@ fn check_that(
     })
 }
 
-/// The schema of the written forms.
+/// The schema of the serialized forms.
 impl JsonSchema for LossScale {
     fn schema_name() -> Cow<'static, str> {
         "LossScale".into()
@@ -197,7 +197,7 @@ impl<'de> Deserialize<'de> for LossScale {
     }
 }
 
-/// Reads each form by its type, so that an error names an unknown key of the table.
+/// Deserializes each form by its type, so that an error names an unknown key of the table.
 struct LossScaleVisitor;
 
 impl<'de> Visitor<'de> for LossScaleVisitor {

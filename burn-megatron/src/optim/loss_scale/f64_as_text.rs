@@ -1,4 +1,4 @@
-//! Serialises an f64 as text, which preserves its bits in every format.
+//! Serializes an f64 as text, which preserves its bits in every format.
 
 use serde::{Deserialize, Deserializer, Serializer, de};
 

@@ -1,9 +1,9 @@
 //! Loss scaling: a factor on the loss that prevents gradients from underflowing to 0 in f16.
 //!
-//! The smallest positive f16 is 2^-24, and many gradients of a large model are smaller. If the loss is
-//! multiplied by `s`, so is every gradient. The f32 sums of gradients are divided by `s` before norm,
-//! clipping and optimizer step (Micikevicius et al. 2018, arXiv:1710.03740, section 3.2). If `s` is a power
-//! of two, this does not round. bf16 and f32 reach down to 2^-126 and need no scale.
+//! The smallest positive f16 is 2^-24, and many gradients of a large model are smaller. Multiplying the loss by
+//! `s` multiplies every gradient by `s`. The f32 sums of gradients are divided by `s` before norm, clipping and
+//! optimizer step (Micikevicius et al. 2018, arXiv:1710.03740, section 3.2). If `s` is a power of two, this
+//! does not round. The range of bf16 and f32 reaches down to 2^-126, so they need no scale.
 
 use serde::{Deserialize, Serialize};
 
@@ -17,14 +17,14 @@ pub use config::{LossScale, LossScaleConfig, LossScaleError};
 /// The largest scale: its inverse is the smallest normal f32.
 const MAX_SCALE: f64 = (1u128 << 126) as f64;
 
-/// The smallest scale, whose inverse is an f32 too.
+/// The smallest scale, whose inverse is also an f32.
 const MIN_SCALE: f64 = 1.0 / MAX_SCALE;
 
 /// The effect of a step on the loss scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScaleChange {
-    /// The scale is unchanged: also after an overflow that hysteresis tolerates, and always where the scale
-    /// is not dynamic.
+    /// The scale is unchanged. This includes overflows within the hysteresis, and all steps without a dynamic
+    /// scale.
     Unchanged,
     /// The scale was increased for the next step.
     Grown,
@@ -38,21 +38,22 @@ pub enum ScaleChange {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LossScalerState {
-    /// The factor on the loss of the next step. Saved as text, as not every JSON reader preserves the bits of
-    /// a number.
+    /// The factor on the loss of the next step. It is saved as text, because not every JSON reader preserves
+    /// the bits of a number.
     #[serde(with = "f64_as_text")]
     pub scale: f64,
-    /// Steps without an overflow since the last overflow or growth.
+    /// The number of steps without an overflow since the last overflow or growth.
     pub good_steps: u32,
-    /// Overflows since the last growth; from [`LossScaleConfig::hysteresis`] on, each reduces the scale.
+    /// The number of overflows since the last growth. From [`LossScaleConfig::hysteresis`] on, each overflow
+    /// reduces the scale.
     pub overflows: u32,
 }
 
 /// The loss scale of a run: constant or dynamic.
 ///
-/// A dynamic scale grows after a whole interval of steps without an overflow, and backs off at an overflow.
-/// Hysteresis tolerates the first overflows, so that a single bad batch skips a step without reducing the
-/// scale; as in Megatron-LM, only a whole interval resets it.
+/// A dynamic scale grows after a complete interval of steps without an overflow, and is reduced at an overflow.
+/// The hysteresis tolerates the first overflows, so that a single bad batch skips a step without reducing the
+/// scale. As in Megatron-LM, only a complete interval resets the hysteresis.
 ///
 /// ```text
 /// overflow     good_steps = 0,  overflows += 1
@@ -62,7 +63,7 @@ pub struct LossScalerState {
 ///                                             good_steps = 0,  overflows = 0
 /// ```
 ///
-/// It communicates nothing: ranks that record the same overflows have the same scale.
+/// The scaler does not communicate: ranks that record the same overflows have the same scale.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LossScaler {
     setting: LossScale,
@@ -70,7 +71,7 @@ pub struct LossScaler {
 }
 
 impl LossScaler {
-    /// The scale at the start of a run.
+    /// Creates the scaler with its initial scale.
     ///
     /// # Errors
     ///
@@ -92,15 +93,15 @@ impl LossScaler {
         })
     }
 
-    /// The factor on the loss of the next step, by which the gradients of that step are divided.
+    /// Returns the factor on the loss of the next step. The gradients of that step are divided by it.
     pub fn scale(&self) -> f64 {
         self.state.scale
     }
 
-    /// Records a step. `overflow` is true if some gradient was not finite on some rank; it must be the same on
-    /// all ranks.
+    /// Records a step. `overflow` is true if a gradient was not finite on any rank. It must be the same on all
+    /// ranks.
     ///
-    /// A step with an overflow must be skipped, whatever this returns.
+    /// A step with an overflow must be skipped, regardless of the returned value.
     pub fn update(&mut self, overflow: bool) -> ScaleChange {
         match (&self.setting, overflow) {
             (LossScale::Dynamic(config), true) => self.state.record_overflow(config),
@@ -109,18 +110,18 @@ impl LossScaler {
         }
     }
 
-    /// The state to save in a checkpoint; `None` where the scale is not dynamic.
+    /// Returns the state to save in a checkpoint, or `None` if the scale is not dynamic.
     pub fn state(&self) -> Option<LossScalerState> {
         matches!(self.setting, LossScale::Dynamic(_)).then_some(self.state)
     }
 
-    /// Restores the state of a checkpoint, with the settings of this run. If the interval is now shorter than
-    /// the good steps so far, it ends at the next good step.
+    /// Restores the state of a checkpoint, with the settings of this run. If the new interval is shorter than
+    /// the number of good steps so far, it ends at the next good step.
     ///
     /// # Errors
     ///
-    /// [`LossScaleError::Saved`] for a scale out of the range of this run, and
-    /// [`LossScaleError::NotDynamic`] if the scale of this run is not dynamic. The scaler is unchanged then.
+    /// [`LossScaleError::Saved`] for a scale out of the range of this run, and [`LossScaleError::NotDynamic`]
+    /// if the scale of this run is not dynamic. After an error the scaler is unchanged.
     pub fn restore(&mut self, state: LossScalerState) -> Result<(), LossScaleError> {
         let LossScale::Dynamic(config) = &self.setting else {
             return Err(LossScaleError::NotDynamic { scale: state.scale });

@@ -16,8 +16,8 @@ fn dynamic(config: LossScaleConfig) -> LossScaler {
     LossScaler::new(&LossScale::Dynamic(config)).expect("fits")
 }
 
-/// Runs the steps of `text`, where `x` is an overflow and `.` none. Each is followed by the scale, and `=`
-/// unchanged, `+` grown, `-` backed off, `_` at the minimum.
+/// Runs the steps of `text`, where `x` is an overflow and `.` is none. Returns each step with the scale, and
+/// `=` unchanged, `+` grown, `-` backed off, or `_` at the minimum.
 fn run(scaler: &mut LossScaler, text: &str) -> String {
     let after = text.chars().map(|step| {
         let mark = match scaler.update(step == 'x') {
@@ -52,7 +52,7 @@ fn an_overflow_restarts_the_interval() {
     );
 }
 
-/// Good steps reset the hysteresis only after a whole interval.
+/// Good steps reset the hysteresis only after a complete interval.
 #[test]
 fn only_a_whole_interval_resets_the_hysteresis() {
     assert_eq!(
@@ -76,7 +76,7 @@ fn a_hysteresis_of_1_tolerates_no_overflow_and_one_of_3_two() {
 #[test]
 fn it_never_falls_below_the_minimum() {
     let config = LossScaleConfig { min: 3.0, ..SMALL };
-    // Halving 4 would go below the minimum of 3, so the last back-off is smaller.
+    // Halving 4 would go below the minimum of 3, so the last reduction is smaller.
     assert_eq!(
         run(&mut dynamic(config), "xxxxxx...xx"),
         "x16= x8- x4- x3- x3_ x3_ .3= .3= .6+ x6= x3-"
@@ -97,7 +97,7 @@ fn it_stops_growing_where_f32_ends() {
     assert_eq!(scaler.update(false), ScaleChange::Grown);
     assert_eq!(scaler.scale(), MAX_SCALE);
     assert_eq!(scaler.update(false), ScaleChange::Unchanged);
-    // Both ends, and their inverses, are f32 of full precision.
+    // Both limits and their inverses are f32 of full precision.
     assert_eq!(1.0 / MAX_SCALE, f64::from(f32::MIN_POSITIVE));
     assert_eq!(1.0 / MIN_SCALE, MAX_SCALE);
     assert_eq!(f64::from(MAX_SCALE as f32), MAX_SCALE);
@@ -118,7 +118,7 @@ fn the_defaults_have_their_known_trajectory() {
         assert_eq!(scaler.update(false), ScaleChange::Unchanged);
     }
     assert_eq!(scaler.update(false), ScaleChange::Grown);
-    // 1 that is tolerated and 16 that halve the scale from 2^16 to 1.
+    // One overflow is tolerated, and 16 overflows halve the scale from 2^16 to 1.
     let overflows = (1..100).find(|_| scaler.update(true) == ScaleChange::AtMinimum);
     assert_eq!(overflows, Some(1 + 16 + 1));
     assert_eq!(scaler.scale(), 1.0);
@@ -138,7 +138,7 @@ fn what_is_not_dynamic_never_changes() {
     }
 }
 
-/// At every step of a run, a restored scaler continues as the saved one.
+/// A scaler that is restored after any step of a run continues like the saved scaler.
 #[test]
 fn a_run_resumes_from_any_step() {
     let steps = "..x...xx..x....xxx.......x.x...";
@@ -157,7 +157,7 @@ fn a_run_resumes_from_any_step() {
     }
 }
 
-/// Numbers that some readers of JSON round, and powers of two, which scales usually are.
+/// Numbers that some JSON readers round, and powers of two, which are the usual scales.
 #[test]
 fn a_checkpoint_keeps_the_bits_of_the_scale() {
     let powers = (-126..=126).map(|power| 2f64.powi(power));
@@ -318,7 +318,7 @@ fn settings_out_of_range_are_named() {
         config.check().expect_err("min is too large"),
         @"invalid loss_scale: initial = 65536 must lie between min = 1000000 and 2^126"
     );
-    // The ends of the ranges fit.
+    // The limits of the ranges are valid.
     let ends = LossScaleConfig {
         initial: MAX_SCALE,
         min: MAX_SCALE,

@@ -1,4 +1,4 @@
-//! Whole matrices on one rank each: parts of them go there, are changed, and come back to all ranks that step them.
+//! Gathers each matrix on one rank, which changes it and returns the parts to all ranks that step them.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -12,18 +12,18 @@ use crate::data_parallel::layout::write_items;
 use crate::data_parallel::{BucketShard, DistributedDataParallel};
 use crate::nn::{LocalShard, ParameterEntry, TensorSlice, local_shards};
 
-/// A matrix: a parameter, or a part of it.
+/// A matrix: a parameter or a part of a parameter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Matrix {
     /// The index of the parameter.
     pub index: usize,
-    /// Its place in the parameter; of three dims, the first has one element.
+    /// Its slice of the parameter. With three dimensions, the first has one element.
     pub slice: TensorSlice,
 }
 
 impl Matrix {
-    /// The matrices of a parameter of two or three dims: one for each section of a fused weight, and each index of the
-    /// first of three dims.
+    /// Returns the matrices of a parameter of two or three dimensions. Each section of a fused weight is a
+    /// matrix, and so is each index of the first of three dimensions.
     pub fn all_of(index: usize, entry: &ParameterEntry) -> Vec<Self> {
         let dims = entry.shape.len();
         let mut cuts: Vec<Vec<Range<usize>>> = entry
@@ -65,7 +65,7 @@ impl Matrix {
         slices.into_iter().map(matrix).collect()
     }
 
-    /// Rows and columns.
+    /// Returns the number of rows and columns.
     fn shape(&self) -> [usize; 2] {
         match self.slice.shape[..] {
             [.., rows, columns] => [rows, columns],
@@ -73,14 +73,15 @@ impl Matrix {
         }
     }
 
-    /// Multiplications of an orthogonalization, up to a factor.
+    /// Returns the number of multiplications of an orthogonalization, up to a constant factor.
     fn cost(&self) -> u128 {
         let [rows, columns] = self.shape().map(|n| n as u128);
         rows * columns * rows.min(columns)
     }
 }
 
-/// The rank that changes each matrix: the costliest first, to the rank that has the least to do.
+/// Returns the rank that changes each matrix. The most expensive matrices are assigned first, each to the rank
+/// with the least work.
 pub(super) fn owners(matrices: &[Matrix], ranks: usize) -> Vec<usize> {
     let mut order: Vec<_> = (0..matrices.len()).collect();
     order.sort_by_key(|number| std::cmp::Reverse(matrices[*number].cost()));
@@ -93,22 +94,22 @@ pub(super) fn owners(matrices: &[Matrix], ranks: usize) -> Vec<usize> {
     owners
 }
 
-/// Slices that a rank holds, by parameter.
+/// Slices on a rank, keyed by parameter index.
 type Pieces = BTreeMap<usize, Vec<LocalShard>>;
 
-/// The places of pieces in their parameters, as the ranks tell each other.
+/// The positions of pieces in their parameters, as exchanged between ranks.
 type Places = Vec<(usize, TensorSlice)>;
 
 /// A rectangle of one of several tensors `[rows, columns]`.
 #[derive(Clone, Debug)]
 struct Block {
-    /// The number of the tensor.
+    /// The index of the tensor.
     of: usize,
     place: [Range<usize>; 2],
 }
 
 impl Block {
-    /// The last two dims of a slice of tensors `[.., rows, columns]`, whose rows are one below the other.
+    /// Returns the last two dims of a slice of tensors `[.., rows, columns]`, whose rows are stacked.
     fn new(of: usize, slice: &TensorSlice, rows: usize) -> Self {
         let (offset, shape) = (&slice.offset, &slice.shape);
         let last = shape.len() - 2;
@@ -130,31 +131,33 @@ impl Block {
     }
 }
 
-/// This rank's elements of a parameter in the tensor that is exchanged: a stretch of its part `[.., columns]`.
+/// A contiguous range of this rank's elements of a parameter's local part `[.., columns]`, in the exchanged
+/// tensor.
 struct Part {
     start: usize,
     length: usize,
-    /// The first of them, in the part.
+    /// The index of the first element in the local part.
     first: usize,
-    /// Of the part: the rows of each matrix, and the columns.
+    /// The number of rows of each matrix and the number of columns of the local part.
     shape: [usize; 2],
 }
 
 impl Part {
-    /// The rows that hold the elements, in the part.
+    /// Returns the rows of the local part that contain the elements.
     fn rows(&self) -> Range<usize> {
         let [_, columns] = self.shape;
         self.first / columns..(self.first + self.length).div_ceil(columns)
     }
 
-    /// The elements before this rank's in the first row, and behind them in the last.
+    /// Returns the number of elements before this rank's elements in the first row, and behind them in the last
+    /// row.
     fn around(&self) -> [usize; 2] {
         let ([_, columns], rows) = (self.shape, self.rows());
         let before = self.first - rows.start * columns;
         [before, rows.len() * columns - before - self.length]
     }
 
-    /// The rows, with zeros for what is not this rank's: `[elements]` to `[rows, columns]`.
+    /// Returns the rows, `[elements]` to `[rows, columns]`, with zeros for the elements of other ranks.
     fn read(&self, x: &Tensor<1>) -> Tensor<2> {
         let own = x.clone().narrow(0, self.start, self.length);
         let [before, after] = self.around();
@@ -166,12 +169,12 @@ impl Part {
         whole.reshape([self.rows().len(), self.shape[1]])
     }
 
-    /// Rows of zeros.
+    /// Returns rows of zeros.
     fn zeros(&self, device: &Device, dtype: DType) -> Tensor<2> {
         Tensor::zeros([self.rows().len(), self.shape[1]], (device, dtype))
     }
 
-    /// This rank's elements of the rows.
+    /// Returns this rank's elements of the rows.
     fn elements(&self, rows: Tensor<2>) -> Tensor<1> {
         let [before, _] = self.around();
         let all = rows.reshape([self.rows().len() * self.shape[1]]);
@@ -179,28 +182,28 @@ impl Part {
     }
 }
 
-/// The exchange of the chosen matrices of a stage.
+/// The exchange of the selected matrices of a stage.
 pub(super) struct MatrixExchange {
     comm: Comm,
     device: Device,
-    /// In the order of the exchanged tensor.
+    /// The parts, in the order of the exchanged tensor.
     parts: Vec<Part>,
-    /// Rows and columns of the matrices of this rank.
+    /// The numbers of rows and columns of the matrices of this rank.
     own: Vec<[usize; 2]>,
-    /// From the parts to the matrices of the owners.
+    /// The route from the parts to the matrices of the owners.
     out: Route,
-    /// From them to the parts.
+    /// The route from the matrices to the parts.
     back: Route,
 }
 
-/// One all-to-all: by rank, the blocks that go there, and those that come from it.
+/// One all-to-all: the blocks that are sent to each rank, and the blocks that are received from each rank.
 struct Route {
     send: Vec<Vec<Block>>,
     receive: Vec<Vec<Block>>,
 }
 
 impl MatrixExchange {
-    /// The exchange of the parameters that are `chosen`. Collective: call on all ranks of the stage.
+    /// Builds the exchange of the `chosen` parameters. Collective: call on all ranks of the stage.
     pub fn new<M: Module>(
         chosen: &[bool],
         ddp: &DistributedDataParallel<M>,
@@ -225,7 +228,7 @@ impl MatrixExchange {
         let all_sent = gather(&sent, &comm)?;
         let all_stepped = gather(&stepped, &comm)?;
 
-        // The blocks of the matrices of this rank that another one sends or steps.
+        // The blocks of this rank's matrices that another rank sends or steps.
         let with = |places: &Places| -> Vec<Block> {
             let blocks = of(rank).enumerate().flat_map(|(number, matrix)| {
                 let here = places.iter().filter(|(index, _)| *index == matrix.index);
@@ -273,8 +276,9 @@ impl MatrixExchange {
         })
     }
 
-    /// Replaces each matrix by what `change` makes of the whole of it. `x`, `[elements]`, has this rank's elements of
-    /// the chosen parameters, in the order of the buckets. Collective: call on all ranks of the stage.
+    /// Replaces each matrix by `change` of the complete matrix. `x`, `[elements]`, contains this rank's
+    /// elements of the chosen parameters, in the order of the buckets. Collective: call on all ranks of the
+    /// stage.
     pub fn apply(&self, x: Tensor<1>, change: impl Fn(Tensor<2>) -> Tensor<2>) -> Tensor<1> {
         let dtype = x.dtype();
         let parts = self.parts.iter().map(|part| part.read(&x)).collect();
@@ -299,7 +303,7 @@ impl MatrixExchange {
 }
 
 impl Route {
-    /// Writes blocks of the tensors `from` of all ranks into `to`.
+    /// Writes blocks of the `from` tensors of all ranks into `to`.
     fn send(
         &self,
         from: Vec<Tensor<2>>,
@@ -326,7 +330,7 @@ impl Route {
             1 => x,
             _ => all_to_all(x, lengths(&self.send), lengths(&self.receive), comm),
         };
-        // Taken out, so that nothing else holds a tensor that is written to.
+        // Taken out, so that a tensor has no other reference when it is written.
         let mut to: Vec<_> = to.into_iter().map(Some).collect();
         let mut start = 0;
         for block in self.receive.iter().flatten() {
@@ -340,7 +344,7 @@ impl Route {
     }
 }
 
-/// The place, in the rank's part of the parameter, of what is in a matrix too.
+/// Returns the intersection of a piece and a matrix, as a slice of the rank's part of the parameter.
 fn intersection(piece: &LocalShard, matrix: &TensorSlice) -> Option<TensorSlice> {
     let both = piece.global.intersection(matrix)?;
     let mut local = piece.local.clone();
@@ -351,7 +355,8 @@ fn intersection(piece: &LocalShard, matrix: &TensorSlice) -> Option<TensorSlice>
     Some(local)
 }
 
-/// This rank's elements of the chosen parameters, in the order of its shards, and their numbers by parameter.
+/// Returns this rank's elements of the chosen parameters in the order of its shards, and the part number of
+/// each parameter.
 fn parts<M: Module>(
     chosen: &[bool],
     ddp: &DistributedDataParallel<M>,
@@ -405,7 +410,7 @@ fn stepped<M: Module>(chosen: &[bool], ddp: &DistributedDataParallel<M>) -> Piec
     pieces
 }
 
-/// The places of the pieces of all ranks.
+/// Gathers the positions of the pieces of all ranks.
 fn gather(pieces: &Pieces, comm: &Comm) -> Result<Vec<Places>, CommError> {
     let places = |(index, pieces): (&usize, &Vec<LocalShard>)| -> Places {
         let places = pieces.iter().map(|piece| (*index, piece.global.clone()));

@@ -1,10 +1,12 @@
-//! Muon (Jordan et al. 2024, <https://kellerjordan.github.io/posts/muon>): the momentum of a matrix is orthogonalized, so
-//! that its update has equal singular values. AdamW steps what is no hidden matrix.
+//! Muon (Jordan et al. 2024, <https://kellerjordan.github.io/posts/muon>): the momentum of a matrix is
+//! orthogonalized, so that its update has equal singular values. AdamW updates all parameters that are not
+//! hidden matrices.
 //!
-//! Momentum is kept in this rank's shards. Each step, one rank per matrix gets the whole of it, orthogonalizes it and
-//! returns to each rank its part ([`exchange`]): the update is that of one rank in any layout. The parts of a fused
-//! weight (queries, keys and values; gate and up; each expert) are matrices of their own, as in Moonlight
-//! (arXiv:2502.16982), whose modules hold them apart.
+//! The momentum is stored in this rank's shards. Each step, one rank per matrix gathers the complete matrix,
+//! orthogonalizes it, and returns the parts to the other ranks ([`exchange`]). Therefore the update is the
+//! single-rank update in any layout. The parts of a fused weight (queries, keys and values; gate and up; each
+//! expert) are separate matrices. This matches Moonlight (arXiv:2502.16982), whose modules store them
+//! separately.
 
 use burn::module::Module;
 use burn::tensor::{DType, FloatDType, Tensor};
@@ -35,42 +37,43 @@ pub use newton_schulz::orthogonalize;
 /// Prefix of a matrix's path in the key of its momentum.
 const MOMENTUM: &str = "muon.momentum/";
 
-/// Settings of Muon, and of AdamW for the parameters that are no hidden matrices: embeddings, the output weight, norms
-/// and biases. A group can choose otherwise. Both have the learning rate of the run.
+/// Settings of Muon, and of AdamW for the parameters that are not hidden matrices: embeddings, the output
+/// weight, norms and biases. A parameter group can select the other optimizer. Both optimizers use the learning
+/// rate of the run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct MuonConfig {
-    /// Decay of the momentum, `m = momentum m + (1 - momentum) g`.
+    /// The decay of the momentum, `m = momentum m + (1 - momentum) g`.
     pub momentum: f64,
-    /// Whether `momentum m + (1 - momentum) g` is orthogonalized (Nesterov), instead of `m`.
+    /// Whether to use Nesterov momentum: `momentum m + (1 - momentum) g` is orthogonalized instead of `m`.
     pub nesterov: bool,
-    /// The Newton-Schulz iterations.
+    /// The number of Newton-Schulz iterations.
     pub ns_steps: usize,
-    /// The factor of the update.
+    /// The scale factor of the update.
     pub scale: MuonScale,
-    /// Decoupled weight decay of the matrices.
+    /// The decoupled weight decay of the matrices.
     pub weight_decay: f64,
-    /// AdamW; without groups of its own.
+    /// The settings of AdamW. It must not have groups.
     pub adamw: AdamWConfig,
-    /// Parameters with another weight decay, learning rate or optimizer.
+    /// Parameter groups with another weight decay, learning rate or optimizer.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub groups: Vec<ParameterGroup>,
 }
 
-/// The factor of an orthogonalized update of a matrix with `input` rows and `output` columns.
+/// The scale factor of an orthogonalized update of a matrix with `input` rows and `output` columns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum MuonScale {
     /// `sqrt(max(1, output / input))`.
     Original,
-    /// `0.2 sqrt(max(input, output))`, for updates of the size of AdamW updates, so that both use the same learning
-    /// rate (Moonlight).
+    /// `0.2 sqrt(max(input, output))`: the updates have the RMS of AdamW updates, so that both optimizers can
+    /// use the same learning rate (Moonlight).
     #[default]
     MatchRmsAdamw,
 }
 
 impl MuonScale {
-    /// The factor for a matrix `[input, output]`.
+    /// Returns the factor for a matrix `[input, output]`.
     pub fn factor(self, [input, output]: [usize; 2]) -> f64 {
         match self {
             Self::Original => (output as f64 / input as f64).max(1.0).sqrt(),
@@ -105,7 +108,7 @@ impl MuonConfig {
         settings
     }
 
-    /// Fails for groups in the settings of AdamW, which would have no effect.
+    /// Returns an error for groups in the settings of AdamW, which would have no effect.
     pub(super) fn check_adamw(&self) -> Result<(), GroupError> {
         match self.adamw.groups.first() {
             Some(group) => Err(GroupError::OfAdamW {
@@ -115,7 +118,7 @@ impl MuonConfig {
         }
     }
 
-    /// Whether Muon steps each parameter.
+    /// Returns for each parameter whether Muon updates it.
     fn choose(&self, entries: &[ParameterEntry]) -> Result<Vec<bool>, GroupError> {
         let parameters = entries.iter().map(|entry| (&entry.path[..], entry.decay));
         let multipliers = groups::resolve(&self.groups, parameters)?;
@@ -142,29 +145,29 @@ impl MuonConfig {
 pub struct ParallelMuon {
     config: MuonConfig,
     rest: ElementWise<burn::optim::AdamW>,
-    /// By bucket.
+    /// The segments of each bucket.
     matrices: Vec<Vec<MatrixSegment>>,
-    /// Whether Muon steps each parameter.
+    /// Whether Muon updates each parameter.
     chosen: Vec<bool>,
     exchange: MatrixExchange,
-    /// In which matrices are orthogonalized.
+    /// The dtype in which matrices are orthogonalized.
     dtype: DType,
     _allocation: TrackedAllocation,
 }
 
-/// This rank's shard of a parameter that Muon steps.
+/// This rank's shard of a parameter that Muon updates.
 struct MatrixSegment {
     segment: GroupSegment,
     momentum: Tensor<1>,
 }
 
 impl ParallelMuon {
-    /// The optimizer for the parameters of a model. Collective: call on all ranks.
+    /// Builds the optimizer for the parameters of a model. Collective: call on all ranks.
     ///
     /// # Errors
     ///
-    /// [`OptimizerError`] for an invalid setting or group, a group that matches no parameter of the model, and state on
-    /// the host.
+    /// [`OptimizerError`] for an invalid setting or group, a group that matches no parameter of the model, or
+    /// optimizer state on the host.
     pub fn new<M: Module>(
         config: &MuonConfig,
         ddp: &DistributedDataParallel<M>,
@@ -214,7 +217,7 @@ impl ParallelMuon {
         let _span = tracing::debug_span!("optimizer_step").entered();
         let factor = gradients.factor();
         let mut updates = self.updates(&gradients, ddp).into_iter();
-        // The last bucket is stepped first.
+        // The last bucket is stepped first, so the updates are collected by bucket.
         let mut by_bucket: Vec<Vec<_>> = vec![];
         for matrices in &self.matrices {
             by_bucket.push(updates.by_ref().take(matrices.len()).collect());
@@ -240,7 +243,8 @@ impl ParallelMuon {
         });
     }
 
-    /// Adds the gradients to the momentum, and returns the update of each segment for the rate 1, without decay.
+    /// Adds the gradients to the momentum. Returns the update of each segment for learning rate 1, without
+    /// weight decay.
     fn updates<M: Module>(
         &mut self,
         gradients: &Gradients,

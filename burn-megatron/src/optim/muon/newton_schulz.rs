@@ -2,15 +2,16 @@
 
 use burn::tensor::Tensor;
 
-/// The coefficients of the quintic: its slope at 0 is as large as can be, while singular values end up near 1.
+/// The coefficients of the quintic polynomial. They maximize its slope at 0, while the singular values end up
+/// near 1.
 const COEFFICIENTS: [f64; 3] = [3.4445, -4.775, 2.0315];
 
-/// Below it a norm is not divided by.
+/// The lower bound of the norm in the division.
 const EPSILON: f64 = 1e-7;
 
-/// A matrix with the singular vectors of `matrix`, and singular values between about 0.7 and 1.2: `steps` times
-/// `x = a x + (b (x x^T) + c (x x^T)^2) x`, from `x = matrix / norm`, in the type of the matrix. 5 steps are usual.
-/// A matrix of zeros stays one.
+/// Returns a matrix with the singular vectors of `matrix` and singular values between about 0.7 and 1.2. It
+/// starts with `x = matrix / norm` and iterates `x = a x + (b (x x^T) + c (x x^T)^2) x` `steps` times, in the
+/// type of the matrix. 5 steps are usual. A zero matrix stays zero.
 pub fn orthogonalize(matrix: Tensor<2>, steps: usize) -> Tensor<2> {
     let [rows, columns] = matrix.dims();
     let transposes = rows > columns;

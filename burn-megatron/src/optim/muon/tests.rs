@@ -22,7 +22,7 @@ struct Case {
     weights: Vec<Rows>,
 }
 
-/// Burn has inputs by outputs.
+/// Burn's weights have the shape inputs by outputs.
 fn transposed(rows: &Rows) -> Vec<f64> {
     let columns = 0..rows[0].len();
     columns
@@ -82,7 +82,7 @@ fn singular_values_end_up_near_one() {
     let matrix = [[3.0, 0.0, 1.0], [-1.0, 0.1, 2.0]];
     let matrix = Tensor::<2>::from_data(matrix, (&Device::flex(), DType::F64));
     let x = orthogonalize(matrix.clone(), 5);
-    // Those of the 2 x 2 Gram matrix, squared.
+    // The eigenvalues of the 2 x 2 Gram matrix are the squared singular values.
     let gram: Vec<f64> = x
         .clone()
         .matmul(x.transpose())
@@ -113,7 +113,7 @@ fn fused_weights_and_stacks_are_several_matrices() {
         .collect()
     };
     assert_eq!(slices(&entry(&[4, 6])), [(vec![0, 0], vec![4, 6])]);
-    // Queries, keys and values, the same over any number of ranks; the last section is padded.
+    // Queries, keys and values, which are the same over any number of ranks. The last section is padded.
     for parts in [1, 2] {
         let mut qkv = entry(&[4, 7]);
         let sections = [4, 2, 2].map(|size| Section { size, parts }).to_vec();
@@ -125,7 +125,7 @@ fn fused_weights_and_stacks_are_several_matrices() {
         ];
         assert_eq!(slices(&qkv), expected);
     }
-    // Gate and up of two experts, which are split over the expert axis.
+    // Gate and up projections of two experts, which are split over the expert axis.
     let mut experts = entry(&[2, 3, 8]);
     let sections = vec![Section { size: 4, parts: 1 }; 2];
     experts.placements = experts
@@ -150,7 +150,7 @@ fn the_costliest_matrices_are_on_ranks_of_their_own() {
     let matrices = [1, 1, 8, 1, 8].map(matrix);
     assert_eq!(owners(&matrices, 1), [0; 5]);
     assert_eq!(owners(&matrices, 3), [2, 2, 0, 2, 1]);
-    // Some ranks have none.
+    // Some ranks have no matrix.
     assert_eq!(owners(&matrices[..1], 4), [0]);
 }
 

@@ -10,24 +10,25 @@ use crate::comm::CommError;
 /// The options of [`forward_only`].
 #[derive(Clone, Debug, Default)]
 pub struct ForwardOptions {
-    /// The key of the activations' shapes, as [`Stage::shape_key`](super::Stage::shape_key); the same on all ranks.
+    /// The key of the activations' shapes, see [`Stage::shape_key`](super::Stage::shape_key). It must be the
+    /// same on all ranks.
     pub shape_key: ShapeKey,
     /// The settings for sending and receiving tensors.
     pub p2p: P2pConfig,
-    /// The shapes that earlier calls have found.
+    /// The cache of shapes from earlier calls.
     pub shapes: ShapeCache,
 }
 
 /// Runs one batch through the stages; stage `s` is on rank `placement[s]` of `comm`.
 ///
-/// `run` runs a stage of this rank on the output of the previous stage (`None` for the first). The rank
-/// of the last stage returns its output, the others `None`. Collective: call on all ranks of `comm`,
-/// with the batches in the same order.
+/// `run` runs a stage of this rank on the output of the previous stage (`None` for the first stage). The rank
+/// of the last stage returns its output, and the other ranks return `None`. Collective: call on all ranks of
+/// `comm`, with the batches in the same order.
 ///
 /// # Errors
 ///
-/// [`CommError`] if a send or receive fails; [`CommError::Mismatch`] for a shape that is not that of earlier batches of the
-/// same key.
+/// [`CommError`] if a send or receive fails. [`CommError::Mismatch`] if a shape differs from earlier batches
+/// with the same key.
 pub fn forward_only(
     placement: &[usize],
     comm: &Comm,

@@ -1,11 +1,11 @@
-//! Runs a schedule on one rank.
+//! The engine that runs a schedule on one rank. The main entry point is [`Engine`].
 //!
-//! Each forward builds its own autodiff graph, from the received activation to the stage's output. The
-//! output is sent and freed while the graph is kept; the backward starts from the received gradient of
-//! the output. Weight gradients of linear layers can be deferred to an action of their own.
+//! Each forward builds its own autodiff graph, from the received activation to the stage's output. The output
+//! is sent and freed while the graph is kept. The backward starts from the received gradient of the output.
+//! Weight gradients of linear layers can be deferred to a separate action.
 //!
-//! A forward and a backward that the schedule [pairs](ActionKind::PairedForward) run node by node in turn: where one of them
-//! waits for an exchange between ranks, the other computes. See [`Stage::forward_nodes`].
+//! A forward and a backward that the schedule [pairs](ActionKind::PairedForward) alternate node by node. While
+//! one of them waits for an exchange between ranks, the other computes. See [`Stage::forward_nodes`].
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -34,12 +34,13 @@ use state::EngineState;
 
 /// The stages of one rank.
 pub trait Stage {
-    /// Runs a stage on a micro-batch. `input` is the output of the previous stage, tracked by autodiff;
+    /// Runs a stage on a micro-batch. `input` is the output of the previous stage, tracked by autodiff, or
     /// `None` for the first stage.
     fn forward(&self, stage: usize, micro_batch: usize, input: Option<Tensor<3>>) -> StageOutput;
 
-    /// [`forward`](Self::forward) of a rank whose schedule has pairs. A stage hands `nodes` to those of its layers whose
-    /// ranks exchange rows, which end a node there; by default it is one node. Results are bit-equal.
+    /// Runs [`forward`](Self::forward) on a rank whose schedule has pairs. A stage passes `nodes` to its layers
+    /// that exchange rows between ranks, which end a node at the exchange. By default the forward is one node.
+    /// Results are bit-equal.
     fn forward_nodes(
         &self,
         stage: usize,
@@ -51,15 +52,15 @@ pub trait Stage {
         self.forward(stage, micro_batch, input)
     }
 
-    /// Returns the key of a micro-batch's shapes, such as `[batch, seq]` of its tokens; the same on all ranks, and
-    /// known before the forward. A stage returns activations of one shape for all micro-batches of a key. By default
-    /// all have one key.
+    /// Returns the key of a micro-batch's shapes, such as `[batch, seq]` of its tokens. It must be the same on
+    /// all ranks, and known before the forward. A stage must return activations of one shape for all
+    /// micro-batches with the same key. By default all micro-batches have the same key.
     fn shape_key(&self, micro_batch: usize) -> ShapeKey {
         let _ = micro_batch;
         ShapeKey::default()
     }
 
-    /// Called after the backward of a stage, with the gradients of the leaves that the stage created.
+    /// Called after the backward of a stage with the gradients of the leaves that the stage created.
     fn after_backward(&self, stage: usize, micro_batch: usize, leaves: &mut Gradients) {
         let _ = (stage, micro_batch, leaves);
     }
@@ -73,55 +74,55 @@ pub enum StageOutput {
     Loss(Tensor<1>),
 }
 
-/// An action with its measured times, or a part of one: a forward and a backward that are paired run in turn.
+/// An action with its measured times, or a part of an action: a paired forward and backward alternate.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ActionEvent {
     /// The action.
     pub action: Action,
-    /// Start.
+    /// The start time.
     pub start: Instant,
-    /// End.
+    /// The end time.
     pub end: Instant,
 }
 
 /// The result of a run on one rank.
 #[derive(Clone, Debug)]
 pub struct EngineRun {
-    /// The losses of the micro-batches, `[1]` each, without autodiff; none on ranks without the last stage.
+    /// The losses of the micro-batches, `[1]` each, without autodiff. Empty on ranks without the last stage.
     pub losses: Vec<Tensor<1>>,
     /// The actions, in order.
     pub events: Vec<ActionEvent>,
-    /// The peak number of live stage-activations on this rank, counted as by
+    /// The peak number of live stage-activations on this rank, counted like
     /// [`ActivationReport::peak_activations`](super::schedule::ActivationReport::peak_activations).
     pub peak_activations: usize,
 }
 
 impl EngineRun {
-    /// The sum of the losses, read from the device; 0 on ranks without the last stage.
+    /// Returns the sum of the losses, read from the device. It is 0 on ranks without the last stage.
     pub fn loss(&self) -> f64 {
         let losses = self.losses.iter();
         losses.map(|loss| loss.clone().into_scalar::<f64>()).sum()
     }
 }
 
-/// Why a schedule cannot be run, or failed.
+/// A schedule cannot be run, or its run failed.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum EngineError {
     /// The schedule breaks a rule.
     #[error(transparent)]
     Invalid(Box<InvalidSchedule>),
-    /// The numbers of ranks of the schedule and of the pipeline axis differ.
+    /// The schedule and the pipeline axis have different numbers of ranks.
     #[error("the schedule is for {schedule} ranks, the pipeline has {pipeline}")]
     Ranks {
-        /// The ranks of the schedule.
+        /// The number of ranks of the schedule.
         schedule: usize,
-        /// The ranks of the pipeline axis.
+        /// The number of ranks of the pipeline axis.
         pipeline: usize,
     },
-    /// The neighbours have other micro-batches, or cannot be reached.
+    /// The neighboring ranks have different micro-batches, or cannot be reached.
     #[error("pipeline rank {rank}, before the first action: {source}")]
     Begin {
-        /// The rank of the pipeline axis.
+        /// The rank on the pipeline axis.
         rank: usize,
         /// The cause.
         source: Box<CommError>,
@@ -129,7 +130,7 @@ pub enum EngineError {
     /// A send did not complete.
     #[error("pipeline rank {rank}, sending: {source}")]
     Send {
-        /// The rank of the pipeline axis.
+        /// The rank on the pipeline axis.
         rank: usize,
         /// The cause.
         source: Box<CommError>,
@@ -137,7 +138,7 @@ pub enum EngineError {
     /// An action failed.
     #[error("pipeline rank {rank}, {}: {source}", action.describe())]
     Action {
-        /// The rank of the pipeline axis.
+        /// The rank on the pipeline axis.
         rank: usize,
         /// The failed action.
         action: Action,
@@ -147,7 +148,7 @@ pub enum EngineError {
     /// A stage panicked.
     #[error("pipeline rank {rank}, {}: panicked: {message}", action.describe())]
     Panic {
-        /// The rank of the pipeline axis.
+        /// The rank on the pipeline axis.
         rank: usize,
         /// The action that panicked.
         action: Action,
@@ -157,7 +158,7 @@ pub enum EngineError {
 }
 
 impl EngineError {
-    /// Converts the payload of an unwinding: an error that was [raised](crate::comm::raise), or a panic.
+    /// Converts the payload of a panic: an error that was [raised](crate::comm::raise), or a panic message.
     fn from_panic(rank: usize, action: Action, payload: Box<dyn Any + Send>) -> Self {
         let payload = match payload.downcast::<CommError>() {
             Ok(source) => {
@@ -193,16 +194,16 @@ pub struct Engine<'a> {
     shapes: ShapeCache,
 }
 
-/// A weight whose gradient the last stage defers to the cool-down.
+/// A weight whose gradient the last stage defers to the cool-down phase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeferredWgrad {
     /// The index of the weight in the parameter table.
     pub index: usize,
-    /// The most gradients that are deferred at once; 0 for no limit.
+    /// The maximum number of gradients that are deferred at once; 0 for no limit.
     pub limit: usize,
 }
 
-/// The events of a pair whose backward ran at these times, and its forward between them.
+/// Returns the events of a pair. `runs` are the times of the backward, and the forward ran in between.
 fn events_of_pair(forward: &Action, backward: &Action, runs: &[NodeRun]) -> Vec<ActionEvent> {
     let event = |action: &Action, [start, end]: NodeRun| ActionEvent {
         action: *action,
@@ -219,11 +220,11 @@ fn events_of_pair(forward: &Action, backward: &Action, runs: &[NodeRun]) -> Vec<
 }
 
 impl<'a> Engine<'a> {
-    /// An engine for the ranks of `comm`; gradients of parameters go to `sink`.
+    /// Creates an engine for the ranks of `comm`. Gradients of parameters are passed to `sink`.
     ///
     /// # Errors
     ///
-    /// [`EngineError::Invalid`] for an invalid schedule; [`EngineError::Ranks`] if it is for another
+    /// [`EngineError::Invalid`] for an invalid schedule; [`EngineError::Ranks`] for a schedule with another
     /// number of ranks.
     pub fn new(
         schedule: &'a Schedule,
@@ -251,42 +252,43 @@ impl<'a> Engine<'a> {
         })
     }
 
-    /// Defers the gradient of one weight of the last stage, the output layer's, until its rank has run
-    /// all other actions, while earlier ranks still run their last backwards. Results are bit-equal.
-    /// The inputs and output gradients of that layer are kept until then.
+    /// Defers the gradient of one weight of the last stage, the weight of the output layer. Its rank computes
+    /// it after all other actions, while earlier ranks still run their last backwards. Results are bit-equal.
+    /// The inputs and output gradients of the layer are kept until then.
     pub fn with_deferred_wgrad(mut self, deferred_wgrad: Option<DeferredWgrad>) -> Self {
         self.deferred_wgrad = deferred_wgrad;
         self
     }
 
-    /// Sets how tensors are sent and received; the same on all ranks.
+    /// Sets the options for sending and receiving tensors. They must be the same on all ranks.
     pub fn with_p2p(mut self, p2p: P2pConfig) -> Self {
         self.p2p = p2p;
         self
     }
 
-    /// Uses the shapes that runs of other engines have found, as an engine does those of its own runs.
+    /// Uses the shapes that runs of other engines have recorded, in addition to the engine's own runs.
     pub fn with_shape_cache(mut self, shapes: &ShapeCache) -> Self {
         self.shapes = shapes.clone();
         self
     }
 
-    /// Multiplies the losses by `loss_scale`, a number or a tensor, for the backward; [`EngineRun::losses`] stay
-    /// unscaled.
+    /// Multiplies the losses by `loss_scale`, a number or a tensor, for the backward. [`EngineRun::losses`]
+    /// stay unscaled.
     pub fn with_loss_scale(mut self, loss_scale: impl Into<LossFactor>) -> Self {
         self.loss_scale = loss_scale.into();
         self
     }
 
-    /// Runs all actions of this rank.
+    /// Runs all actions of this rank. On a pipeline of one rank, panics and raised errors unwind.
     ///
     /// # Errors
     ///
-    /// [`EngineError::Begin`] if the ranks have micro-batches with other [shape keys](Stage::shape_key); [`EngineError::Action`] with the action in
-    /// which communication failed, a tensor had an unexpected shape ([`CommError::Mismatch`], with nothing sent) or a stage
-    /// [raised](crate::comm::raise) an error; [`EngineError::Panic`] with the action that panicked;
-    /// [`EngineError::Send`] if a send did not complete. On a pipeline of one rank, panics and raised errors
-    /// unwind.
+    /// - [`EngineError::Begin`] if the micro-batches of the ranks have different [shape
+    ///   keys](Stage::shape_key).
+    /// - [`EngineError::Action`] with the action in which communication failed, a tensor had an unexpected
+    ///   shape ([`CommError::Mismatch`], with nothing sent), or a stage [raised](crate::comm::raise) an error.
+    /// - [`EngineError::Panic`] with the action that panicked.
+    /// - [`EngineError::Send`] if a send did not complete.
     pub fn run(&self, model: &impl Stage) -> Result<EngineRun, EngineError> {
         let keys =
             (0..self.schedule.micro_batches()).map(|micro_batch| model.shape_key(micro_batch));
@@ -305,8 +307,8 @@ impl<'a> Engine<'a> {
         while let [first, rest @ ..] = self.schedule.together(self.comm.rank(), next) {
             next += 1 + rest.len();
             for action in [first].into_iter().chain(rest) {
-                // A tensor is waited for here and not where it is received in the list, so that the sends between are not
-                // late.
+                // The wait happens here and not at the position of the receive in the list, so that the sends
+                // in between are not delayed.
                 if let Some(receive) = self.schedule.receive_before(action) {
                     self.with_context(&receive, || state.wait(&receive))?;
                 }
@@ -348,7 +350,7 @@ impl<'a> Engine<'a> {
         })
     }
 
-    /// The sends and receives of this rank.
+    /// Returns the communicator for the sends and receives of this rank.
     fn p2p_communicator(&self, keys: Vec<ShapeKey>) -> P2pCommunicator<'a> {
         let actions = self.schedule.actions(self.comm.rank()).iter();
         let transfers = actions.filter(|action| action.kind.is_transfer());
@@ -357,7 +359,7 @@ impl<'a> Engine<'a> {
         P2pCommunicator::new(self.comm, &self.device, settings, transfers, keys)
     }
 
-    /// Runs a part of an action; its error names the action.
+    /// Runs a part of an action. Errors name the action.
     fn with_context(
         &self,
         action: &Action,
@@ -374,7 +376,7 @@ impl<'a> Engine<'a> {
         }
         .entered();
         let result = if self.comm.size() == 1 {
-            // There are no pipeline ranks to tell apart: a panic unwinds as it is.
+            // With a single pipeline rank, a panic unwinds unchanged.
             work()
         } else {
             // The state is dropped after a panic, so no inconsistent state is observed.

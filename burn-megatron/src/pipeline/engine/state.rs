@@ -1,4 +1,4 @@
-//! The state of the engine between actions: graphs, activations, gradients.
+//! The state of the engine between actions: graphs, activations and gradients.
 
 use std::collections::HashMap;
 
@@ -20,13 +20,13 @@ type MicroBatchKey = (usize, usize);
 struct StageGraph {
     /// The root of the last node.
     root: Tensor<1>,
-    /// Between the nodes.
+    /// The cuts between the nodes.
     cuts: Vec<Cut>,
     slot: Option<GradientSlot>,
     input: Option<Tensor<3>>,
 }
 
-/// A backward that has begun.
+/// A backward that has started.
 struct StageBackward {
     key: MicroBatchKey,
     nodes: BackwardNodes,
@@ -37,17 +37,17 @@ pub(super) struct EngineState<'a> {
     engine: &'a Engine<'a>,
     p2p: P2pCommunicator<'a>,
     graphs: HashMap<MicroBatchKey, StageGraph>,
-    /// Weight gradients that an input gradient left for its weight gradient action.
+    /// The deferred weight gradients of input gradients whose weight gradient action has not run.
     pending_wgrads: HashMap<MicroBatchKey, Vec<Deferred>>,
-    /// By the stage whose input they are.
+    /// Received activations, keyed by the stage whose input they are.
     activations: HashMap<MicroBatchKey, Tensor<3>>,
-    /// By the stage whose output's gradient they are.
+    /// Received gradients, keyed by the stage whose output gradient they are.
     gradients: HashMap<MicroBatchKey, Tensor<3>>,
     losses: Vec<Tensor<1>>,
-    /// Whether this rank has pairs.
+    /// Whether this rank has paired actions.
     in_nodes: bool,
     peak: usize,
-    /// Gradients of the weight that is deferred to the cool-down.
+    /// The gradients of the weight that is deferred to the cool-down.
     deferred_wgrads: Vec<Deferred>,
 }
 
@@ -69,7 +69,7 @@ impl<'a> EngineState<'a> {
         }
     }
 
-    /// The losses of all micro-batches.
+    /// Returns the losses of all micro-batches.
     pub fn into_losses(self) -> Vec<Tensor<1>> {
         self.losses
     }
@@ -124,7 +124,8 @@ impl<'a> EngineState<'a> {
         Ok(())
     }
 
-    /// The forward and the backward of a pair, node by node in turn; returns when the backward ran.
+    /// Alternates the forward and the backward of a pair node by node. Returns the times at which the backward
+    /// ran.
     pub fn perform_pair(
         &mut self,
         forward: &Action,
@@ -132,7 +133,7 @@ impl<'a> EngineState<'a> {
         model: &impl Stage,
     ) -> Vec<NodeRun> {
         let mut of_backward = self.begin_backward(backward);
-        // What it exchanges first is under way while the first node goes forward.
+        // Its first exchange is in flight while the first node of the forward runs.
         of_backward.nodes.run_node(true);
         let StageBackward { key, nodes, input } = of_backward;
         let at = (forward.stage, forward.micro_batch);
@@ -164,7 +165,8 @@ impl<'a> EngineState<'a> {
         }
     }
 
-    /// A forward, with a node of `beside` in each of its exchanges; returns what is left of it.
+    /// Runs a forward, with a node of the backward `beside` in each of its exchanges. Returns the rest of the
+    /// backward.
     fn forward(
         &mut self,
         key: MicroBatchKey,
@@ -211,7 +213,7 @@ impl<'a> EngineState<'a> {
         beside
     }
 
-    /// The backward of an action, of which nothing has run.
+    /// Prepares the backward of an action without running any of it.
     fn begin_backward(&mut self, action: &Action) -> StageBackward {
         let key = (action.stage, action.micro_batch);
         let StageGraph {
@@ -238,7 +240,7 @@ impl<'a> EngineState<'a> {
         }
     }
 
-    /// Runs the rest of a backward; returns when it ran.
+    /// Runs the rest of a backward. Returns the times at which it ran.
     fn end_backward(
         &mut self,
         backward: StageBackward,
@@ -268,13 +270,13 @@ impl<'a> EngineState<'a> {
         runs
     }
 
-    /// Defers gradients of the weight that is deferred to the cool-down.
+    /// Stores gradients of the weight that is deferred to the cool-down.
     fn defer_wgrads(&mut self, left: Vec<Deferred>, limit: usize) {
         for (index, gradient) in left {
             if limit == 0 || self.deferred_wgrads.len() < limit {
                 self.deferred_wgrads.push((index, gradient));
             } else {
-                // Keeps the order of the sum: deferred gradients first.
+                // The order of the sum stays the same: deferred gradients come first.
                 self.compute_deferred_wgrads();
                 self.engine.sink.accumulate_later(index, gradient);
             }
@@ -282,7 +284,7 @@ impl<'a> EngineState<'a> {
     }
 }
 
-/// A value that a valid schedule guarantees.
+/// Returns a value that a valid schedule guarantees.
 fn expect_present<T>(value: Option<T>) -> T {
     match value {
         Some(value) => value,

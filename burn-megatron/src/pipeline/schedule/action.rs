@@ -1,4 +1,4 @@
-//! One action of a schedule, and its text form.
+//! An action of a schedule, and its text form.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,11 +10,12 @@ use strum::VariantArray;
 pub enum ActionKind {
     /// Computes the stage's output from its input.
     Forward,
-    /// The same, together with the backward of another micro-batch that directly follows in the list: a pair starts when
-    /// the inputs of both are there, and what they compute is sent when both are done.
+    /// Computes the stage's output, together with the backward of another micro-batch that directly follows in
+    /// the list. A pair starts when the inputs of both are available, and its results are sent when both are
+    /// done.
     PairedForward,
-    /// Computes the gradients of the input and of the weights: an input gradient directly followed by
-    /// a weight gradient.
+    /// Computes the gradients of the input and of the weights: an input gradient directly followed by a weight
+    /// gradient.
     Backward,
     /// Computes only the gradient of the stage's input.
     InputGradient,
@@ -28,9 +29,9 @@ pub enum ActionKind {
     SendGradient,
     /// Receives the gradient of the stage's output from the next stage.
     ReceiveGradient,
-    /// Starts the reduction of the stage's gradients over the data axis: no forward of the stage follows,
-    /// and from here on a gradient is reduced as soon as no use of its parameter is outstanding, while the
-    /// rank goes on. It takes no time, and has no micro-batch.
+    /// Starts the reduction of the stage's gradients over the data axis. No forward of the stage follows. From
+    /// then on, a gradient is reduced as soon as no use of its parameter is outstanding, while the rank
+    /// continues. The action takes no time and has no micro-batch.
     ReduceGradients,
 }
 
@@ -38,17 +39,17 @@ impl ActionKind {
     /// Every kind.
     pub const ALL: &'static [Self] = Self::VARIANTS;
 
-    /// The code of the kind: `F`, `FB`, `B`, `I`, `W`, `SF`, `RF`, `SB`, `RB` and `RG`.
+    /// Returns the code of the kind: `F`, `FB`, `B`, `I`, `W`, `SF`, `RF`, `SB`, `RB` or `RG`.
     pub const fn code(self) -> &'static str {
         self.names().0
     }
 
-    /// A description, as in `input gradient`.
+    /// Returns a description, such as `input gradient`.
     pub const fn description(self) -> &'static str {
         self.names().1
     }
 
-    /// The code and the description.
+    /// Returns the code and the description.
     const fn names(self) -> (&'static str, &'static str) {
         match self {
             ActionKind::Forward => ("F", "forward"),
@@ -64,7 +65,7 @@ impl ActionKind {
         }
     }
 
-    /// Whether this is a computation: a forward, or all of a backward or half of it.
+    /// Whether this is a computation: a forward, a backward or half of a backward.
     pub const fn is_compute(self) -> bool {
         matches!(
             self,
@@ -76,7 +77,7 @@ impl ActionKind {
         )
     }
 
-    /// Whether this is a forward, alone or of a pair.
+    /// Whether this is a forward, alone or in a pair.
     pub const fn is_forward(self) -> bool {
         matches!(self, ActionKind::Forward | ActionKind::PairedForward)
     }
@@ -99,7 +100,7 @@ impl ActionKind {
         self.is_send() || self.is_receive()
     }
 
-    /// Whether this computes the gradient of a stage's input, with or without those of the weights.
+    /// Whether this computes the gradient of a stage's input, with or without the gradients of the weights.
     pub const fn computes_input_gradient(self) -> bool {
         matches!(self, ActionKind::Backward | ActionKind::InputGradient)
     }
@@ -113,21 +114,21 @@ impl fmt::Display for ActionKind {
 
 /// One action of a rank.
 ///
-/// The text form is the kind, the stage and the micro-batch, both counted from 0: `F 2 5` is the
-/// forward of micro-batch 5 through stage 2, and `RF 2 5` receives its input. `RG 2` reduces the gradients
-/// of stage 2: it has no micro-batch.
+/// The text form is the kind, the stage and the micro-batch, both counted from 0. `F 2 5` is the forward of
+/// micro-batch 5 through stage 2, and `RF 2 5` receives its input. `RG 2` reduces the gradients of stage 2 and
+/// has no micro-batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Action {
     /// The kind.
     pub kind: ActionKind,
-    /// The stage, one of the rank's own.
+    /// The stage, which must be on the rank.
     pub stage: usize,
-    /// The micro-batch; 0 for [`ActionKind::ReduceGradients`], which has none.
+    /// The micro-batch; 0 for [`ActionKind::ReduceGradients`], which has no micro-batch.
     pub micro_batch: usize,
 }
 
 impl Action {
-    /// An action of a micro-batch.
+    /// Creates an action of a micro-batch.
     pub const fn new(kind: ActionKind, stage: usize, micro_batch: usize) -> Self {
         Action {
             kind,
@@ -136,15 +137,15 @@ impl Action {
         }
     }
 
-    /// The reduction of a stage's gradients.
+    /// Creates the reduction of a stage's gradients.
     pub const fn reduce_gradients(stage: usize) -> Self {
         Action::new(ActionKind::ReduceGradients, stage, 0)
     }
 
-    /// The matching receive of a send, or send of a receive: `SF 1 0` and `RF 2 0`, or `SB 2 0` and
-    /// `RB 1 0`.
+    /// Returns the matching receive of a send, or the matching send of a receive: `SF 1 0` and `RF 2 0`, or `SB
+    /// 2 0` and `RB 1 0`.
     ///
-    /// `None` for any other action, and if the adjacent stage would be below 0. The number of stages is
+    /// Returns `None` for any other action, and if the adjacent stage would be below 0. The number of stages is
     /// not checked.
     pub fn counterpart(&self) -> Option<Action> {
         let below = self.stage.checked_sub(1);
@@ -159,7 +160,7 @@ impl Action {
         Some(Action::new(kind, stage?, self.micro_batch))
     }
 
-    /// A description: `forward of stage 2, micro-batch 5`.
+    /// Returns a description: `forward of stage 2, micro-batch 5`.
     pub fn describe(&self) -> String {
         let stage = format!("{} of stage {}", self.kind, self.stage);
         match self.kind {

@@ -7,26 +7,25 @@ use super::wait_cycle::wait_cycle;
 use super::{Action, ActionKind, InvalidSchedule, Schedule};
 
 impl Schedule {
-    /// This schedule with new sends and receives in place of its own.
+    /// Returns this schedule with new sends and receives, which replace its own.
     ///
-    /// The ranks are simulated with sends that block until the matching receive. A rank sends directly
-    /// after it computes a tensor for another rank, and receives directly before a tensor is used. If
-    /// ranks then wait for each other in a cycle, one send of the cycle is received early: the one
-    /// computed first, with equal times of forward, input gradient and weight gradient. (Ties:
-    /// activations before gradients, then lower stages first.) With such times, every tensor that is
-    /// received early has arrived by then, so a rank that blocks in each receive loses no time. All
-    /// transfers have one global order that every rank follows, so the schedule does not deadlock
-    /// whether or not sends block.
+    /// The ranks are simulated with sends that block until the matching receive. A rank sends directly after it
+    /// computes a tensor for another rank, and receives directly before a tensor is used. If ranks then wait
+    /// for each other in a cycle, one send of the cycle is received early. It is the send computed first, with
+    /// equal times of forward, input gradient and weight gradient. Ties are resolved by activations before
+    /// gradients, then by lower stages first.
     ///
-    /// A pair has the receives of both before it, and the sends of both after it.
+    /// With such times, every tensor that is received early has arrived by then, so a rank that blocks in each
+    /// receive loses no time. All transfers have one global order that every rank follows. Therefore the
+    /// schedule does not deadlock, whether or not sends block.
     ///
-    /// A reduction of gradients stays directly after the computation that it follows, before the send of that
-    /// computation's result.
+    /// All receives of a pair precede it, and all of its sends follow it. A reduction of gradients stays
+    /// directly after the computation that it follows, before the send of that computation's result.
     ///
     /// # Errors
     ///
     /// [`InvalidSchedule`] if the computations alone are invalid, or if the schedule has reductions of
-    /// gradients, but not a valid one for each stage.
+    /// gradients but not a valid reduction for each stage.
     pub fn with_communication(self) -> Result<Self, InvalidSchedule> {
         let mut bare = self;
         for actions in &mut bare.ranks {
@@ -55,11 +54,11 @@ struct TransferScheduler<'a> {
 struct RankProgress {
     /// The index of the next computation or reduction.
     next: usize,
-    /// End of the last computation, if sends do not block.
+    /// The end of the last computation, if sends do not block.
     clock: usize,
-    /// The sends of the results of the last computation, or pair, until they are recorded.
+    /// The sends of the results of the last computation or pair, until they are recorded.
     unsent: VecDeque<Action>,
-    /// By receive, the time at which its tensor was computed.
+    /// The time at which the tensor of each receive was computed.
     received: HashMap<Action, usize>,
     recorded: Vec<Action>,
 }
@@ -113,7 +112,7 @@ impl<'a> TransferScheduler<'a> {
         }
     }
 
-    /// Advances a rank until it blocks; returns the ranks that a transfer has unblocked.
+    /// Advances a rank until it blocks. Returns the ranks that a transfer has unblocked.
     fn advance(&mut self, rank: usize) -> Vec<usize> {
         loop {
             match self.next_step(rank) {
@@ -150,7 +149,7 @@ impl<'a> TransferScheduler<'a> {
         }
     }
 
-    /// Records the reductions that directly follow a computation; they take no time.
+    /// Records the reductions that directly follow a computation. They take no time.
     fn record_reductions(&mut self, rank: usize) {
         let list = &self.schedule.ranks[rank];
         let progress = &mut self.ranks[rank];
@@ -178,7 +177,7 @@ impl<'a> TransferScheduler<'a> {
         }
     }
 
-    /// Breaks a cycle of waiting ranks: receives one send of it early.
+    /// Breaks a cycle of waiting ranks by receiving one of its sends early.
     fn break_cycle(&mut self, start: usize) -> Result<Vec<usize>, InvalidSchedule> {
         let cycle = wait_cycle(start, |rank| self.waits_for(rank).0);
         let send = cycle
@@ -193,17 +192,16 @@ impl<'a> TransferScheduler<'a> {
         Ok(vec![peer, rank])
     }
 
-    /// The rank that a rank waits for, and the transfer between them.
+    /// Returns the rank that a rank waits for, and the transfer between them.
     fn waits_for(&self, rank: usize) -> (usize, Action) {
         match self.next_step(rank) {
             NextStep::Transfer(transfer) => (self.matching_transfer(&transfer).0, transfer),
-            // No rank waits for a rank that has finished its list, and one that can compute does not
-            // wait.
+            // No rank waits for a rank that has finished its list, and a rank that can compute does not wait.
             _ => unreachable!("rank {rank} does not wait"),
         }
     }
 
-    /// The error for ranks that all wait for a tensor that is computed too late.
+    /// Returns the error for ranks that all wait for a tensor that is computed too late.
     fn invalid(&self, cycle: &[usize]) -> InvalidSchedule {
         let rank = cycle[0];
         let position = self.ranks[rank].next;
@@ -227,7 +225,7 @@ impl<'a> TransferScheduler<'a> {
     }
 }
 
-/// The time of a computation, for the order of transfers.
+/// Returns the time of a computation, which determines the order of transfers.
 fn duration(action: &Action) -> usize {
     if action.kind == ActionKind::Backward {
         2

@@ -4,26 +4,26 @@ use serde::{Deserialize, Serialize};
 
 pub use crate::mesh::ScheduleKind;
 
-/// The kind and sizes of a schedule; [`generate`](super::generate) checks them.
+/// The kind and sizes of a schedule. [`generate`](super::generate) checks them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ScheduleConfig {
     /// The kind of schedule.
     pub kind: ScheduleKind,
-    /// Ranks of the pipeline, p.
+    /// The number of pipeline ranks, p.
     pub ranks: usize,
-    /// Stages per rank, v.
+    /// The number of stages per rank, v.
     pub virtual_stages: usize,
-    /// Micro-batches of a step, m.
+    /// The number of micro-batches per step, m.
     pub micro_batches: usize,
-    /// Whether forwards are [paired](super::ActionKind::PairedForward) with backwards of other micro-batches, for the kinds
-    /// 1F1B, interleaved and DualPipeV.
+    /// Whether forwards are [paired](super::ActionKind::PairedForward) with backwards of other micro-batches.
+    /// Requires 1F1B, interleaved or DualPipeV.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub pairs: bool,
 }
 
 impl ScheduleConfig {
-    /// A schedule with the default number of stages per rank.
+    /// Returns the configuration with the default number of stages per rank.
     pub const fn new(kind: ScheduleKind, ranks: usize, micro_batches: usize) -> Self {
         ScheduleConfig {
             kind,

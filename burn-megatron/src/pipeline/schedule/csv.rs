@@ -6,7 +6,7 @@ use std::fmt::Write;
 use super::validate::{Required, check_schedule};
 use super::{Action, ActionKind, CsvFault, ParseActionError, Schedule, ScheduleError};
 
-/// A cell. Rank, row (which also counts skipped lines) and column are counted from 0.
+/// A cell. Rank, row (including skipped lines) and column are counted from 0.
 struct Cell<'a> {
     rank: usize,
     row: usize,
@@ -24,15 +24,19 @@ impl Cell<'_> {
 impl Schedule {
     /// Reads a schedule from comma-separated values.
     ///
-    /// Row r is rank r, and each cell is an action as in `F 2 5`: `F` forward, `B` backward, `I` input
-    /// gradient, `W` weight gradient, `SF` and `RF` send and receive an activation, `SB` and `RB` a
-    /// gradient; then the stage and the micro-batch, counted from 0. `FB 2 5 2 3` is a [pair](ActionKind::PairedForward) of the
-    /// forward of micro-batch 5 through stage 2 and the backward of micro-batch 3. `RG 2` reduces the gradients of stage
-    /// 2. A stage is placed on the rank whose row has it. Empty cells, empty lines and lines that begin
-    /// with `#` are skipped. If the table has no sends and receives,
-    /// [they are added](Self::with_communication); otherwise it must have all of them. If it has no `RG`,
-    /// [each stage gets one after its last forward](Self::with_reduce_gradients); otherwise it must have
-    /// one for each stage.
+    /// Row r is rank r, and each cell is an action such as `F 2 5`: a kind, then the stage and the micro-batch,
+    /// counted from 0. The kinds are:
+    ///
+    /// - `F` forward, `B` backward, `I` input gradient, `W` weight gradient
+    /// - `SF` and `RF` send and receive of an activation, `SB` and `RB` send and receive of a gradient
+    ///
+    /// `FB 2 5 2 3` is a [pair](ActionKind::PairedForward) of the forward of micro-batch 5 through stage 2 and
+    /// the backward of micro-batch 3. `RG 2` reduces the gradients of stage 2.
+    ///
+    /// A stage is placed on the rank whose row contains it. Empty cells, empty lines and lines that begin with
+    /// `#` are skipped. If the table has no sends and receives, [they are added](Self::with_communication).
+    /// Otherwise it must contain all of them. If the table has no `RG`, [each stage gets one after its last
+    /// forward](Self::with_reduce_gradients). Otherwise it must contain one for each stage.
     ///
     /// ```text
     /// F 0 0,F 0 1,B 0 0,B 0 1
@@ -41,8 +45,8 @@ impl Schedule {
     ///
     /// # Errors
     ///
-    /// [`ScheduleError::Csv`] with the row, the column and the text; [`ScheduleError::Invalid`] if the
-    /// table has no sends or no `RG`, and is invalid. A table with both is not checked here: see
+    /// [`ScheduleError::Csv`] with the row, the column and the text. [`ScheduleError::Invalid`] if the table
+    /// has no sends or no `RG`, and is invalid. A table with both is not checked here: see
     /// [`validate`](super::validate).
     pub fn from_csv(name: impl Into<String>, text: &str) -> Result<Self, ScheduleError> {
         let cells = cells(text)?;
@@ -73,7 +77,7 @@ impl Schedule {
         Ok(schedule)
     }
 
-    /// The schedule in the format of [`Schedule::from_csv`], with all its actions.
+    /// Returns the schedule in the format of [`Schedule::from_csv`], with all its actions.
     pub fn to_csv(&self) -> String {
         let mut text = String::new();
         for list in &self.ranks {
@@ -81,7 +85,7 @@ impl Schedule {
             for action in list {
                 match before {
                     None => write!(text, "{action}"),
-                    // In the cell of its forward.
+                    // The backward of a pair is in the cell of its forward.
                     Some(ActionKind::PairedForward) => {
                         write!(text, " {} {}", action.stage, action.micro_batch)
                     }
@@ -96,7 +100,7 @@ impl Schedule {
     }
 }
 
-/// Every cell that is not empty.
+/// Returns all non-empty cells.
 fn cells(text: &str) -> Result<Vec<Cell<'_>>, ScheduleError> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let mut cells = vec![];
@@ -131,7 +135,7 @@ fn cells(text: &str) -> Result<Vec<Cell<'_>>, ScheduleError> {
     Ok(cells)
 }
 
-/// The action of a cell, or the two of a pair.
+/// Returns the action of a cell, or the two actions of a pair.
 fn actions(text: &str) -> Result<Vec<Action>, ParseActionError> {
     let words: Vec<&str> = text.split_whitespace().collect();
     let code = ActionKind::PairedForward.code();
@@ -148,7 +152,7 @@ fn actions(text: &str) -> Result<Vec<Action>, ParseActionError> {
     pair.map_err(|_| ParseActionError { text: text.into() })
 }
 
-/// The rank of each stage: that of the row that has it.
+/// Returns the rank of each stage, which is the rank of its row.
 fn placement(cells: &[Cell<'_>]) -> Result<Vec<usize>, ScheduleError> {
     let mut ranks = BTreeMap::new();
     for cell in cells {
@@ -167,7 +171,7 @@ fn placement(cells: &[Cell<'_>]) -> Result<Vec<usize>, ScheduleError> {
     Ok(ranks.into_values().map(|(rank, _)| rank).collect())
 }
 
-/// The number of stages or micro-batches; an error if the numbers of the cells have a gap.
+/// Returns the number of stages or micro-batches, or an error if the numbers in the cells have a gap.
 fn count<'a>(
     what: &'static str,
     mut numbered: impl Iterator<Item = (&'a Cell<'a>, usize)> + Clone,
@@ -190,7 +194,7 @@ fn count<'a>(
     }))
 }
 
-/// An error at a row and a column counted from 0.
+/// Returns an error at a row and a column counted from 0.
 fn csv_error(row: usize, column: usize, fault: CsvFault) -> ScheduleError {
     ScheduleError::Csv {
         row: row + 1,

@@ -2,7 +2,7 @@
 
 use super::{InvalidSchedule, ParseActionError, ScheduleKind};
 
-/// Why a schedule, a simulation or a drawing failed.
+/// A schedule, a simulation or a drawing failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ScheduleError {
     /// A size is 0.
@@ -16,7 +16,7 @@ pub enum ScheduleError {
     Placement {
         /// The stage.
         stage: usize,
-        /// Its rank.
+        /// The rank of the stage.
         rank: usize,
         /// The number of ranks.
         ranks: usize,
@@ -28,7 +28,7 @@ pub enum ScheduleError {
         kind: ScheduleKind,
         /// The requested number of stages per rank.
         asked: usize,
-        /// The values that fit.
+        /// The valid values.
         fits: &'static str,
     },
     /// An interleaved schedule cannot run these groups of micro-batches.
@@ -37,22 +37,22 @@ pub enum ScheduleError {
          {group}: use {fits}"
     )]
     Group {
-        /// Ranks of the pipeline.
+        /// The number of pipeline ranks.
         ranks: usize,
-        /// Requested micro-batches.
+        /// The requested number of micro-batches.
         micro_batches: usize,
-        /// Micro-batches of a group.
+        /// The number of micro-batches in a group.
         group: usize,
-        /// Group sizes and numbers of micro-batches that fit.
+        /// The valid group sizes and numbers of micro-batches.
         fits: String,
     },
-    /// The kind of schedule has no backward beside a forward, or not whole.
+    /// The kind of schedule has no complete backward next to a forward.
     #[error("{kind} has no pairs of a forward and a backward: use 1f1b, interleaved or dualpipe-v")]
     Unpaired {
         /// The kind of schedule.
         kind: ScheduleKind,
     },
-    /// There is no other micro-batch to pair one with.
+    /// There is no other micro-batch to form a pair with.
     #[error(
         "a pair is the forward of a micro-batch and the backward of another, and {kind} on {ranks} pipeline ranks has none in steps \
          of {micro_batches}: use at least {fits} micro-batches for each data rank"
@@ -60,11 +60,11 @@ pub enum ScheduleError {
     NoPair {
         /// The kind of schedule.
         kind: ScheduleKind,
-        /// Ranks of the pipeline.
+        /// The number of pipeline ranks.
         ranks: usize,
-        /// Requested micro-batches.
+        /// The requested number of micro-batches.
         micro_batches: usize,
-        /// The fewest micro-batches with a pair.
+        /// The minimum number of micro-batches with a pair.
         fits: usize,
     },
     /// The schedule has too many computations.
@@ -73,21 +73,21 @@ pub enum ScheduleError {
          make a schedule of more than {limit} computations: use fewer micro-batches"
     )]
     TooLarge {
-        /// Requested ranks.
+        /// The requested number of ranks.
         ranks: usize,
-        /// Requested stages per rank.
+        /// The requested number of stages per rank.
         virtual_stages: usize,
-        /// Requested micro-batches.
+        /// The requested number of micro-batches.
         micro_batches: usize,
-        /// The most computations a schedule may have.
+        /// The maximum number of computations of a schedule.
         limit: usize,
     },
     /// A CSV table of actions cannot be read.
     #[error("row {row}, column {column}: {fault}")]
     Csv {
-        /// The row, from 1.
+        /// The row, counted from 1.
         row: usize,
-        /// The column, from 1.
+        /// The column, counted from 1.
         column: usize,
         /// The error in this cell.
         fault: CsvFault,
@@ -95,14 +95,14 @@ pub enum ScheduleError {
     /// The schedule breaks a rule.
     #[error(transparent)]
     Invalid(#[from] InvalidSchedule),
-    /// The numbers of times and of stages differ.
+    /// The number of times differs from the number of stages.
     #[error("{what} has {given} times for {stages} stages: expected one per stage")]
     TimesCount {
-        /// Which times.
+        /// The name of the times.
         what: &'static str,
         /// The given number.
         given: usize,
-        /// Stages of the schedule.
+        /// The number of stages of the schedule.
         stages: usize,
     },
     /// A time is negative or not finite.
@@ -110,7 +110,7 @@ pub enum ScheduleError {
         "invalid time {time} of {what} of stage {stage}: expected a finite number of 0 or more"
     )]
     Time {
-        /// Which times.
+        /// The name of the times.
         what: &'static str,
         /// The stage.
         stage: usize,
@@ -137,19 +137,19 @@ pub enum CsvFault {
          actions of a stage in one row"
     )]
     StageTwice {
-        /// The cell.
+        /// The text of the cell.
         text: String,
         /// The stage.
         stage: usize,
         /// The rank of this row.
         rank: usize,
-        /// The first row with the stage, from 1.
+        /// The first row with the stage, counted from 1.
         first_row: usize,
     },
     /// Numbers of stages or micro-batches are not contiguous.
     #[error("\"{text}\" has {what} {number}, but no cell has {what} {missing}: number them from 0")]
     Gap {
-        /// The cell.
+        /// The text of the cell.
         text: String,
         /// `stage` or `micro-batch`.
         what: &'static str,

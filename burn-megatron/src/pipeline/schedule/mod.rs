@@ -1,44 +1,44 @@
 //! Pipeline schedules as data: for each rank, a list of actions in order.
 //!
-//! A schedule is [`generate`]d or read from [CSV](Schedule::from_csv), [`validate`]d, and
-//! [`simulate`]d with given times; a simulation is drawn as a table or a chart. This module is pure:
-//! the [engine](super::engine) runs the lists.
+//! A schedule is [`generate`]d or read from [CSV](Schedule::from_csv), [`validate`]d, and [`simulate`]d with
+//! given times. A simulation can be drawn as a table or a chart. This module is pure: the
+//! [engine](super::engine) runs the lists.
 //!
 //! # Rules of a valid schedule
 //!
-//! - Each (stage, micro-batch) goes forward once and backward once, on the rank that holds the
-//!   stage: either [`Backward`](ActionKind::Backward), or
-//!   [`InputGradient`](ActionKind::InputGradient) and later
-//!   [`WeightGradient`](ActionKind::WeightGradient).
+//! - Each (stage, micro-batch) runs one forward and one backward, on the rank that holds the stage. The
+//!   backward is either [`Backward`](ActionKind::Backward), or [`InputGradient`](ActionKind::InputGradient) and
+//!   later [`WeightGradient`](ActionKind::WeightGradient).
 //! - A forward may be computed [together](ActionKind::PairedForward) with the backward of another micro-batch.
-//! - Every tensor that passes between two ranks is sent once and received once, after it is computed
-//!   and before it is used. Adjacent stages on one rank, as at the turn of a V, send nothing.
-//! - The gradients of each stage are reduced once
-//!   ([`ReduceGradients`](ActionKind::ReduceGradients)), by the rank that holds the stage, anywhere after
-//!   the stage's last forward there.
+//! - Every tensor between two ranks is sent once and received once, after it is computed and before it is used.
+//!   Adjacent stages on one rank, as at the turn of a V, send nothing.
+//! - The gradients of each stage are reduced once ([`ReduceGradients`](ActionKind::ReduceGradients)), by the
+//!   rank that holds the stage, at any position after the stage's last forward.
 //! - The schedule does not deadlock, even if each send blocks until the matching receive starts.
 //!
 //! # Positions of sends and receives
 //!
-//! A send directly follows the computation of its tensor and the reductions that stand there. A receive is
-//! as late as possible: directly before the use, unless ranks would then wait for each other in a cycle, as
-//! two adjacent ranks of 1F1B that send to each other would. See [`Schedule::with_communication`].
+//! A send directly follows the computation of its tensor and the reductions at that position. A receive is as
+//! late as possible: directly before the use, unless ranks would then wait for each other in a cycle. Two
+//! adjacent ranks of 1F1B that send to each other are an example. See [`Schedule::with_communication`].
 //!
 //! # Positions of reductions
 //!
-//! A [`ReduceGradients`](ActionKind::ReduceGradients) does not wait for the stage's backwards: the gradients
-//! that have no outstanding use are reduced at once, each other one directly after its last use, deferred
-//! weight gradients included. So the earliest valid position, after the last forward, overlaps the
-//! reductions with the last backward; before it, a further forward could use any parameter again. Positions
-//! decide when the reductions start, never their results. Generators choose the earliest one, except for the
-//! interleaved kind: there rank r ends the last backward of a stage r backwards before rank 0, and reduces r
-//! backwards later, so that all ranks start at the same time.
+//! A [`ReduceGradients`](ActionKind::ReduceGradients) does not wait for the stage's backwards. Gradients
+//! without an outstanding use are reduced immediately. Each other gradient is reduced directly after its last
+//! use, including deferred weight gradients. The earliest valid position, after the last forward, therefore
+//! overlaps the reductions with the last backward. Before that position, a further forward could use any
+//! parameter again.
+//!
+//! Positions determine when the reductions start, but not their results. Generators choose the earliest
+//! position, except for the interleaved kind. There, rank r ends the last backward of a stage r backwards
+//! before rank 0. It reduces r backwards later, so that all ranks start at the same time.
 //!
 //! # Engines
 //!
-//! An engine that overlaps communication with computation starts a send when its tensor is computed,
-//! and waits for a receive only before the use; [`simulate`] assumes that. An engine that blocks in
-//! every send and receive, in the order of the list, does not deadlock either.
+//! An engine that overlaps communication with computation starts a send when its tensor is computed, and waits
+//! for a receive only before the use. [`simulate`] assumes such an engine. An engine that blocks in every send
+//! and receive, in the order of the list, does not deadlock either.
 
 mod action;
 mod communicate;
@@ -62,18 +62,18 @@ pub use validate::{ActivationReport, InvalidSchedule, RuleViolation, validate};
 
 /// The actions of every rank of a pipeline, in order.
 ///
-/// Not necessarily valid: see [`validate`].
+/// A schedule is not necessarily valid: see [`validate`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Schedule {
     name: String,
     micro_batches: usize,
-    /// By stage, its rank.
+    /// The rank of each stage.
     placement: Vec<usize>,
     ranks: Vec<Vec<Action>>,
 }
 
 impl Schedule {
-    /// A schedule from one list of actions per rank; `placement[s]` is the rank of stage `s`.
+    /// Creates a schedule from one list of actions per rank. `placement[s]` is the rank of stage `s`.
     ///
     /// # Errors
     ///
@@ -111,27 +111,27 @@ impl Schedule {
         })
     }
 
-    /// The name, as in `1f1b`; for a schedule from a file, the name given by the caller.
+    /// Returns the name, such as `1f1b`. For a schedule from a file, it is the name given by the caller.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The number of ranks.
+    /// Returns the number of ranks.
     pub fn ranks(&self) -> usize {
         self.ranks.len()
     }
 
-    /// The number of stages, over all ranks.
+    /// Returns the number of stages over all ranks.
     pub fn stages(&self) -> usize {
         self.placement.len()
     }
 
-    /// The number of micro-batches.
+    /// Returns the number of micro-batches.
     pub fn micro_batches(&self) -> usize {
         self.micro_batches
     }
 
-    /// The actions of a rank, in order.
+    /// Returns the actions of a rank, in order.
     ///
     /// # Panics
     ///
@@ -146,7 +146,7 @@ impl Schedule {
         &self.ranks[rank]
     }
 
-    /// The rank that holds a stage.
+    /// Returns the rank that holds a stage.
     ///
     /// # Panics
     ///
@@ -161,23 +161,23 @@ impl Schedule {
         self.placement[stage]
     }
 
-    /// The stages of a rank, ascending; empty for a rank out of range.
+    /// Returns the stages of a rank in ascending order, or an empty list for a rank out of range.
     pub fn stages_of(&self, rank: usize) -> Vec<usize> {
         (0..self.stages())
             .filter(|stage| self.placement[*stage] == rank)
             .collect()
     }
 
-    /// The peer rank of a send or a receive.
+    /// Returns the peer rank of a send or a receive.
     ///
-    /// `None` for any other action, and if the stages are out of range or on the same rank.
+    /// Returns `None` for any other action, and if the stages are out of range or on the same rank.
     pub fn peer(&self, action: &Action) -> Option<usize> {
         let own = *self.placement.get(action.stage)?;
         let other = *self.placement.get(action.counterpart()?.stage)?;
         (other != own).then_some(other)
     }
 
-    /// The peer rank of a send or a receive, and the matching action there.
+    /// Returns the peer rank of a send or a receive, and the matching action on that rank.
     fn matching_transfer(&self, action: &Action) -> Option<(usize, Action)> {
         Some((self.peer(action)?, action.counterpart()?))
     }
@@ -188,7 +188,8 @@ impl Schedule {
         actions.any(|action| action.kind == ActionKind::PairedForward)
     }
 
-    /// The computations that run together from this index of a rank's list on: one, or the two of a pair.
+    /// Returns the computations that run together at this index of a rank's list: one computation, or the two
+    /// of a pair.
     pub(super) fn together(&self, rank: usize, index: usize) -> &[Action] {
         let list = &self.ranks[rank];
         let Some(action) = list.get(index) else {
@@ -198,7 +199,7 @@ impl Schedule {
         &list[index..list.len().min(index + count)]
     }
 
-    /// The receive that a computation depends on, if any.
+    /// Returns the receive that a computation depends on, if any.
     pub(super) fn receive_before(&self, action: &Action) -> Option<Action> {
         let kind = match action.kind {
             kind if kind.is_forward() => ActionKind::ReceiveActivation,
@@ -208,7 +209,7 @@ impl Schedule {
         self.transfer(kind, action)
     }
 
-    /// The send of the result of a computation, if any.
+    /// Returns the send of the result of a computation, if any.
     fn send_after(&self, action: &Action) -> Option<Action> {
         let kind = match action.kind {
             kind if kind.is_forward() => ActionKind::SendActivation,
@@ -218,7 +219,7 @@ impl Schedule {
         self.transfer(kind, action)
     }
 
-    /// The send or receive of this kind for a stage, if its tensor crosses ranks.
+    /// Returns the send or receive of this kind for a stage, if its tensor crosses ranks.
     fn transfer(&self, kind: ActionKind, of: &Action) -> Option<Action> {
         let action = Action::new(kind, of.stage, of.micro_batch);
         self.peer(&action).map(|_| action)

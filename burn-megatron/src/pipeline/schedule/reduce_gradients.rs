@@ -5,15 +5,16 @@ use std::collections::BTreeMap;
 use super::{Action, ActionKind, Schedule};
 
 impl Schedule {
-    /// This schedule with a [`ReduceGradients`](ActionKind::ReduceGradients) directly after the last forward
-    /// of each stage, or its pair, the earliest valid position, in place of its own.
+    /// Returns this schedule with a [`ReduceGradients`](ActionKind::ReduceGradients) directly after the last
+    /// forward of each stage, or after its pair. This is the earliest valid position. Existing reductions are
+    /// replaced.
     pub fn with_reduce_gradients(self) -> Self {
         self.with_reductions_after(|_, actions| {
             let forwards = actions.iter().enumerate();
             forwards
                 .filter(|(_, action)| action.kind.is_forward())
                 .map(|(position, action)| {
-                    // Nothing comes between the two of a pair.
+                    // No action may be between the two of a pair.
                     let is_paired = action.kind == ActionKind::PairedForward;
                     (action.stage, position + usize::from(is_paired))
                 })
@@ -21,8 +22,8 @@ impl Schedule {
         })
     }
 
-    /// The same at positions of the caller's: `after(rank, actions)` returns, by stage, the index of the
-    /// action that the reduction follows.
+    /// Returns this schedule with reductions at given positions. `after(rank, actions)` returns, for each
+    /// stage, the index of the action that the reduction follows.
     pub(super) fn with_reductions_after(
         mut self,
         after: impl Fn(usize, &[Action]) -> BTreeMap<usize, usize>,

@@ -5,25 +5,25 @@ use std::collections::HashSet;
 use super::validate::activation_report;
 use super::{Action, ActionKind, Schedule, ScheduleError, validate};
 
-/// The times of each stage, all in one unit; a full backward takes the sum of its input gradient and
-/// its weight gradient.
+/// The times of each stage, in a common unit. A full backward takes the sum of its input gradient and its
+/// weight gradient.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StageTimes {
-    /// By stage, the time of a forward.
+    /// The time of a forward of each stage.
     pub forward: Vec<f64>,
-    /// By stage, the time that a forward adds to the backward that it is paired with: less, where one of them computes while
-    /// the other waits.
+    /// The time that a forward of each stage adds to the backward that it is paired with. It is less than
+    /// `forward` if one of them computes while the other waits.
     pub paired_forward: Vec<f64>,
-    /// By stage, the time of an input gradient.
+    /// The time of an input gradient of each stage.
     pub input_gradient: Vec<f64>,
-    /// By stage, the time of a weight gradient.
+    /// The time of a weight gradient of each stage.
     pub weight_gradient: Vec<f64>,
-    /// By stage, the time of a transfer that it sends.
+    /// The time of a transfer that each stage sends.
     pub transfer: Vec<f64>,
 }
 
 impl StageTimes {
-    /// The same times for all stages.
+    /// Returns the same times for all stages.
     pub fn uniform(
         stages: usize,
         forward: f64,
@@ -40,7 +40,8 @@ impl StageTimes {
         }
     }
 
-    /// The time of an action; 0 for a receive, which only waits, and for a reduction, which only starts.
+    /// Returns the time of an action. It is 0 for a receive, which only waits, and for a reduction, which only
+    /// starts.
     fn of(&self, action: &Action) -> f64 {
         let stage = action.stage;
         match action.kind {
@@ -82,17 +83,17 @@ impl StageTimes {
     }
 }
 
-/// An action with its start and end; a reduction of gradients ends when it starts.
+/// An action with its start and end. A reduction of gradients ends when it starts.
 ///
-/// A send lasts until its tensor has arrived, a receive from its position in the list until the tensor
-/// has arrived; neither blocks its rank.
+/// A send lasts until its tensor has arrived. A receive lasts from its position in the list until the tensor
+/// has arrived. Neither blocks its rank.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ActionSpan {
     /// The action.
     pub action: Action,
-    /// Start; the schedule starts at 0.
+    /// The start time; the schedule starts at 0.
     pub start: f64,
-    /// End.
+    /// The end time.
     pub end: f64,
 }
 
@@ -100,7 +101,7 @@ pub struct ActionSpan {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Simulation {
     schedule: Schedule,
-    /// By rank, its stages.
+    /// The stages of each rank.
     stages: Vec<Vec<usize>>,
     timelines: Vec<Vec<ActionSpan>>,
     total: f64,
@@ -109,12 +110,12 @@ pub struct Simulation {
 }
 
 impl Simulation {
-    /// The simulated schedule.
+    /// Returns the simulated schedule.
     pub fn schedule(&self) -> &Schedule {
         &self.schedule
     }
 
-    /// The actions of a rank with their times, in order.
+    /// Returns the actions of a rank with their times, in order.
     ///
     /// # Panics
     ///
@@ -124,12 +125,12 @@ impl Simulation {
         &self.timelines[rank]
     }
 
-    /// The end of the last computation.
+    /// Returns the end of the last computation.
     pub fn total(&self) -> f64 {
         self.total
     }
 
-    /// The time in which a rank computes.
+    /// Returns the time in which a rank computes.
     ///
     /// # Panics
     ///
@@ -139,7 +140,7 @@ impl Simulation {
         self.busy[rank]
     }
 
-    /// The fraction of the total in which a rank does not compute, from 0 to 1.
+    /// Returns the fraction of the total in which a rank does not compute, from 0 to 1.
     ///
     /// # Panics
     ///
@@ -149,7 +150,7 @@ impl Simulation {
         idle_fraction(self.busy[rank], self.total)
     }
 
-    /// The fraction of the time of all ranks in which they do not compute, from 0 to 1.
+    /// Returns the fraction of the time of all ranks in which they do not compute, from 0 to 1.
     pub fn bubble(&self) -> f64 {
         idle_fraction(
             self.busy.iter().sum(),
@@ -157,23 +158,23 @@ impl Simulation {
         )
     }
 
-    /// By rank, the peak number of live stage-activations: see
+    /// Returns the peak number of live stage-activations of each rank: see
     /// [`ActivationReport::peak_activations`](super::ActivationReport::peak_activations).
     pub fn peak_activations(&self) -> &[usize] {
         &self.peak_activations
     }
 
-    /// The stages of a rank.
+    /// Returns the stages of a rank.
     pub fn stages_of(&self, rank: usize) -> &[usize] {
         &self.stages[rank]
     }
 
-    /// The actions of each rank with their times, in the order of the ranks.
+    /// Returns the actions of each rank with their times, in the order of the ranks.
     pub fn all_timelines(&self) -> impl Iterator<Item = &[ActionSpan]> {
         self.timelines.iter().map(Vec::as_slice)
     }
 
-    /// The kinds of actions that take time.
+    /// Returns the kinds of actions that take time.
     pub fn kinds(&self) -> HashSet<ActionKind> {
         self.timelines
             .iter()
@@ -184,7 +185,7 @@ impl Simulation {
     }
 }
 
-/// The fraction of `total` that is not `busy`, from 0 to 1; 0 if `total` is 0.
+/// Returns the fraction of `total` that is not `busy`, from 0 to 1. It is 0 if `total` is 0.
 pub(in super::super) fn idle_fraction(busy: f64, total: f64) -> f64 {
     if total > 0.0 {
         ((total - busy) / total).max(0.0)
@@ -196,13 +197,14 @@ pub(in super::super) fn idle_fraction(busy: f64, total: f64) -> f64 {
 /// Simulates a schedule.
 ///
 /// Sends and receives do not block their ranks: a tensor is sent at the end of its computation, and a
-/// computation waits only for its own inputs. A pair waits for the inputs of both, and takes the time of both, one after the
-/// other in its timeline. Reductions of gradients take no time: what they move over the
-/// data axis overlaps with the computations.
+/// computation only waits for its own inputs. A pair waits for the inputs of both computations and takes the
+/// sum of their times; they follow each other in the timeline. Reductions of gradients take no time, because
+/// their transfers over the data axis overlap with the computations.
 ///
 /// # Errors
 ///
-/// [`ScheduleError::Invalid`], [`ScheduleError::TimesCount`] and [`ScheduleError::Time`].
+/// [`ScheduleError::Invalid`] for an invalid schedule; [`ScheduleError::TimesCount`] and
+/// [`ScheduleError::Time`] for invalid times.
 pub fn simulate(schedule: &Schedule, times: &StageTimes) -> Result<Simulation, ScheduleError> {
     validate(schedule)?;
     times.check(schedule.stages())?;
@@ -222,11 +224,12 @@ pub fn simulate(schedule: &Schedule, times: &StageTimes) -> Result<Simulation, S
     })
 }
 
-/// The [total](Simulation::total) of a [generated](super::generate) schedule, without its timelines: for many schedules.
+/// Returns the [total](Simulation::total) of a [generated](super::generate) schedule without its timelines, to
+/// compare many schedules.
 ///
 /// # Errors
 ///
-/// [`ScheduleError::TimesCount`] and [`ScheduleError::Time`].
+/// [`ScheduleError::TimesCount`] and [`ScheduleError::Time`] for invalid times.
 pub fn total_time(schedule: &Schedule, times: &StageTimes) -> Result<f64, ScheduleError> {
     times.check(schedule.stages())?;
     let mut simulator = Simulator::new(schedule, times);
@@ -237,15 +240,15 @@ pub fn total_time(schedule: &Schedule, times: &StageTimes) -> Result<f64, Schedu
 struct Simulator<'a> {
     schedule: &'a Schedule,
     times: &'a StageTimes,
-    /// By rank, the end of the last computation.
+    /// The end of each rank's last computation.
     clocks: Vec<f64>,
-    /// By rank, the time in which it computes.
+    /// The time in which each rank computes.
     busy: Vec<f64>,
-    /// By rank, the next action.
+    /// The index of each rank's next action.
     next: Vec<usize>,
-    /// By rank, its actions with their times, if they are wanted.
+    /// The actions of each rank with their times, if timelines are recorded.
     timelines: Option<Vec<Vec<ActionSpan>>>,
-    /// By [receive](Self::index), the time of arrival; NaN before the tensor is sent.
+    /// The arrival time of each [receive](Self::index); NaN before the tensor is sent.
     arrivals: Vec<f64>,
 }
 
@@ -267,7 +270,7 @@ impl<'a> Simulator<'a> {
         self.clocks.iter().copied().fold(0.0, f64::max)
     }
 
-    /// The place of a receive among the arrivals.
+    /// Returns the index of a receive in the arrivals.
     fn index(&self, receive: &Action) -> usize {
         let gradient = (receive.kind == ActionKind::ReceiveGradient) as usize;
         let stage = gradient * self.schedule.stages() + receive.stage;
@@ -281,7 +284,7 @@ impl<'a> Simulator<'a> {
         }
     }
 
-    /// Advances a rank until it waits for an input; `reached` gets the ranks that it has sent to.
+    /// Advances a rank until it waits for an input. The ranks that it has sent to are added to `reached`.
     fn advance(&mut self, rank: usize, reached: &mut Vec<usize>) {
         loop {
             let actions = self.schedule.together(rank, self.next[rank]);
@@ -304,7 +307,7 @@ impl<'a> Simulator<'a> {
         }
     }
 
-    /// Performs one action; returns its end.
+    /// Performs one action and returns its end.
     fn perform(
         &mut self,
         rank: usize,

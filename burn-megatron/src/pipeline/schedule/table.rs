@@ -1,21 +1,20 @@
-//! A simulation as lines of text.
+//! The text form of a simulation.
 
 use super::{ActionKind, ActionSpan, Simulation};
 
 /// The minimum width of a block of the table.
 const MIN_COLUMNS: usize = 20;
-/// The maximum width of an action, in widths of its label: one short action must not stretch all
-/// others.
+/// The maximum width of an action, in widths of its label. One short action must not stretch all other actions.
 const MAX_STRETCH: f64 = 12.0;
 const IDLE: char = '·';
 
 impl Simulation {
-    /// The schedule as text, at most `columns` characters wide: one row per rank, time from left to
-    /// right, wrapped into blocks; then a legend, the total, the bubble, and the peak number of live
-    /// stage-activations of each rank. The last two lines may be longer.
+    /// Returns the schedule as text, at most `columns` characters wide. Each rank is a row, with time from left
+    /// to right, wrapped into blocks. A legend, the total, the bubble, and the peak number of live
+    /// stage-activations of each rank follow. The last two lines may be longer.
     ///
-    /// Each computation starts with its letter and its micro-batch. If a rank has two stages, the
-    /// letters of the second are lower case; if it has more, the chunk follows a point.
+    /// Each computation starts with its letter and its micro-batch. If a rank has two stages, the letters of
+    /// the second stage are lower case. If it has more, the chunk follows a point.
     pub fn table(&self, columns: usize) -> String {
         let gutter = format!("r{} ", self.schedule().ranks() - 1).len();
         let width = columns.saturating_sub(gutter).max(MIN_COLUMNS);
@@ -39,7 +38,7 @@ impl Simulation {
         text + &self.legend() + &self.summary() + "\n"
     }
 
-    /// Total, bubble and peak live activations in one line.
+    /// Returns the total, the bubble and the peak number of live activations in one line.
     pub fn summary(&self) -> String {
         let schedule = self.schedule();
         let peaks: Vec<_> = self
@@ -60,15 +59,15 @@ impl Simulation {
         )
     }
 
-    /// The computations of a rank with a duration above 0.
+    /// Returns the computations of a rank with a duration above 0.
     fn computations(&self, rank: usize) -> impl Iterator<Item = &ActionSpan> {
         self.timeline(rank)
             .iter()
             .filter(|span| span.action.kind.is_compute() && span.end > span.start)
     }
 
-    /// The scale at which the shortest computation fits its label, larger if everything still fits
-    /// into `width`.
+    /// Returns the scale at which the shortest computation fits its label, or a larger scale if everything
+    /// still fits into `width`.
     fn columns_per_time(&self, width: usize) -> f64 {
         let (mut shortest, mut longest, mut label) = (f64::INFINITY, 0.0_f64, 1);
         for rank in 0..self.schedule().ranks() {
@@ -110,7 +109,7 @@ impl Simulation {
         }
     }
 
-    /// The index of a computation's stage among those of its rank, and their number.
+    /// Returns the index of a computation's stage among the stages of its rank, and the number of these stages.
     pub fn chunk(&self, rank: usize, span: &ActionSpan) -> (usize, usize) {
         let stages = self.stages_of(rank);
         let chunk = stages.iter().position(|stage| *stage == span.action.stage);
@@ -135,12 +134,12 @@ impl Simulation {
     }
 }
 
-/// `1 rank`, `2 ranks`.
+/// Formats a count: `1 rank`, `2 ranks`.
 fn counted(number: usize, noun: &str, plural: &str) -> String {
     format!("{number} {noun}{}", if number == 1 { "" } else { plural })
 }
 
-/// A number with at most 3 decimals.
+/// Formats a number with at most 3 decimals.
 fn number(value: f64) -> String {
     let text = format!("{value:.3}");
     text.trim_end_matches('0').trim_end_matches('.').to_string()

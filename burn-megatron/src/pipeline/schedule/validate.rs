@@ -1,4 +1,4 @@
-//! The rules of a schedule, and the first action that violates one.
+//! The rules of a schedule, and the search for the first action that violates a rule.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -9,24 +9,24 @@ use super::{Action, ActionKind, Schedule};
 /// The live activations of a valid schedule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ActivationReport {
-    /// By rank, the peak number of live stage-activations. One of them is what one stage keeps of one
-    /// micro-batch from its forward until its backward, or until its weight gradient if that is a
-    /// separate action.
+    /// The peak number of live stage-activations of each rank. A stage-activation is the data that one stage
+    /// keeps of one micro-batch from its forward until its backward. If the weight gradient is a separate
+    /// action, it is kept until then.
     pub peak_activations: Vec<usize>,
-    /// The same, counted only until the input gradient: the peak if a weight gradient needs little of
-    /// what the forward kept.
+    /// The same peaks, counted only until the input gradient. This is the peak if a weight gradient needs
+    /// little of the data that the forward kept.
     pub peak_until_input_gradient: Vec<usize>,
 }
 
 /// The first action that violates a rule, and the rule.
 ///
-/// Ordered by position in the list, then by rank. Deadlocks are checked only if each list is valid by
-/// itself.
+/// Violations are ordered by position in the list, then by rank. Deadlocks are only checked if each individual
+/// list is valid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct InvalidSchedule {
-    /// The rank whose list has the action.
+    /// The rank whose list contains the action.
     pub rank: usize,
-    /// The index in that list; its length if an action is missing.
+    /// The index in that list, or the length of the list if an action is missing.
     pub position: usize,
     /// The length of that list.
     pub actions: usize,
@@ -60,7 +60,7 @@ impl fmt::Display for InvalidSchedule {
     }
 }
 
-/// Why an action is invalid.
+/// The rule that an action violates.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RuleViolation {
     /// The stage or the micro-batch is out of range.
@@ -68,9 +68,9 @@ pub enum RuleViolation {
         "out of range for {stages} stages and {micro_batches} micro-batches, both counted from 0"
     )]
     Outside {
-        /// Stages of the schedule.
+        /// The number of stages of the schedule.
         stages: usize,
-        /// Micro-batches of the schedule.
+        /// The number of micro-batches of the schedule.
         micro_batches: usize,
     },
     /// The stage belongs to another rank.
@@ -82,23 +82,23 @@ pub enum RuleViolation {
     /// The transfer does not cross ranks.
     #[error("both stages are on this rank, or one does not exist: nothing to send or receive")]
     NoTransfer,
-    /// A reduction of gradients with a micro-batch.
+    /// A reduction of gradients has a micro-batch.
     #[error("a reduction has no micro-batch: expected micro_batch 0, got {given}")]
     MicroBatchOfReduction {
         /// The given micro-batch.
         given: usize,
     },
-    /// A forward of a pair without its backward.
+    /// A forward of a pair is not followed by its backward.
     #[error(
         "expected a backward of another micro-batch directly after it, as in \"FB 2 5 2 3\": their parts run in turns"
     )]
     Pair,
-    /// A repeated action.
+    /// An action is repeated.
     #[error("already done by \"{action}\", action {} of the rank", position + 1)]
     Repeated {
         /// The earlier action.
         action: Action,
-        /// Its index in the list.
+        /// The index of the earlier action in the list.
         position: usize,
     },
     /// A dependency is later in the list, or missing.
@@ -107,18 +107,18 @@ pub enum RuleViolation {
         /// The dependency, on the same rank.
         needs: Action,
     },
-    /// A missing action.
+    /// An action is missing.
     #[error("missing from the list of the rank")]
     Missing,
     /// Ranks wait for each other.
     #[error("{}", cycle_text(cycle))]
     Deadlock {
-        /// The ranks, and the action in which each waits for the next; the last waits for the first.
+        /// The ranks, and the action in which each rank waits for the next. The last rank waits for the first.
         cycle: Vec<(usize, Action)>,
     },
 }
 
-/// `rank 0 waits in "SF 0 1" for rank 1, which waits in "SB 1 0" for rank 0`.
+/// Formats a cycle: `rank 0 waits in "SF 0 1" for rank 1, which waits in "SB 1 0" for rank 0`.
 fn cycle_text(cycle: &[(usize, Action)]) -> String {
     let waits: Vec<_> = (0..cycle.len())
         .map(|i| {
@@ -143,16 +143,16 @@ pub fn validate(schedule: &Schedule) -> Result<ActivationReport, InvalidSchedule
     check_schedule(schedule, required).map(|()| activation_report(schedule))
 }
 
-/// The actions that a list must have beside its computations.
+/// The actions that a list must contain in addition to its computations.
 #[derive(Clone, Copy)]
 pub(super) struct Required {
-    /// All sends and receives; without it, the list must have none.
+    /// All sends and receives. If false, the list must not contain any.
     pub transfers: bool,
-    /// One reduction of gradients for each stage.
+    /// One reduction of gradients per stage.
     pub reductions: bool,
 }
 
-/// Checks the lists of all ranks, each by itself and then together.
+/// Checks the lists of all ranks, first individually and then together.
 pub(super) fn check_schedule(
     schedule: &Schedule,
     required: Required,
@@ -166,8 +166,8 @@ pub(super) fn check_schedule(
     }
 }
 
-/// The operations of an action, each as the action that does nothing else. An operation is done once for each stage and
-/// micro-batch, a reduction once for each stage.
+/// Returns the operations of an action, each as an action that does nothing else. An operation is done once per
+/// stage and micro-batch, a reduction once per stage.
 fn operations(action: &Action) -> Vec<Action> {
     let of = |kind| Action { kind, ..*action };
     match action.kind {
@@ -182,8 +182,8 @@ fn operations(action: &Action) -> Vec<Action> {
 
 /// Checks the list of one rank.
 ///
-/// With transfers, all dependencies of a rank are in its own list, so lists that are valid by themselves
-/// can only fail by a deadlock.
+/// With transfers, all dependencies of a rank are in its own list. Lists that are individually valid can then
+/// only fail by a deadlock.
 pub(super) fn check_rank(
     schedule: &Schedule,
     rank: usize,
@@ -216,7 +216,7 @@ pub(super) fn check_rank(
     }
 }
 
-/// Whether the forward of a pair is followed by a backward that does not need it.
+/// Whether the forward of a pair is followed by a backward that does not depend on it.
 fn is_paired(action: &Action, next: Option<&Action>) -> bool {
     let follows =
         |next: &Action| next.kind == ActionKind::Backward && next.micro_batch != action.micro_batch;
@@ -226,7 +226,7 @@ fn is_paired(action: &Action, next: Option<&Action>) -> bool {
 struct Checker<'a> {
     schedule: &'a Schedule,
     required: Required,
-    /// By operation, the action that did it and its position.
+    /// The action that did each operation, and its position.
     done: HashMap<Action, (Action, usize)>,
 }
 
@@ -267,7 +267,7 @@ impl Checker<'_> {
         Ok(())
     }
 
-    /// The operations on the same rank that an action depends on.
+    /// Returns the operations on the same rank that an action depends on.
     fn needs(&self, action: &Action) -> Vec<Action> {
         let stage = action.stage;
         let own = |kind| Action { kind, ..*action };
@@ -288,14 +288,15 @@ impl Checker<'_> {
             }
             ActionKind::SendActivation => vec![own(ActionKind::Forward)],
             ActionKind::ReceiveActivation | ActionKind::ReceiveGradient => vec![],
-            // A forward after it could use any parameter of the stage again.
+            // A later forward could use any parameter of the stage again.
             ActionKind::ReduceGradients => (0..self.schedule.micro_batches())
                 .map(|micro_batch| Action::new(ActionKind::Forward, stage, micro_batch))
                 .collect(),
         }
     }
 
-    /// Returns the operation by which a stage gets the result of an adjacent stage: a receive, or one of the same rank.
+    /// Returns the operation that supplies the result of an adjacent stage: a receive, or an operation on the
+    /// same rank.
     fn arrival(
         &self,
         action: &Action,
@@ -317,7 +318,7 @@ impl Checker<'_> {
         self.required.transfers.then_some(received)
     }
 
-    /// The first missing action of a rank, by micro-batch and stage; then reductions by stage.
+    /// Returns the first missing action of a rank, by micro-batch and stage. Reductions come last, by stage.
     fn missing(&self, rank: usize) -> Option<Action> {
         let stages = self.schedule.stages_of(rank);
         let required: Vec<_> = ActionKind::ALL
@@ -343,12 +344,12 @@ impl Checker<'_> {
             .find(|reduction| !self.is_done(reduction))
     }
 
-    /// Returns whether the operation of an action with a single one is done.
+    /// Whether an action that consists of a single operation is done.
     fn is_done(&self, action: &Action) -> bool {
         self.done.contains_key(action)
     }
 
-    /// A full backward if neither half of it is done.
+    /// Returns a full backward if neither half of the backward is done. Otherwise returns `missing`.
     fn or_full_backward(&self, missing: Action) -> Action {
         let weight = Action {
             kind: ActionKind::WeightGradient,
@@ -362,7 +363,7 @@ impl Checker<'_> {
     }
 }
 
-/// Simulates ranks whose sends block until the matching receive, until all lists end.
+/// Simulates ranks whose sends block until the matching receive, until all lists end or the ranks deadlock.
 fn check_deadlock(schedule: &Schedule) -> Result<(), InvalidSchedule> {
     let mut next = vec![0; schedule.ranks()];
     let mut ready: Vec<usize> = (0..schedule.ranks()).collect();
@@ -385,7 +386,7 @@ fn check_deadlock(schedule: &Schedule) -> Result<(), InvalidSchedule> {
     }
 }
 
-/// The cycle that a blocked rank waits in. No rank waits for one that has finished its list.
+/// Returns the cycle that a blocked rank waits in. No rank waits for a rank that has finished its list.
 fn deadlock(schedule: &Schedule, next: &[usize], blocked: usize) -> InvalidSchedule {
     let at = |rank: usize| schedule.ranks[rank][next[rank]];
     let mut cycle = wait_cycle(blocked, |rank| {
@@ -423,13 +424,14 @@ pub(super) fn activation_report(schedule: &Schedule) -> ActivationReport {
     }
 }
 
-/// Whether nothing of a micro-batch is left in its stage after such an action.
+/// Whether this kind of action frees all activations of a micro-batch in its stage.
 fn frees_activations(kind: ActionKind) -> bool {
     matches!(kind, ActionKind::Backward | ActionKind::WeightGradient)
 }
 
 impl Schedule {
-    /// By stage, the most micro-batches that have gone forward and not backward at once.
+    /// Returns, for each stage, the maximum number of micro-batches whose forward has run and whose backward
+    /// has not.
     pub fn in_flight(&self) -> Vec<usize> {
         let of_stage = |stage: usize| {
             let actions = self.actions(self.rank_of(stage)).iter();
@@ -440,7 +442,7 @@ impl Schedule {
     }
 }
 
-/// The most of these actions' forwards whose activations are live at once.
+/// Returns the maximum number of forwards in the list whose activations are live at once.
 fn peak<'a>(list: impl IntoIterator<Item = &'a Action>, frees: fn(ActionKind) -> bool) -> usize {
     let (mut live, mut peak) = (0, 0);
     for action in list {

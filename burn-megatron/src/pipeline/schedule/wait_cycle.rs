@@ -1,6 +1,6 @@
 //! Cycles of ranks that wait for each other.
 
-/// The cycle of ranks reached from `start` by following `waits_for`, which maps each rank to the rank
+/// Returns the cycle of ranks reached from `start` by following `waits_for`, which maps each rank to the rank
 /// that it waits for.
 pub(super) fn wait_cycle(start: usize, waits_for: impl Fn(usize) -> usize) -> Vec<usize> {
     let mut path = vec![start];

@@ -77,14 +77,14 @@ fn buffers_that_cannot_be_allocated_are_refused() {
         };
         assert_eq!(error, Err(expected));
     }
-    // Each bucket fits, the buffer does not.
+    // Each bucket is within the limit, but the buffer is not.
     let halves = all_dense(&[limit / 2 + 1; 2]);
     let error = BufferLayout::new(&halves, &rules(Some(1), 2));
     assert!(
         matches!(error, Err(LayoutError::BufferTooLarge { index: 0, .. })),
         "{error:?}"
     );
-    // Each buffer fits, all of them do not.
+    // Each buffer is within the limit, but the sum of all buffers is not.
     let types = [DType::U8, DType::F16, DType::BF16, DType::F32];
     let parameters = types.map(|dtype| ParameterSize {
         elements: (isize::MAX as usize / dtype.size_of()) & !127,

@@ -1,4 +1,4 @@
-//! Cases worked out by hand, most of them with the sizes that Megatron-LM tests its layout with.
+//! Cases computed by hand, most of them with the sizes of Megatron-LM's tests.
 
 use super::*;
 
@@ -6,7 +6,7 @@ mod messages;
 mod properties;
 mod quantized;
 
-/// A dense parameter, bf16 with f32 gradients.
+/// Returns a dense parameter, bf16 with f32 gradients.
 fn dense(elements: usize) -> ParameterSize {
     ParameterSize {
         quantized_bytes: None,
@@ -30,7 +30,7 @@ fn rules(size: Option<usize>, ranks: usize) -> BucketRules {
     }
 }
 
-/// The shard of a rank, in elements from the start of the bucket.
+/// Returns the shard of a rank, relative to the start of the bucket.
 fn shard(bucket: &Bucket, rank: usize) -> Range<usize> {
     let elements = bucket.shard_elements();
     rank * elements..(rank + 1) * elements
@@ -40,7 +40,7 @@ fn layout(parameters: &[ParameterSize], rules: &BucketRules) -> BufferLayout {
     BufferLayout::new(parameters, rules).unwrap()
 }
 
-/// Elements of each bucket of an only buffer without, and with, the padding of its end.
+/// Returns the number of elements of each bucket of a single buffer, without and with the padding at its end.
 fn sizes(layout: &BufferLayout) -> (Vec<usize>, Vec<usize>) {
     assert_eq!(layout.buffers.len(), 1);
     let buckets = layout.buffers[0].buckets.iter();
@@ -49,7 +49,7 @@ fn sizes(layout: &BufferLayout) -> (Vec<usize>, Vec<usize>) {
         .unzip()
 }
 
-/// The range of each parameter of the table.
+/// Returns the range of each parameter of the table.
 fn ranges(layout: &BufferLayout) -> Vec<Range<usize>> {
     let count = (0..).map_while(|index| layout.find(index));
     count.map(|location| location.range.clone()).collect()
@@ -66,7 +66,7 @@ const CUTS: [Option<usize>; 7] = [
     Some(20000),
 ];
 
-/// Ten layers of 95 x 95 with buckets of each size, without and with padding.
+/// Returns ten layers of 95 x 95 with buckets of each size, without and with padding.
 fn ten_layers(bias: bool, ranks: usize) -> Vec<(Vec<usize>, Vec<usize>)> {
     let layer: &[usize] = if bias { &[9025, 95] } else { &[9025] };
     let parameters = all_dense(&layer.repeat(10));
@@ -74,7 +74,7 @@ fn ten_layers(bias: bool, ranks: usize) -> Vec<(Vec<usize>, Vec<usize>)> {
     CUTS.map(cut).into()
 }
 
-/// `full` buckets of one size, and one of another.
+/// Returns `full` buckets of one size, and one of another size.
 fn row(full: usize, elements: usize, last: Option<usize>) -> Vec<usize> {
     let mut row = vec![elements; full];
     row.extend(last);
@@ -223,7 +223,7 @@ fn a_device_may_require_more_alignment() {
     assert_eq!(aligned(1, DType::F32), 64);
     assert_eq!(aligned(96, DType::F32), 192);
 
-    // For the buckets as well as for the parameters.
+    // The alignment applies to the buckets as well as the parameters.
     let rules = BucketRules {
         align: 256,
         ..rules(Some(1), 2)

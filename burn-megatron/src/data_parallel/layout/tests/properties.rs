@@ -90,7 +90,7 @@ proptest! {
                     prop_assert_eq!(parameters[parameter.index].shared, bucket.shared);
                     walk.push((bucket.shared, std::cmp::Reverse(parameter.index)));
                 }
-                // No parameter but the last may have filled the bucket.
+                // Only the last parameter may have filled the bucket.
                 let full = |parameter: &BucketParameter| rules.size.is_some_and(|size| parameter.range.end >= size);
                 prop_assert!(!before.iter().any(full));
                 prop_assert!(!bucket.shared || bucket.parameters.len() == 1);
@@ -98,7 +98,7 @@ proptest! {
             }
             prop_assert_eq!(end, buffer.elements);
             prop_assert!(walk.is_sorted());
-            // Neighbours were parted for a reason.
+            // Adjacent buckets were separated for a reason.
             for pair in buffer.buckets.windows(2) {
                 let full = rules.size.is_some_and(|size| pair[0].used() >= size);
                 prop_assert!(full || pair[0].unit != pair[1].unit || pair[1].shared);
@@ -111,7 +111,7 @@ proptest! {
         let layout = layout(&parameters, &rules);
         let all = layout.buffers.iter().flat_map(|buffer| &buffer.buckets);
         let mut all: Vec<_> = all.collect();
-        // Backward ends with a bucket when it has come to the first of its parameters in the table.
+        // Backward finishes a bucket when it has reached the bucket's first parameter in the table.
         all.sort_by_key(|bucket| {
             let first = bucket.parameters.iter().map(|parameter| parameter.index).min();
             (bucket.shared, std::cmp::Reverse(first))
@@ -128,7 +128,7 @@ proptest! {
         prop_assert_eq!(layout.find(parameters.len()), None);
     }
 
-    /// Values that travel through the shards of all ranks come back whole.
+    /// Values that pass through the shards of all ranks are complete afterwards.
     #[test]
     fn shards_hold_every_parameter(parameters in parameters(), rules in some_rules()) {
         let layout = layout(&parameters, &rules);
@@ -154,7 +154,7 @@ proptest! {
                         *target += value;
                     }
                 }
-                // What no slice covers is padding.
+                // Elements that are in no slice are padding.
                 let covered: usize = slices.iter().map(|slice| slice.local_range.len()).sum();
                 let padding = values.iter().filter(|value| **value == usize::MAX).count();
                 prop_assert_eq!(covered + padding, values.len());
@@ -168,7 +168,7 @@ proptest! {
         }
     }
 
-    /// The slices of any range are its elements one by one.
+    /// The slices of any range contain its elements one by one.
     #[test]
     fn pieces_of_any_stretch(
         parameters in parameters(),

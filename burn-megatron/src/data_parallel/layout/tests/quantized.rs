@@ -31,7 +31,7 @@ fn fp8_weights_have_their_own_buffers() {
     assert_eq!(buckets.collect::<Vec<_>>(), [2, 1, 0, 2, 1]);
 }
 
-/// Other parameters need multiples of 128 elements only; each rank has whole groups of four words of codes.
+/// Other parameters only need multiples of 128 elements. Each rank has complete groups of four words of codes.
 #[test]
 fn shards_of_codes_are_whole_words() {
     for ranks in [1, 3, 8, 64, 100] {

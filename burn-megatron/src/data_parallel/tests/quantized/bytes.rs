@@ -1,9 +1,9 @@
-//! The bytes that are communicated, and the memory.
+//! The number of communicated bytes, and the memory.
 
 use super::*;
 use burn_megatron_comm_testing::Intercept;
 
-/// The collectives of the optimizer step on the data axis: their names, and the input bytes of a rank.
+/// Returns the collectives of the optimizer step on the data axis: their names, and the input bytes of a rank.
 fn calls(recipe: Recipe, config: &DataParallelConfig) -> Vec<(&'static str, usize)> {
     let run = |groups: &ParallelContext| {
         let calls = Arc::<Mutex<Vec<_>>>::default();
@@ -26,8 +26,8 @@ fn calls(recipe: Recipe, config: &DataParallelConfig) -> Vec<(&'static str, usiz
     over(1, 2, run).unwrap().remove(0)
 }
 
-/// The second bucket has the shift, 128 elements with padding; the weights have 1920 (the first) and
-/// 3840 (the others, the second of which starts at element 384).
+/// The second bucket contains the shift, 128 elements with padding. The weights have 1920 elements (the first
+/// weight) and 3840 elements (the others, the second of which starts at element 384).
 #[test]
 fn one_byte_is_communicated_per_element() {
     let config = with_fp8_gather(&small(DataParallelConfig {
@@ -56,7 +56,7 @@ fn one_byte_is_communicated_per_element() {
     assert!(all >= 2 * (960 + 1855 + 24), "{all} bytes in bf16");
 }
 
-/// Gathered values reuse the memory of gradients, and add nothing to it.
+/// Gathered values reuse the memory of gradients, so the memory does not increase.
 #[test]
 fn measured_memory_is_as_computed() {
     for recipe in RECIPES {
@@ -86,7 +86,7 @@ fn measured_memory_is_as_computed() {
     }
 }
 
-/// Two copies of a byte with their scales.
+/// FP8 weights have two copies of one byte with their scales.
 #[test]
 fn memory_plans_include_both_copies() {
     let planned = |recipe| {
@@ -104,14 +104,14 @@ fn memory_plans_include_both_copies() {
     assert_eq!(scales(Recipe::Square), 3 * 2 * 4);
     // Four blocks of 32 in a word: at most 70 elements are in one.
     assert_eq!(scales(Recipe::Mx), (40 + 48 + 48 + 70 + 70 + 5) * 4);
-    // Masters and two moments of half of all elements, and no master for the shift.
+    // Half of all elements have masters and two moments. The shift has no master.
     assert_eq!(
         planned(Recipe::Mx).optimizer,
         ((1920 + 3840) * 12 + 128 * 8) / 2
     );
 }
 
-/// The bytes that the pool keeps for the next step.
+/// Returns the bytes that the pool holds for the next step.
 fn pooled(recipe: Recipe, config: &DataParallelConfig) -> Vec<u64> {
     let run = |groups: &ParallelContext| {
         train(groups, recipe, config)?;
@@ -120,7 +120,7 @@ fn pooled(recipe: Recipe, config: &DataParallelConfig) -> Vec<u64> {
     over(1, 4, run).unwrap()
 }
 
-/// The memory of gathered values is reused by gradients, or freed: the pool does not keep both.
+/// The memory of gathered values is reused by gradients or freed. The pool does not hold both.
 #[test]
 fn values_add_no_memory_to_the_pool() {
     for precision in [Precision::F32, Precision::Bf16] {
@@ -137,7 +137,7 @@ fn values_add_no_memory_to_the_pool() {
     }
 }
 
-/// A gradient may be accumulated before every weight was used: the values of the last bucket are quantised
+/// A gradient may be accumulated before every weight was used. The values of the last bucket are then quantized
 /// first, and their memory is freed.
 #[test]
 fn values_are_freed_before_a_gradient_is_accumulated() {
@@ -153,7 +153,7 @@ fn values_are_freed_before_a_gradient_is_accumulated() {
                 .map(|layer| layer.quantized.load(std::sync::atomic::Ordering::Relaxed))
                 .sum()
         };
-        // One gather is in flight: that of the last layers, which are used last.
+        // One gather is in flight: the gather of the last layers, which are used last.
         let (made, values) = (quantized(), net.ddp.usage().now().gradients);
         let bytes = 3840 * 4;
         assert_eq!(values, bytes);

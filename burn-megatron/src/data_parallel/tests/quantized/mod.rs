@@ -1,4 +1,4 @@
-//! FP8 weights: the same training, bit for bit, in fewer bytes.
+//! FP8 weights: training is bit-equal with fewer communicated bytes.
 
 use super::gradient_checks::stage;
 use super::*;
@@ -19,12 +19,12 @@ const SKIPPED: usize = 2;
 #[derive(Clone, Debug, Default, PartialEq)]
 struct TrainingRecord {
     losses: Vec<u64>,
-    /// By step and weight: codes and scales of both copies.
+    /// The codes and scales of both copies, by step and weight.
     weights: Vec<Vec<[[Vec<u32>; 2]; 2]>>,
     masters: Vec<Vec<u32>>,
 }
 
-/// Steps of two micro-batches, one of which is skipped.
+/// Runs steps of two micro-batches, one of which is skipped.
 fn train(
     groups: &ParallelContext,
     recipe: Recipe,
@@ -72,7 +72,7 @@ fn with_fp8_gather(config: &DataParallelConfig) -> DataParallelConfig {
     }
 }
 
-/// The ways of sharding the optimizer.
+/// Returns the configurations that shard the optimizer.
 fn sharding_configs(hybrid: bool) -> Vec<DataParallelConfig> {
     let mut configs = vec![];
     for number in [1, 2] {
@@ -151,7 +151,7 @@ fn scales_are_those_of_all_tensor_ranks() {
     assert!(scales.iter().all(|other| *other == scales[0]), "{scales:?}");
 }
 
-/// Weights with block scales are quantised from the values in the dtype of the model.
+/// Weights with block scales are quantized from the values in the dtype of the model.
 #[test]
 fn block_scales_give_the_same_bits_in_bf16() {
     for recipe in [Recipe::Square, Recipe::Mx] {
@@ -196,7 +196,7 @@ fn a_module_in_f64_is_quantised_too() {
             );
             assert_eq!(ddp.module().second.val().dtype(), burn::tensor::DType::F64);
             assert_eq!(ddp.parameters()[2].dtype(), burn::tensor::DType::F64);
-            // Masters only; no optimizer with moments was created.
+            // Only masters, because no optimizer with moments was created.
             let masters = (1920 + 3840) / 2 * 8;
             assert_eq!(ddp.usage().now().optimizer, masters);
             assert_eq!(ddp.memory_plan()?.optimizer, masters * 3 + 2 * 64 * 8);
@@ -206,7 +206,7 @@ fn a_module_in_f64_is_quantised_too() {
     .unwrap();
 }
 
-/// A per-tensor scale under bf16: codes are made from the f32 masters, not from bf16 values.
+/// With a per-tensor scale and bf16, codes are made from the f32 masters, not from bf16 values.
 #[test]
 fn codes_are_made_from_the_masters() {
     let found = over(1, 2, |groups| {
@@ -272,7 +272,7 @@ fn a_skipped_step_does_not_change_the_weights() {
     .unwrap();
 }
 
-/// The value of a weight is the dequantised one that the layers multiply with.
+/// The value of a weight is the dequantized value that the layers multiply with.
 #[test]
 fn values_are_those_of_the_codes_and_follow_an_update() {
     over(1, 2, |groups| {
@@ -296,7 +296,7 @@ fn values_are_those_of_the_codes_and_follow_an_update() {
                 let copy = net.weights().remove(1);
                 let expected = burn_megatron_kernels::fp8::dequantize(&copy.rowwise);
                 assert_eq!(bits(value.clone()), bits(expected.cast(dtype)));
-                // Within half a quantisation step of the masters, which are what `to_module` returns.
+                // The value is within half a quantization step of the masters, which `to_module` returns.
                 let master = net.ddp.to_module().second.base();
                 let largest = master.clone().abs().max().into_scalar::<f32>();
                 let away = (value.cast(burn::tensor::DType::F32) - master).abs().max();

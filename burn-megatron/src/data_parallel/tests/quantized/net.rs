@@ -1,5 +1,5 @@
-//! A small model that multiplies with FP8 weights, trained by hand, with the weights of the wrapper or
-//! with its own.
+//! A small model that multiplies with FP8 weights and is trained by hand. The weights are quantized by the
+//! wrapper or by the test.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -15,7 +15,7 @@ use crate::comm::ReduceOp;
 use crate::nn::fp8::{QuantizedWeight, WeightQuantizer};
 use crate::nn::hook::Pass;
 
-/// How weights are scaled.
+/// The scaling recipe of weights.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Recipe {
     Current,
@@ -32,7 +32,7 @@ impl Recipe {
     }
 }
 
-/// Quantises one weight.
+/// Quantizes one weight.
 #[derive(Debug)]
 pub struct Layer {
     recipe: Recipe,
@@ -41,7 +41,7 @@ pub struct Layer {
     pub quantized: AtomicUsize,
 }
 
-/// The scale of this step, and the largest magnitude that was seen in it.
+/// The scale of this step, and the largest magnitude of its values.
 #[derive(Debug)]
 struct Delayed {
     scale: f32,
@@ -59,7 +59,7 @@ impl Layer {
         }
     }
 
-    /// The scale of the next step.
+    /// Computes the scale of the next step.
     pub fn end_step(&self) {
         let mut delayed = self.delayed.lock().unwrap();
         if delayed.seen > 0.0 {
@@ -111,7 +111,7 @@ impl WeightQuantizer for Layer {
     }
 }
 
-/// One size is a multiple of the row alignment, the others are not.
+/// One size is a multiple of the row alignment, and the others are not.
 pub const SIZES: [usize; 4] = [40, 48, 70, 5];
 
 /// Three FP8 weights with a shift between them.
@@ -151,8 +151,8 @@ pub fn net(key: usize) -> Net {
     }
 }
 
-/// The model with a quantiser for each weight. On the tensor axis every parameter is split, so that each
-/// rank has a net of its own, of its own size.
+/// Returns the model with a quantizer per weight. On the tensor axis every parameter is split, so that each
+/// rank has its own net with its own size.
 pub fn model(recipe: Recipe, groups: &ParallelContext) -> (ParallelModule<Net>, Vec<Arc<Layer>>) {
     let place = groups.place();
     let mut model = ParallelModule::replicated(net(100 * place.index));
@@ -180,7 +180,7 @@ pub fn named(layers: &[Arc<Layer>]) -> Vec<(String, Arc<dyn WeightQuantizer>)> {
 pub struct Trained {
     pub ddp: DistributedDataParallel<Net>,
     pub layers: Vec<Arc<Layer>>,
-    /// The weights of this step, where the wrapper has none.
+    /// The weights of this step, if the wrapper does not hold them.
     cached: Option<Vec<Arc<QuantizedWeight>>>,
 }
 
@@ -204,7 +204,7 @@ impl Trained {
         self.cached = None;
     }
 
-    /// Both copies of each weight: those of the wrapper, or quantised once from its values.
+    /// Returns both copies of each weight: from the wrapper, or quantized once from its values.
     pub fn weights(&mut self) -> Vec<Arc<QuantizedWeight>> {
         let sink = self.ddp.sink();
         let kept = WEIGHTS.map(|index| sink.quantized(index, Pass::Forward));
@@ -222,7 +222,7 @@ impl Trained {
         self.cached.get_or_insert_with(make).clone()
     }
 
-    /// One micro-batch; returns its loss.
+    /// Runs one micro-batch and returns its loss.
     pub fn run(&mut self, key: usize, last: bool) -> f64 {
         let weights = self.weights();
         let sink = self.ddp.sink();
@@ -286,7 +286,7 @@ fn rowwise(x: &Tensor<2>) -> Fp8Matrix {
     made.rowwise.unwrap()
 }
 
-/// The bits of a tensor.
+/// Returns the bits of a tensor.
 pub fn bits<const D: usize>(tensor: Tensor<D>) -> Vec<u32> {
     values(tensor.cast(DType::F32))
         .into_iter()
@@ -294,7 +294,7 @@ pub fn bits<const D: usize>(tensor: Tensor<D>) -> Vec<u32> {
         .collect()
 }
 
-/// The bits of a matrix: codes and scales.
+/// Returns the bits of a matrix: codes and scales.
 pub fn bits_of(matrix: &Fp8Matrix) -> [Vec<u32>; 2] {
     let codes: Vec<u32> = matrix.codes.clone().into_data().try_into_vec().unwrap();
     let scales = match &matrix.scales {

@@ -50,7 +50,7 @@ fn invalid_settings_and_weights_are_named() {
     }
 }
 
-/// A pipeline stage may have no FP8 weight, as long as another one has.
+/// A pipeline stage may have no FP8 weights, as long as another stage has some.
 #[test]
 fn a_stage_without_fp8_weights_is_accepted() {
     let mesh = ParallelConfig::new().with_data(2).with_pipeline(2);

@@ -12,33 +12,33 @@ use crate::collective::messages::{self, PendingSend};
 use crate::collective::{Comm, PendingPacked, PendingTensor};
 use crate::comm::{CommError, DType};
 
-/// The sends and receives of one rank in a run.
+/// The sends and receives of one rank during a run.
 pub struct P2pCommunicator<'a> {
     comm: &'a Comm,
     device: Device,
     config: P2pConfig,
     shapes: ShapeCache,
-    /// By micro-batch.
+    /// The shape key of each micro-batch.
     keys: Vec<ShapeKey>,
-    /// By peer, what this rank receives from it.
+    /// The receives from each peer.
     incoming: BTreeMap<usize, Incoming>,
-    /// Receives that were posted and not waited for.
+    /// Receives that were posted but not yet waited for.
     posted: HashMap<Action, PendingTransfer>,
     /// Peers to which activations are sent.
     outgoing: BTreeSet<usize>,
     sent: Vec<PendingSend>,
-    /// By peer, the tensors sent to it.
+    /// The number of tensors sent to each peer.
     sent_to: HashMap<usize, u64>,
 }
 
-/// The receives from one peer, in the order in which it sends.
+/// The receives from one peer, in the order of its sends.
 #[derive(Default)]
 struct Incoming {
-    /// Not posted.
+    /// The receives that are not posted yet.
     waiting: VecDeque<Action>,
-    /// The number of those that are posted ahead of their position in the schedule.
+    /// The number of receives posted ahead of their position in the schedule.
     ahead: usize,
-    /// The number of the tensors that were posted.
+    /// The number of posted tensors.
     count: u64,
 }
 
@@ -48,8 +48,8 @@ enum PendingTransfer {
 }
 
 impl<'a> P2pCommunicator<'a> {
-    /// A communicator for the `transfers` of this rank, each with its peer, in order; `keys` are those of the
-    /// micro-batches.
+    /// Creates a communicator for the `transfers` of this rank in order, each with its peer. `keys` are the
+    /// shape keys of the micro-batches.
     pub fn new(
         comm: &'a Comm,
         device: &Device,
@@ -81,12 +81,12 @@ impl<'a> P2pCommunicator<'a> {
         p2p
     }
 
-    /// The rank on the pipeline axis.
+    /// Returns the rank on the pipeline axis.
     pub fn rank(&self) -> usize {
         self.comm.rank()
     }
 
-    /// No receives ahead where all work on the device would wait for them.
+    /// Disables early receives if all work on the device would wait for them.
     fn limit_receives_ahead(&mut self) {
         static WARNING: Once = Once::new();
         let ahead = self.config.receives_ahead;
@@ -105,7 +105,7 @@ impl<'a> P2pCommunicator<'a> {
         });
     }
 
-    /// Compares the shape keys of the micro-batches with those of the neighbours, and posts the first receives.
+    /// Compares the shape keys of the micro-batches with the neighbors, and posts the first receives.
     pub fn begin(&mut self) -> Result<(), CommError> {
         self.compare_keys()?;
         let peers: Vec<usize> = self.incoming.keys().copied().collect();
@@ -127,12 +127,12 @@ impl<'a> P2pCommunicator<'a> {
             messages::start_send(x, to, self.comm)?
         };
         self.sent.push(pending);
-        // The gradient of an activation whose shape is new can be received now.
+        // The gradient of an activation with a new shape can be received now.
         self.post_ahead(to)
     }
 
-    /// Posts the receive `action` from the rank `from`, the next one from there, unless it is posted already, and others
-    /// ahead of it.
+    /// Posts the receive `action` from rank `from`, unless it is already posted, and further receives ahead of
+    /// it. `action` must be the next receive from this rank.
     pub fn start_receive(&mut self, from: usize, action: &Action) -> Result<(), CommError> {
         if !self.posted.contains_key(action) {
             if self.known_spec(action).is_none() {
@@ -162,13 +162,14 @@ impl<'a> P2pCommunicator<'a> {
         self.incoming.entry(peer).or_default()
     }
 
-    /// The shape of the tensor of a send or a receive, if it is known: that of the activation between its two stages.
+    /// Returns the shape of the tensor of a transfer, if it is known: the shape of the activation between its
+    /// two stages.
     fn known_spec(&self, action: &Action) -> Option<TensorSpec> {
         let (stage, key) = self.stage_and_key(action);
         self.shapes.get(stage, key)
     }
 
-    /// The stage that returns the activation of a transfer, and the key of the micro-batch.
+    /// Returns the stage that returns the activation of a transfer, and the key of the micro-batch.
     fn stage_and_key(&self, action: &Action) -> (usize, ShapeKey) {
         let stage = match action.kind {
             ActionKind::SendActivation | ActionKind::ReceiveGradient => action.stage,
@@ -177,7 +178,7 @@ impl<'a> P2pCommunicator<'a> {
         (stage, self.keys[action.micro_batch])
     }
 
-    /// Posts receives from a peer up to the limit, or to the first of an unknown shape.
+    /// Posts receives from a peer up to the limit, or to the first receive with an unknown shape.
     fn post_ahead(&mut self, peer: usize) -> Result<(), CommError> {
         while let Some(incoming) = self.incoming.get(&peer)
             && incoming.ahead < self.config.receives_ahead
@@ -260,11 +261,11 @@ impl<'a> P2pCommunicator<'a> {
         }
     }
 
-    /// Sends the keys of all micro-batches to the ranks that get activations, and compares those of the ranks that send
-    /// some: with other shapes they would wait for other messages.
+    /// Sends the keys of all micro-batches to the ranks that receive activations, and compares the keys of the
+    /// ranks that send activations. With different shapes the ranks would wait for different messages.
     fn compare_keys(&mut self) -> Result<(), CommError> {
         let numbers: Vec<i64> = self.keys.iter().flatten().map(|n| *n as i64).collect();
-        // Receives first: ranks may send to each other, and a send may wait for its receive.
+        // Receives are started first: ranks may send to each other, and a send may wait for its receive.
         let mut started = vec![];
         for (from, incoming) in &self.incoming {
             let mut receives = incoming.waiting.iter();
@@ -290,7 +291,7 @@ impl<'a> P2pCommunicator<'a> {
         Ok(())
     }
 
-    /// The error for a tensor that has not the shape of the micro-batches with its key.
+    /// Returns the error for a tensor whose shape differs from the other micro-batches with its key.
     fn unexpected_shape(
         &self,
         to: usize,
@@ -316,7 +317,7 @@ impl<'a> P2pCommunicator<'a> {
         self.mismatch(number, (own, of(found)), (to, of(expected)), &reason)
     }
 
-    /// A mismatch of two ranks of the pipeline axis, each with what it sends or expects.
+    /// Returns a mismatch of two ranks of the pipeline axis, each with the tensor that it sends or expects.
     fn mismatch(
         &self,
         sequence: u64,
@@ -337,7 +338,7 @@ impl<'a> P2pCommunicator<'a> {
     }
 }
 
-/// Two ranks of a pipeline read other data.
+/// The reason of a mismatch if two ranks of a pipeline read different data.
 const KEYS: &str = "the shape keys of the micro-batches differ (Stage::shape_key)";
 
 fn with_key(stage: usize, micro_batch: usize, key: impl std::fmt::Debug) -> String {

@@ -1,4 +1,4 @@
-//! A tensor in FP8 as one message: the codes of all rows, then their scales.
+//! Encoding of a tensor in FP8 as one message: the codes of all rows, followed by their scales.
 
 use burn::tensor::{FloatDType, Int, Tensor};
 use burn_megatron_kernels::bits;
@@ -8,25 +8,25 @@ use burn_megatron_kernels::fp8::{
 
 use super::shapes::TensorSpec;
 
-/// Values of one block of a row have a scale of their own.
+/// The scaling: each block of values in a row has its own scale.
 const SCALING: Scaling = Scaling::Blocks {
     square: false,
     power_of_two: false,
 };
 
-/// The rows of a tensor as a matrix, the words of a row of codes, and the scales of a row.
+/// Returns the sizes of a tensor as a matrix: the number of rows, of code words per row, and of scales per row.
 fn sizes([batch, seq, hidden]: [usize; 3]) -> [usize; 3] {
     let words = hidden.next_multiple_of(ROW_BYTES) / size_of::<u32>();
     [batch * seq, words, hidden.div_ceil(BLOCK)]
 }
 
-/// The length of a message.
+/// Returns the length of a message in words.
 pub fn words(shape: [usize; 3]) -> usize {
     let [rows, words, scales] = sizes(shape);
     rows * (words + scales)
 }
 
-/// The message of a tensor, `[words]` of u32.
+/// Encodes a tensor as a message, `[words]` of u32.
 pub fn encode(x: Tensor<3>) -> Tensor<1, Int> {
     let shape = x.dims();
     let [rows, words, scales] = sizes(shape);
@@ -46,7 +46,7 @@ pub fn encode(x: Tensor<3>) -> Tensor<1, Int> {
     Tensor::cat(vec![codes.reshape([rows * words]), factors], 0)
 }
 
-/// The tensor of a message.
+/// Decodes the tensor of a message.
 pub fn decode(message: Tensor<1, Int>, TensorSpec { shape, dtype }: TensorSpec) -> Tensor<3> {
     let [rows, words, scales] = sizes(shape);
     let codes = message.clone().narrow(0, 0, rows * words);

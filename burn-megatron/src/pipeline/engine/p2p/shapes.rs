@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use crate::collective::wire_dtype;
 use crate::comm;
 
-/// The key of the activations' shapes, such as `[batch, seq]` of the tokens of a micro-batch; see
+/// The key of the activations' shapes, such as `[batch, seq]` of the tokens of a micro-batch. See
 /// [`Stage::shape_key`](super::super::Stage::shape_key).
 pub type ShapeKey = [usize; 2];
 
@@ -24,7 +24,7 @@ pub struct TensorSpec {
 impl TensorSpec {
     pub fn of(x: &Tensor<3>) -> Self {
         let dtype = match x.dtype() {
-            // As engines send it.
+            // Engines send it in this type.
             DType::Flex32 => DType::F32,
             dtype => dtype,
         };
@@ -34,21 +34,23 @@ impl TensorSpec {
 }
 
 impl fmt::Display for TensorSpec {
-    /// `[2, 16, 64] of f32`.
+    /// Formats as `[2, 16, 64] of f32`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?} of {}", self.shape, self.dtype.name())
     }
 }
 
-/// The shapes of activations that the ranks of a pipeline know from earlier micro-batches. Clones share them.
+/// The shapes of activations that the ranks of a pipeline know from earlier micro-batches. Clones share the
+/// cache.
 ///
-/// The first activation of a [key](ShapeKey) is preceded by its shape and type, on each way between two stages; later ones
-/// with this key have the same. Pass one cache to all runs of a pipeline, on every rank: all know a shape, or none does.
+/// The first activation of a [key](ShapeKey) is preceded by its shape and type, in each direction between two
+/// stages. Later activations with this key must have the same shape and type. Pass one cache to all runs of a
+/// pipeline on every rank, so that either all ranks know a shape or none does.
 #[derive(Clone, Debug, Default)]
 pub struct ShapeCache(Arc<Mutex<HashMap<(usize, ShapeKey), TensorSpec>>>);
 
 impl ShapeCache {
-    /// The activation that a stage returns for micro-batches of this key.
+    /// Returns the spec of the activation that a stage returns for micro-batches with this key, if it is known.
     pub(super) fn get(&self, stage: usize, key: ShapeKey) -> Option<TensorSpec> {
         self.0.lock().get(&(stage, key)).copied()
     }
@@ -68,7 +70,7 @@ pub(super) struct TensorMetadata {
 }
 
 impl TensorMetadata {
-    /// The number of numbers as which it is sent.
+    /// The number of integers in the serialized header.
     pub const LEN: usize = 8;
 
     pub fn to_numbers(self) -> Vec<i64> {
@@ -89,7 +91,7 @@ impl TensorMetadata {
         numbers.map(|number| number as i64).to_vec()
     }
 
-    /// `None` for other numbers.
+    /// Parses the header. Returns `None` for invalid numbers.
     pub fn from_numbers(numbers: &[i64]) -> Option<Self> {
         let number = |i: usize| usize::try_from(*numbers.get(i)?).ok();
         let dtype = *comm::DType::ALL.get(number(7)?)?;
@@ -105,7 +107,7 @@ impl TensorMetadata {
     }
 }
 
-/// The type of the tensors that are sent as this one.
+/// Returns the tensor type that is sent as this wire type.
 fn float_type(wire: comm::DType) -> Option<DType> {
     match wire {
         comm::DType::F64 => Some(DType::F64),
@@ -134,7 +136,7 @@ mod tests {
             let numbers = metadata.to_numbers();
             assert_eq!(numbers.len(), TensorMetadata::LEN);
             assert_eq!(TensorMetadata::from_numbers(&numbers), Some(metadata));
-            // Integers are no type of an activation, and a negative size is none.
+            // An integer type is not valid for an activation, and neither is a negative size.
             let with = |at: usize, number: i64| {
                 let mut numbers = numbers.clone();
                 numbers[at] = number;

@@ -34,7 +34,7 @@ impl Stage for Failing<'_> {
     }
 }
 
-/// The error of the world, the error of each rank, and whether sinks are still deferring.
+/// Returns the error of the world, the error of each rank, and whether sinks are still deferring.
 fn failed(
     kind: ScheduleKind,
     at: Action,
@@ -57,7 +57,7 @@ fn failed(
     (result.unwrap_err(), errors.into_inner().unwrap())
 }
 
-/// Asserts that all ranks ended with the action they were in.
+/// Asserts that all ranks ended with an error that names their current action.
 fn assert_named(kind: ScheduleKind, at: Action, fail: &(dyn Fn() + Sync), reason: &str) {
     let (error, ranks) = failed(kind, at, fail);
     let first = error.to_string();
@@ -82,7 +82,7 @@ fn assert_named(kind: ScheduleKind, at: Action, fail: &(dyn Fn() + Sync), reason
                 assert_eq!(*rank, dead);
                 assert!(message.contains(&place), "{message}");
             }
-            // A rank that has not begun, or has run all its actions.
+            // This rank has not started, or has run all its actions.
             EngineError::Begin { .. } | EngineError::Send { .. } => {}
             _ => panic!("{error}"),
         }
@@ -179,7 +179,7 @@ fn a_missing_rank_is_named() {
     assert!(message.contains(expected), "{message}");
 }
 
-/// The error of an engine for `schedule` over two ranks.
+/// Returns the error of an engine for `schedule` over two ranks.
 fn refused(schedule: &Schedule) -> EngineError {
     let built = AtomicUsize::new(0);
     let errors = World::threads(2).unwrap().run(|rank| {

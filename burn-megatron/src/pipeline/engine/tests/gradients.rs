@@ -1,8 +1,8 @@
-//! The results of a run equal those of Burn without stages.
+//! The results of a run equal the results of Burn without stages.
 
 use super::*;
 
-/// Loss, gradients of the weights and of the inputs.
+/// The loss, and the gradients of the weights and of the inputs.
 struct Whole {
     loss: f64,
     weights: Vec<Vec<f64>>,
@@ -165,7 +165,7 @@ fn a_weight_gradient_arrives_in_its_own_action() {
     }
 }
 
-/// Stages lie as under an interleaved schedule, but each is reduced where the table says.
+/// Stages are placed as in an interleaved schedule, but each is reduced at the position in the table.
 #[test]
 fn a_table_is_reduced_at_its_own_positions() {
     let generated = schedule(ScheduleKind::Interleaved { group: None }, 4, 8);

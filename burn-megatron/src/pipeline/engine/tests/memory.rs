@@ -28,7 +28,7 @@ fn no_more_activations_are_kept_than_the_validator_says() {
 
 type Watched = Box<dyn Fn() -> bool + Send>;
 
-/// Whether the memory of a tensor is still allocated.
+/// Returns a handle that tells whether the memory of a tensor is still allocated.
 fn watch(tensor: &Tensor<3>) -> Watched {
     let primitive = tensor.clone().inner().try_into_primitive::<Flex>().unwrap();
     let weak = Arc::downgrade(&primitive.data_arc());
@@ -40,7 +40,7 @@ struct Watching {
     chain: Chain,
     inputs: Mutex<Vec<Watched>>,
     outputs: Mutex<Vec<Watched>>,
-    /// At each forward, the inputs and the outputs of earlier forwards that were still allocated.
+    /// The inputs and outputs of earlier forwards that are still allocated at each forward.
     alive: Mutex<Vec<Alive>>,
 }
 
@@ -68,10 +68,10 @@ impl Stage for Watching {
     }
 }
 
-/// Numbers of inputs and outputs that are still allocated.
+/// The numbers of inputs and outputs that are still allocated.
 type Alive = (usize, usize);
 
-/// For each rank, what was alive at each forward, and what was after the run.
+/// Returns the allocated tensors of each rank at each forward and after the run.
 fn watched(kind: ScheduleKind) -> Vec<(Vec<Alive>, Alive)> {
     let schedule = schedule(kind, 4, 8);
     let world = World::threads(4).unwrap();

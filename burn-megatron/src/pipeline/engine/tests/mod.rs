@@ -23,7 +23,7 @@ const WIDTH: usize = 3;
 
 type RankError = Box<dyn std::error::Error + Send + Sync>;
 
-/// What happened, in order, on one rank.
+/// The events on one rank, in order.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Seen {
     /// A weight gradient of a stage has arrived.
@@ -37,7 +37,7 @@ enum Seen {
 /// Sums the weight gradients of a rank.
 #[derive(Default)]
 struct Sums {
-    /// For each parameter of the rank, its stage and its gradient.
+    /// The stage and the gradient of each parameter of the rank.
     weights: Mutex<Vec<(usize, Option<Tensor<2>>)>>,
     deferred: Mutex<Option<Vec<Deferred>>>,
     seen: Mutex<Vec<Seen>>,
@@ -88,14 +88,14 @@ struct Weights {
     of_stages: Vec<Param<Tensor<2>>>,
 }
 
-/// The stages of one rank: `y = x w`, and at the end the sum of squares.
+/// The stages of one rank: `y = x w`, followed by the sum of squares in the last stage.
 struct Chain {
     stages: usize,
     own: Vec<usize>,
     weights: Weights,
     sums: Arc<Sums>,
     inputs: Vec<[usize; 2]>,
-    /// The gradients of the first stage's input, by micro-batch.
+    /// The gradients of the first stage's input, with the micro-batch.
     input_gradients: Mutex<Vec<(usize, Tensor<3>)>>,
     leaves: Mutex<Vec<(usize, Tensor<3>)>>,
     /// Advances by one for each forward and each input gradient.
@@ -103,7 +103,7 @@ struct Chain {
 }
 
 impl Chain {
-    /// The stages of `rank`; `inputs` are `[batch, seq]` of the micro-batches.
+    /// Creates the stages of `rank`. `inputs` are the `[batch, seq]` of the micro-batches.
     fn new(schedule: &Schedule, rank: usize, inputs: &[[usize; 2]]) -> Self {
         let own = schedule.stages_of(rank);
         let clock = Arc::new(Clock::default());
@@ -134,7 +134,7 @@ impl Chain {
         &self.weights.of_stages[index]
     }
 
-    /// The gradients of this rank, by stage.
+    /// Returns the gradients of this rank, by stage.
     fn gradients(&self) -> Vec<(usize, Vec<f64>)> {
         let sums = self.sums.weights.lock().unwrap();
         let gradient = |(stage, sum): &(usize, Option<Tensor<2>>)| {
@@ -182,7 +182,7 @@ impl Stage for Chain {
     }
 }
 
-/// Numbers between -1 and 1 that differ from `seed` to `seed`.
+/// Returns numbers between -1 and 1 that differ between seeds.
 fn numbers<const D: usize>(seed: usize, shape: [usize; D], device: &Device) -> Tensor<D> {
     let len: usize = shape.iter().product();
     let number = |i: usize| ((seed * 131 + i * 17) as f64).sin();
@@ -202,7 +202,7 @@ fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f64> {
     tensor.into_data().try_into_vec().unwrap()
 }
 
-/// Micro-batches of one size.
+/// Returns micro-batches of one size.
 fn even(micro_batches: usize) -> Vec<[usize; 2]> {
     vec![[2, 4]; micro_batches]
 }
@@ -238,7 +238,7 @@ fn run<T: Send>(
     run_over(schedule, inputs, |comm, _| comm, look)
 }
 
-/// The gradients of all stages.
+/// Returns the gradients of all stages.
 fn weight_gradients(schedule: &Schedule, inputs: &[[usize; 2]]) -> Vec<Vec<f64>> {
     by_stage(run(schedule, inputs, |_, chain| chain.gradients()))
 }

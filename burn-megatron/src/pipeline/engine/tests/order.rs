@@ -1,4 +1,4 @@
-//! No deadlock, even if sends block until the matching receive.
+//! There is no deadlock, even if sends block until the matching receive.
 
 use std::collections::HashMap;
 use std::sync::Condvar;
@@ -7,10 +7,10 @@ use std::time::Duration;
 use super::*;
 use crate::comm::{Buffer, BufferPool, Call, Communicator, Group, Pending};
 
-/// Longer than any machine is busy.
+/// A timeout that is longer than any machine is busy.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// How many receives each pair (from, to) has started.
+/// The number of receives that each pair (from, to) has started.
 #[derive(Debug, Default)]
 struct Board {
     receives: Mutex<HashMap<(usize, usize), usize>>,
@@ -22,9 +22,9 @@ struct Board {
 struct Rendezvous {
     inner: Comm,
     board: Arc<Board>,
-    /// Sends so far, by receiver.
+    /// The number of sends so far, by receiver.
     sends: Mutex<HashMap<usize, usize>>,
-    /// How long a send waits for its receive.
+    /// The time that a send waits for its receive.
     patience: Duration,
 }
 
@@ -119,7 +119,7 @@ fn a_cycle_of_two_ranks_ends() {
 
 #[test]
 fn a_send_that_is_never_received_is_found() {
-    // The wrapper can fail: the other rank receives something else.
+    // The wrapper can fail if the other rank receives a different message.
     let world = World::threads(2).unwrap();
     let board = Arc::new(Board::default());
     let result = world.run(|rank| {

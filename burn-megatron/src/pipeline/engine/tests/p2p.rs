@@ -1,4 +1,4 @@
-//! Messages, their shapes, and receives that are posted ahead.
+//! Tests of messages, their shapes, and receives that are posted ahead.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,7 +7,7 @@ use crate::comm::{Buffer, BufferPool, Call, Communicator, Group, Pending};
 use crate::pipeline::engine::p2p::fp8;
 use crate::pipeline::engine::p2p::shapes::TensorSpec;
 
-/// What a rank started and waited for, in order.
+/// An operation that a rank started or waited for, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     /// A tensor or numbers to a rank.
@@ -17,7 +17,7 @@ enum Step {
     Wait(usize),
 }
 
-/// A communicator that writes down the messages of a rank.
+/// A communicator that records the messages of a rank.
 #[derive(Debug)]
 struct Watched {
     inner: Comm,
@@ -68,8 +68,8 @@ fn ahead(receives_ahead: usize) -> P2pConfig {
     }
 }
 
-/// The steps of every rank in each of several runs of one engine, with the gradients by stage after all; `inputs` are
-/// those of each run.
+/// Returns the steps of every rank in several runs of one engine, and the gradients by stage after all runs.
+/// `runs` contains the inputs of each run.
 fn watched(
     schedule: &Schedule,
     runs: &[Vec<[usize; 2]>],
@@ -97,7 +97,7 @@ fn watched(
     (steps, by_stage(gradients))
 }
 
-/// The messages of all ranks in a run: of tensors, and of numbers.
+/// Returns the number of messages of all ranks in a run: tensor messages and number messages.
 fn messages(ranks: &[Vec<Vec<Step>>], run: usize) -> [usize; 2] {
     let steps = ranks.iter().flat_map(|rank| &rank[run]);
     let mut counts = [0; 2];
@@ -114,14 +114,14 @@ fn sends(schedule: &Schedule) -> usize {
     actions.filter(|action| action.kind.is_send()).count()
 }
 
-/// The ranks of both ends of each way of activations between two ranks.
+/// Returns the sending and receiving rank of each activation between two ranks.
 fn ways(schedule: &Schedule) -> Vec<(usize, usize)> {
     let rank_of = |stage| schedule.rank_of(stage);
     let ways = (1..schedule.stages()).map(|stage| (rank_of(stage - 1), rank_of(stage)));
     ways.filter(|(from, to)| from != to).collect()
 }
 
-/// The pairs of ranks with such a way.
+/// Returns the pairs of ranks that pass activations.
 fn pairs(schedule: &Schedule) -> BTreeSet<(usize, usize)> {
     ways(schedule).into_iter().collect()
 }
@@ -171,8 +171,8 @@ fn receives_ahead_change_no_bit() {
     }
 }
 
-/// What a rank starts and waits for in a run where all shapes are known: receives ahead first, each at its position in
-/// the list else, and waits for the tensors directly before their use.
+/// Returns the steps of a rank in a run in which all shapes are known. Receives ahead come first, and the
+/// others are at their positions in the list. Waits are directly before the use of a tensor.
 fn expected_steps(schedule: &Schedule, rank: usize, ahead: usize) -> Vec<Step> {
     let list = schedule.actions(rank);
     let mut unposted = BTreeMap::new();
@@ -204,7 +204,8 @@ fn expected_steps(schedule: &Schedule, rank: usize, ahead: usize) -> Vec<Step> {
     steps
 }
 
-/// The second run, without the messages that compare the shape keys. No send waits for a receive before it.
+/// Checks the second run, without the messages that compare the shape keys. No send waits for an earlier
+/// receive.
 #[test]
 fn receives_are_posted_ahead_and_waited_for_before_their_use() {
     for kind in ScheduleKind::ALL {
@@ -223,7 +224,8 @@ fn receives_are_posted_ahead_and_waited_for_before_their_use() {
     }
 }
 
-/// The steps of each rank that compare shape keys: a receive and its wait, or a send, for each pair of ranks.
+/// Returns the number of steps of each rank that compare shape keys: per pair of ranks, a receive and its wait,
+/// or a send.
 fn comparisons(schedule: &Schedule) -> Vec<usize> {
     let pairs = pairs(schedule);
     let of_rank = |rank| {
@@ -235,10 +237,10 @@ fn comparisons(schedule: &Schedule) -> Vec<usize> {
     (0..schedule.ranks()).map(of_rank).collect()
 }
 
-/// A chain whose first stage returns other shapes than its neighbour expects.
+/// A chain whose first stage returns shapes that its neighbor does not expect.
 struct Misshapen {
     chain: Chain,
-    /// The micro-batch with another shape, and its key as this rank says it.
+    /// The micro-batch with another shape, and the key that this rank reports for it.
     at: usize,
     says: Option<[usize; 2]>,
 }
@@ -256,7 +258,7 @@ impl Stage for Misshapen {
     }
 }
 
-/// The error of two ranks, of which rank 0 has another shape in micro-batch 3.
+/// Returns the error of two ranks if rank 0 has another shape in micro-batch 3.
 fn misshapen(says: Option<[usize; 2]>, runs: usize) -> String {
     let schedule = schedule(ScheduleKind::OneFOneB, 2, 4);
     let result = World::threads(2).unwrap().run(|rank| {
@@ -296,7 +298,8 @@ fn an_unexpected_shape_names_rank_stage_micro_batch_and_both_shapes() {
     }
 }
 
-/// As many elements, so that only the comparison of the keys can tell; from the first run on, or after one.
+/// The number of elements is equal, so that only the comparison of the keys detects the difference, in the
+/// first run or later.
 #[test]
 fn ranks_with_other_shape_keys_are_named() {
     for runs in [1, 2] {
@@ -312,11 +315,11 @@ fn ranks_with_other_shape_keys_are_named() {
     }
 }
 
-/// Elements `x` and `y` of a row of one block.
+/// Checks the elements `x` and `y` of a row of one block.
 fn within_the_bound(x: &[f64], y: &[f64]) {
     let largest = x.iter().fold(0.0f64, |most, x| most.max(x.abs()));
     for (x, y) in x.iter().zip(y) {
-        // The scale is rounded to f32, so that the largest code may be a little beyond.
+        // The scale is rounded to f32, so that the largest code may be slightly exceeded.
         let bound = (x.abs() / 16.0).max(largest * 2f64.powf(-18.8)) * (1.0 + 1e-5);
         assert!((x - y).abs() <= bound, "{x} became {y}, largest {largest}");
     }
@@ -331,7 +334,7 @@ fn a_tensor_in_8_bits_is_within_the_bound() {
         let scale = numbers(9, [2, 3, 1], &Device::flex()).mul_scalar(8.0).exp();
         let x = x.clone().powi_scalar(9) * scale;
         let message = fp8::encode(x.clone());
-        // A byte per element in rows of 16, and a scale for each block.
+        // One byte per element in rows of a multiple of 16, and one scale per block.
         let bytes = 6 * (hidden.next_multiple_of(16) + 4 * hidden.div_ceil(128));
         assert_eq!(4 * fp8::words(shape), bytes);
         assert_eq!(message.dims(), [fp8::words(shape)]);
@@ -352,8 +355,8 @@ fn a_tensor_in_8_bits_is_within_the_bound() {
     }
 }
 
-/// The gradients of a chain of two stages are those of one that rounds between them; and a message has the bytes of the
-/// codes and scales.
+/// The gradients of a chain of two stages equal the gradients of a chain that rounds between them. The size of
+/// a message is the size of the codes and scales.
 #[test]
 fn activations_and_gradients_are_sent_in_8_bits() {
     let schedule = schedule(ScheduleKind::OneFOneB, 2, 4);

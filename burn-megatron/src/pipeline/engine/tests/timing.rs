@@ -1,4 +1,4 @@
-//! The bubble of a run equals that of the simulation, by a logical clock.
+//! The bubble of a run equals the simulated bubble, measured with a logical clock.
 
 use std::collections::HashMap;
 
@@ -6,7 +6,7 @@ use super::*;
 use crate::comm::{Buffer, BufferPool, Call, Communicator, Group, Pending};
 use crate::pipeline::schedule::{StageTimes, simulate};
 
-/// The logical time of a rank: advanced by computations and by waiting for messages.
+/// The logical time of a rank, advanced by computations and by waiting for messages.
 #[derive(Debug, Default)]
 pub(super) struct Clock(Mutex<Time>);
 
@@ -17,7 +17,7 @@ struct Time {
 }
 
 impl Clock {
-    /// A computation, which takes 1.
+    /// Runs a computation, which takes 1.
     pub fn compute(&self) {
         let mut time = self.0.lock().unwrap();
         time.now += 1;
@@ -34,16 +34,16 @@ impl Clock {
     }
 }
 
-/// When the messages between each pair (from, to) were sent, in order.
+/// The send times of the messages between each pair (from, to), in order.
 type Departures = Arc<Mutex<HashMap<(usize, usize), Vec<u64>>>>;
 
-/// A communicator whose messages carry the time of their send; transfers take no time.
+/// A communicator whose messages contain their send time. Transfers take no time.
 #[derive(Debug)]
 struct Timed {
     inner: Comm,
     clock: Arc<Clock>,
     departures: Departures,
-    /// Receives so far, by sender.
+    /// The number of receives so far, by sender.
     receives: Mutex<HashMap<usize, usize>>,
 }
 

@@ -9,7 +9,7 @@ fn runs(ranks: usize, micro_batches: usize, group: usize) -> bool {
     ranks <= group && group <= micro_batches && (last == 0 || last >= ranks)
 }
 
-/// Returns an error for invalid groups, with sizes that fit.
+/// Returns an error with valid sizes if the groups are invalid.
 pub(super) fn check(ranks: usize, micro_batches: usize, group: usize) -> Result<(), ScheduleError> {
     if group > 0 && runs(ranks, micro_batches, group) {
         return Ok(());
@@ -22,7 +22,7 @@ pub(super) fn check(ranks: usize, micro_batches: usize, group: usize) -> Result<
     })
 }
 
-/// `a group of 5, or 4 or 8 micro-batches`.
+/// Returns valid sizes as text: `a group of 5, or 4 or 8 micro-batches`.
 fn fits(ranks: usize, micro_batches: usize, group: usize) -> String {
     let group_runs = |group: &usize| runs(ranks, micro_batches, *group);
     let smaller = (ranks..group.min(micro_batches + 1)).rev().find(group_runs);
@@ -31,7 +31,7 @@ fn fits(ranks: usize, micro_batches: usize, group: usize) -> String {
 
     let count_runs = |count: &usize| group >= ranks && runs(ranks, *count, group);
     let fewer = (1..micro_batches).rev().find(count_runs);
-    // A multiple of the group is valid, so few numbers are tried.
+    // A multiple of the group size is valid, so only few numbers are tried.
     let most = micro_batches.saturating_add(group).min(MAX_COMPUTATIONS);
     let more = (group.max(micro_batches + 1)..=most).find(count_runs);
     let counts = either(fewer, more);
@@ -46,7 +46,7 @@ fn fits(ranks: usize, micro_batches: usize, group: usize) -> String {
     }
 }
 
-/// `4 or 8`.
+/// Returns the numbers as text: `4 or 8`.
 fn either(low: Option<usize>, high: Option<usize>) -> Option<String> {
     match (low, high) {
         (Some(low), Some(high)) => Some(format!("{low} or {high}")),

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 
 use super::super::{Action, ActionKind, ScheduleConfig};
 
-/// The (micro-batch, chunk) pairs in the order of the forwards of a rank; a chunk is the index of a stage
-/// among those of the rank.
+/// Returns the (micro-batch, chunk) pairs in the order of the forwards of a rank. A chunk is the index of a
+/// stage among the stages of the rank.
 ///
-/// A group of micro-batches runs through the first chunk, then the second, and so on; then the next
-/// group, of which the last may be smaller. Backwards run the chunks in reverse order.
+/// A group of micro-batches runs through the first chunk, then the second chunk, and so on. Then the next group
+/// follows. The last group may be smaller. Backwards run the chunks in reverse order.
 pub(in super::super) fn table(m: usize, v: usize, group: usize) -> Vec<(usize, usize)> {
     let firsts = (0..m).step_by(group);
     firsts
@@ -19,8 +19,9 @@ pub(in super::super) fn table(m: usize, v: usize, group: usize) -> Vec<(usize, u
         .collect()
 }
 
-/// Warm-up forwards of a rank with `below` later ranks: forwards before its first backward, minus one; with pairs all of them,
-/// as the first backward is that of an earlier forward than its own pair's.
+/// Returns the number of warm-up forwards of a rank with `below` later ranks: the forwards before its first
+/// backward, minus one. With pairs one more counts, because the first backward belongs to an earlier forward
+/// than its own pair.
 pub(super) fn warm_up(below: usize, config: &ScheduleConfig, group: usize) -> usize {
     let (v, m) = (config.virtual_stages, config.micro_batches);
     let before = v.saturating_sub(1).saturating_mul(group);
@@ -30,7 +31,7 @@ pub(super) fn warm_up(below: usize, config: &ScheduleConfig, group: usize) -> us
         .min(v.saturating_mul(m))
 }
 
-/// The computations of one rank. Sizes must have been checked.
+/// Returns the computations of one rank. Sizes must have been checked.
 pub(super) fn list(rank: usize, config: &ScheduleConfig, group: usize) -> Vec<Action> {
     let (p, v) = (config.ranks, config.virtual_stages);
     let table = table(config.micro_batches, v, group);
@@ -59,10 +60,10 @@ pub(super) fn list(rank: usize, config: &ScheduleConfig, group: usize) -> Vec<Ac
     first.chain(steady_state).chain(last).collect()
 }
 
-/// By stage of a rank, the index of the action after which its gradients are reduced.
+/// Returns the index of the action after which the gradients of each stage of a rank are reduced.
 ///
-/// Rank r ends the last backward of a stage r backwards before rank 0. The reduction follows the r-th
-/// backward after it, or the last one, so that all ranks start to reduce at the same time.
+/// Rank r ends the last backward of a stage r backwards before rank 0. The reduction follows the r-th backward
+/// after it, or the last backward, so that all ranks start to reduce at the same time.
 pub(super) fn reductions_after(rank: usize, actions: &[Action]) -> BTreeMap<usize, usize> {
     let backwards: Vec<_> = (0..actions.len())
         .filter(|position| actions[*position].kind == ActionKind::Backward)

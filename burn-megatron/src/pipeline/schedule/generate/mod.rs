@@ -1,4 +1,4 @@
-//! Generators: the computations of each rank, in order.
+//! Generators of schedules, which list the computations of each rank in order.
 
 mod groups;
 mod interleaved;
@@ -12,19 +12,19 @@ use rank_program::RankProgram;
 #[cfg(test)]
 pub(super) use interleaved::table as interleaved_table;
 
-/// The most computations of a schedule.
+/// The maximum number of computations of a schedule.
 const MAX_COMPUTATIONS: usize = 1 << 24;
 
 /// Generates a schedule, with sends, receives and reductions of gradients.
 ///
-/// Stage s is on rank s mod p; for a [V-shaped](ScheduleKind::is_v_shaped) kind, rank r holds stages r
-/// and 2p-1-r.
+/// Stage s is on rank s mod p. For a [V-shaped](ScheduleKind::is_v_shaped) kind, rank r holds stages r and
+/// 2p-1-r.
 ///
 /// # Errors
 ///
-/// [`ScheduleError::Zero`] if a size is 0; [`ScheduleError::VirtualStages`] or
-/// [`ScheduleError::Group`] if the kind does not support the sizes; [`ScheduleError::Unpaired`] and
-/// [`ScheduleError::NoPair`] if it has no pairs; [`ScheduleError::TooLarge`].
+/// [`ScheduleError::Zero`] if a size is 0; [`ScheduleError::VirtualStages`] or [`ScheduleError::Group`] if the
+/// kind does not support the sizes; [`ScheduleError::Unpaired`] and [`ScheduleError::NoPair`] if the schedule
+/// has no pairs; [`ScheduleError::TooLarge`] if it has too many computations.
 pub fn generate(config: &ScheduleConfig) -> Result<Schedule, ScheduleError> {
     check(config)?;
     let (p, m) = (config.ranks, config.micro_batches);
@@ -62,12 +62,16 @@ pub fn generate(config: &ScheduleConfig) -> Result<Schedule, ScheduleError> {
     })
 }
 
-/// The number of warm-up forwards of a rank, before its steady state of one forward, one backward.
+/// Returns the number of warm-up forwards of a rank, before its steady state of one forward, one backward.
 ///
-/// `min(p - r - 1, m)` for 1F1B and ZB-H1; `min(2(p - r - 1), m)` for eager 1F1B; `2(p - r - 1) + (v - 1)N`, at most `vm`, for interleaved with
-/// groups of N; all for GPipe. With pairs one more than eager 1F1B and interleaved have, as what a pair computes arrives a pair
-/// later. `None` for V-shaped kinds, whose warm-up has several phases, and for a
-/// rank out of range.
+/// - 1F1B and ZB-H1: `min(p - r - 1, m)`
+/// - eager 1F1B: `min(2(p - r - 1), m)`
+/// - interleaved with groups of N: `2(p - r - 1) + (v - 1)N`, at most `vm`
+/// - GPipe: all forwards
+///
+/// With pairs, 1F1B has one more than eager 1F1B, and interleaved has one more than without pairs. The results
+/// of a pair arrive one pair later. Returns `None` for V-shaped kinds, whose warm-up has several phases, and
+/// for a rank out of range.
 pub fn warm_up(config: &ScheduleConfig, rank: usize) -> Option<usize> {
     let below = config.ranks.checked_sub(rank + 1)?;
     match config.kind {
@@ -120,10 +124,10 @@ fn check(config: &ScheduleConfig) -> Result<(), ScheduleError> {
     }
 }
 
-/// The fewest micro-batches with which some rank has a pair.
+/// Returns the minimum number of micro-batches with which some rank has a pair.
 fn fewest_with_pair(config: &ScheduleConfig) -> usize {
     match config.kind {
-        // The last rank pairs its second stage's forwards from the one after the fold on.
+        // The last rank pairs the forwards of its second stage, starting after the fold.
         ScheduleKind::DualPipeV => config.ranks + 1,
         _ => 2,
     }

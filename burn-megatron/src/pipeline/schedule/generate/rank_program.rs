@@ -6,11 +6,11 @@ use super::super::{Action, ActionKind};
 
 /// The computations of one rank, in order.
 ///
-/// Each stage runs the micro-batches in order, so a call names only the chunk: the index of the stage
-/// among those of the rank.
+/// Each stage runs the micro-batches in order, so a call only names the chunk: the index of the stage among the
+/// stages of the rank.
 pub(super) struct RankProgram {
     stages: Vec<usize>,
-    /// By chunk, the micro-batches of the next forward and of the next backward.
+    /// The micro-batch of each chunk's next forward and next backward.
     forward: Vec<usize>,
     backward: Vec<usize>,
     /// Chunks and micro-batches of deferred weight gradients, oldest first.
@@ -34,7 +34,7 @@ impl RankProgram {
         self.forward_in(chunk, false)
     }
 
-    /// A forward, which may be paired with the backward that is added next.
+    /// Adds a forward, which may be paired with the next added backward.
     pub(super) fn forward_in(&mut self, chunk: usize, pair: bool) -> &mut Self {
         let micro_batch = self.forward[chunk];
         self.forward[chunk] += 1;
@@ -76,7 +76,8 @@ impl RankProgram {
         }
     }
 
-    /// The actions, with all deferred weight gradients, and without micro-batches from `micro_batches` on.
+    /// Returns the actions, with all deferred weight gradients, and without micro-batches from `micro_batches`
+    /// on.
     pub(super) fn finish(mut self, micro_batches: usize) -> Vec<Action> {
         while !self.deferred.is_empty() {
             self.weight_gradient();

@@ -2,7 +2,7 @@
 
 use super::{Action, RankProgram};
 
-/// All forwards, then all backwards, both in the order of the micro-batches.
+/// Returns all forwards, then all backwards, both in the order of the micro-batches.
 pub(super) fn gpipe(rank: usize, m: usize) -> Vec<Action> {
     let mut program = RankProgram::new([rank]);
     for _ in 0..m {
@@ -14,7 +14,7 @@ pub(super) fn gpipe(rank: usize, m: usize) -> Vec<Action> {
     program.finish(m)
 }
 
-/// `warm_up` forwards, at most `m`, then forwards and backwards alternate, or run in pairs.
+/// Returns `warm_up` forwards, at most `m`. Then forwards and backwards alternate, or run in pairs.
 pub(super) fn one_f_one_b(rank: usize, warm_up: usize, m: usize, pairs: bool) -> Vec<Action> {
     let mut program = RankProgram::new([rank]);
     for _ in 0..warm_up {
@@ -29,10 +29,10 @@ pub(super) fn one_f_one_b(rank: usize, warm_up: usize, m: usize, pairs: bool) ->
     program.finish(m)
 }
 
-/// 1F1B in which rank r defers r weight gradients.
+/// Returns 1F1B in which rank r defers r weight gradients.
 ///
-/// Rank r has p-r micro-batches between forward and input gradient, as in 1F1B, and r more until
-/// their weight gradient: p on every rank, as 1F1B has on the first. The r deferred weight gradients
+/// As in 1F1B, rank r has p-r micro-batches between forward and input gradient. It has r more until their
+/// weight gradient, which makes p on every rank, as on the first rank of 1F1B. The r deferred weight gradients
 /// fill the cool-down, in which the rank waits for earlier ranks.
 pub(super) fn zb_h1(rank: usize, p: usize, m: usize) -> Vec<Action> {
     let warm_up = (p - rank - 1).min(m);

@@ -1,11 +1,11 @@
 //! Schedules whose two stages per rank form a V: rank r of p holds stages r and 2p-1-r.
 //!
-//! Both need at least 2p micro-batches. With fewer, a schedule of 2p is generated and the others are
-//! removed, which violates no dependency.
+//! Both kinds need at least 2p micro-batches. With fewer, a schedule of 2p is generated and the excess
+//! micro-batches are removed, which violates no dependency.
 
 use super::{Action, RankProgram};
 
-/// The chunk on the way down the V, and the one on the way up.
+/// The chunk on the way down the V, and the chunk on the way up.
 const DOWN: usize = 0;
 const UP: usize = 1;
 
@@ -13,12 +13,13 @@ fn rank_program(rank: usize, p: usize) -> RankProgram {
     RankProgram::new([rank, 2 * p - 1 - rank])
 }
 
-/// ZB-V: at most 2p stage-activations on a rank, as many layers as 1F1B keeps on its first rank.
+/// Returns ZB-V: at most 2p stage-activations on a rank, the same number of layers as on the first rank of
+/// 1F1B.
 pub(super) fn zb_v(rank: usize, p: usize, m: usize) -> Vec<Action> {
     let generated = m.max(2 * p);
     let mut program = rank_program(rank, p);
-    // Down until the first micro-batch returns, then up and down alternate, then the first gradients of
-    // the upward stage.
+    // Forwards go down until the first micro-batch returns. Then up and down alternate, followed by the first
+    // gradients of the upward stage.
     for _ in 0..2 * (p - rank) - 1 {
         program.forward(DOWN);
     }
@@ -28,7 +29,7 @@ pub(super) fn zb_v(rank: usize, p: usize, m: usize) -> Vec<Action> {
     for _ in 0..p - rank {
         program.forward(UP).input_gradient(UP).weight_gradient();
     }
-    // Steady state, as long as there are forwards left.
+    // The steady state continues as long as forwards are left.
     for up in p..generated {
         if up + p - rank - 1 < generated {
             program.forward(DOWN);
@@ -40,7 +41,7 @@ pub(super) fn zb_v(rank: usize, p: usize, m: usize) -> Vec<Action> {
             .input_gradient(UP)
             .weight_gradient();
     }
-    // Cool-down: input gradients first, deferred weight gradients fill the end.
+    // In the cool-down, input gradients come first, and deferred weight gradients fill the end.
     for _ in 0..rank {
         program.input_gradient(DOWN).input_gradient(UP);
     }
@@ -50,8 +51,8 @@ pub(super) fn zb_v(rank: usize, p: usize, m: usize) -> Vec<Action> {
     program.finish(m)
 }
 
-/// DualPipeV: forwards of one stage next to backwards of the other, or in pairs with them; at most 2p+1 stage-activations on a
-/// rank.
+/// Returns DualPipeV: forwards of one stage next to backwards of the other stage, or in pairs with them. At
+/// most 2p+1 stage-activations are on a rank.
 pub(super) fn dualpipe_v(rank: usize, p: usize, m: usize, pairs: bool) -> Vec<Action> {
     let generated = m.max(2 * p);
     let below = p - rank - 1;
@@ -62,12 +63,12 @@ pub(super) fn dualpipe_v(rank: usize, p: usize, m: usize, pairs: bool) -> Vec<Ac
     for _ in 0..=rank {
         program.forward(DOWN).forward(UP);
     }
-    // The first backwards are split, so that earlier ranks get their gradients sooner.
+    // The first backwards are split, so that earlier ranks receive their gradients sooner.
     for _ in 0..below {
         program.input_gradient(UP).weight_gradient().forward(UP);
     }
     for i in 0..generated + rank + 1 - 2 * p {
-        // The last rank has just computed what its first backward needs: a pair would delay it.
+        // The last rank has just computed the input of its first backward, so a pair would delay it.
         let first = pairs && (i > 0 || below > 0);
         program
             .forward_in(DOWN, first)

@@ -1,9 +1,9 @@
-//! The simulator against the closed forms of the papers.
+//! Compares the simulator with the closed forms of the papers.
 
 use super::super::{Action, ActionKind, Schedule, ScheduleKind, Simulation, StageTimes, simulate};
 use super::{INTERLEAVED, computations, dataflow, dataflow_of, interleaved, schedule};
 
-/// Forward, input gradient and weight gradient of a stage.
+/// The times of a forward, an input gradient and a weight gradient of a stage.
 const TIMES: [(f64, f64, f64); 5] = [
     (1.0, 1.0, 1.0),
     (1.0, 1.25, 0.75),
@@ -13,8 +13,8 @@ const TIMES: [(f64, f64, f64); 5] = [
 ];
 
 #[track_caller]
-/// The time in which a rank does not compute between its first computation and its last. Papers in which a rank starts its
-/// next step without waiting for the others count only this as bubble.
+/// Returns the time in which a rank does not compute between its first and its last computation. Papers in
+/// which a rank starts its next step without waiting for the other ranks only count this time as bubble.
 fn idle_inside(simulation: &Simulation, rank: usize) -> f64 {
     let spans = simulation.timeline(rank).iter();
     let computed: Vec<_> = spans.filter(|span| span.action.kind.is_compute()).collect();
@@ -79,8 +79,8 @@ fn interleaved_1f1b() {
     }
 }
 
-/// The quoted figures: the ideal and the real total with a backward pass twice as long as a forward
-/// pass, and the bubble in percent.
+/// The quoted numbers: the ideal and the real total with a backward twice as long as a forward, and the bubble
+/// in percent.
 #[test]
 fn the_quoted_table() {
     let one = |p, m| schedule(ScheduleKind::OneFOneB, p, m);
@@ -106,8 +106,8 @@ fn the_quoted_table() {
     }
 }
 
-/// Forward 1, backward 2, four ranks, 16 micro-batches, with a transfer of 0.3 and with none: in 1F1B each backward waits
-/// for two transfers, which a longer warm-up hides.
+/// Forward 1, backward 2, four ranks, 16 micro-batches, with and without a transfer of 0.3. In 1F1B each
+/// backward waits for two transfers, which a longer warm-up hides.
 #[test]
 fn transfers_that_a_longer_warm_up_hides() {
     let total = |kind, transfer| {
@@ -122,7 +122,7 @@ fn transfers_that_a_longer_warm_up_hides() {
     close(total(eager, 0.0), 57.0);
 }
 
-/// (p-1)(F+B-W), B the input gradient: Qi et al. 2023, table 1.
+/// The bubble is (p-1)(F+B-W), where B is the input gradient: Qi et al. 2023, table 1.
 #[test]
 fn zb_h1() {
     for (f, i, w) in TIMES {
@@ -143,9 +143,9 @@ fn zb_h1() {
     }
 }
 
-/// With equal times no rank waits between its first computation and its last: the zero bubble of Qi et
-/// al. 2024, at the memory of 1F1B. As rank p-1 starts p-1 forwards late, the total is that much longer
-/// than the work.
+/// With equal times no rank waits between its first and its last computation: the zero bubble of Qi et al.
+/// 2024, with the memory of 1F1B. Rank p-1 starts p-1 forwards late, so the total is longer than the work by
+/// this time.
 #[test]
 fn zb_v() {
     for (p, m) in [
@@ -168,9 +168,10 @@ fn zb_v() {
     }
 }
 
-/// (p-1)(F&B+B-3W), B the full backward and F&B a forward overlapped with one, whose results are sent
-/// only when both are done: the DualPipe project's table, for p ranks with two stages each. The
-/// simulator runs them one after the other, so the result of the forward is sent earlier.
+/// The bubble is (p-1)(F&B+B-3W). B is the full backward, and F&B is a forward overlapped with a backward,
+/// whose results are only sent when both are done. This is the table of the DualPipe project, for p ranks with
+/// two stages each. The simulator runs the two one after the other, so the result of the forward is sent
+/// earlier.
 #[test]
 fn dualpipe_v() {
     for (p, m) in [
@@ -185,7 +186,7 @@ fn dualpipe_v() {
     ] {
         let schedule = schedule(ScheduleKind::DualPipeV, p, m);
         let units: Vec<_> = (0..p).map(|rank| paired(&schedule, rank)).collect();
-        // The form holds where an input gradient takes no less than a forward pass.
+        // The formula holds if an input gradient takes at least as long as a forward.
         for (f, i, w) in TIMES.into_iter().filter(|(f, i, _)| i >= f) {
             let simulation = simulated(&schedule, (f, i, w));
             let work = simulation.busy(0);
@@ -200,7 +201,7 @@ fn dualpipe_v() {
     }
 }
 
-/// Units in which a forward and the backward directly after it are one.
+/// Returns units in which a forward and the backward directly after it are one unit.
 fn paired(schedule: &Schedule, rank: usize) -> Vec<Vec<Action>> {
     let mut units: Vec<Vec<Action>> = vec![];
     for action in computations(schedule, rank) {
@@ -218,7 +219,7 @@ fn paired(schedule: &Schedule, rank: usize) -> Vec<Vec<Action>> {
     units
 }
 
-/// The simulator against one that shares no code with it, with transfer times.
+/// Compares the simulator with a simulator that shares no code with it, with transfer times.
 #[test]
 fn a_computation_waits_for_its_own_inputs_alone() {
     let mut all = vec![

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::super::{Action, ActionKind, Schedule};
 
-/// Whether a schedule is valid: every required action exactly once, and no cycle of dependencies, where
-/// a send and its receive are one event.
+/// Whether a schedule is valid: it contains every required action exactly once, and has no cycle of
+/// dependencies, where a send and its receive are one event.
 pub fn is_valid(schedule: &Schedule) -> bool {
     let mut alone = schedule.clone();
     for list in &mut alone.ranks {
@@ -17,7 +17,7 @@ pub fn is_valid(schedule: &Schedule) -> bool {
                 if !is_pair {
                     return false;
                 }
-                // As transfers are around a pair, its order is that of its two actions.
+                // Transfers surround a pair, so the order of a pair is the order of its two actions.
                 list[i].kind = ActionKind::Forward;
             }
         }
@@ -67,7 +67,8 @@ fn has_every_action(schedule: &Schedule) -> bool {
 
 /// Topological sort of a schedule that has every action.
 fn has_no_cycle(schedule: &Schedule) -> bool {
-    // A send and its receive are one event, named after the send; both halves of a backward are two.
+    // A send and its receive are one event, named after the send. Both halves of a backward are separate
+    // events.
     let event = |action: &Action| match action.kind {
         ActionKind::ReceiveActivation | ActionKind::ReceiveGradient => {
             action.counterpart().expect("a receive has a send")

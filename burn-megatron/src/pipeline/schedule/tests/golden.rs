@@ -1,4 +1,4 @@
-//! Orders worked out by hand or taken from Megatron-LM, and live activations.
+//! Orders computed by hand or taken from Megatron-LM, and live activations.
 
 use super::super::generate::interleaved_table;
 use super::super::{ActionKind, ScheduleConfig, ScheduleKind, validate, warm_up};
@@ -39,7 +39,7 @@ fn an_interleaved_schedule_row_by_row() {
     }
 }
 
-/// With sends and receives: after one forward each, two adjacent ranks of 1F1B would both send.
+/// With sends and receives: after one forward each, two adjacent ranks of 1F1B would otherwise both send.
 #[test]
 fn sends_and_receives_of_two_ranks() {
     assert_eq!(
@@ -68,7 +68,7 @@ fn zb_h1_defers_as_many_weight_gradients_as_there_are_earlier_ranks() {
     assert_eq!(row(1), "F0 I0 F1 I1 W0 F2 I2 W1 F3 I3 W2 W3");
 }
 
-/// Forwards before the first backward, minus one.
+/// The number of forwards before the first backward, minus one.
 #[test]
 fn warm_ups() {
     let cases: [(_, usize, usize, usize, &[usize]); 11] = [
@@ -127,7 +127,7 @@ fn live_activations() {
     assert_eq!(peaks(interleaved(4, 2, 10, 10)), [17, 15, 13, 11]);
     for p in [1, 2, 3, 4, 8] {
         for m in [2 * p, 2 * p + 1, 4 * p] {
-            // As 1F1B on its first rank: p stages, or 2p of half the size.
+            // The peak equals the first rank of 1F1B: p stages, or 2p stages of half the size.
             assert_eq!(peaks(schedule(ScheduleKind::ZbH1, p, m)), vec![p; p]);
             assert_eq!(peaks(schedule(ScheduleKind::ZbV, p, m)), vec![2 * p; p]);
             let dualpipe = peaks(schedule(ScheduleKind::DualPipeV, p, m));

@@ -40,7 +40,7 @@ fn groups_that_do_not_run() {
     assert_snapshot!(fits(4, 8, usize::MAX), @"a group of 8");
 }
 
-/// The sizes that a message offers are valid.
+/// The sizes that a message suggests are valid.
 #[test]
 fn the_offered_sizes_fit() {
     for ranks in 1..6 {
@@ -158,7 +158,7 @@ fn configurations_in_files() {
     assert!(toml::from_str::<File>(&text.replace("interleaved:6", "zb-h2")).is_err());
 }
 
-/// The first invalid action of a schedule after a change of one of its lists.
+/// Returns the first invalid action of a schedule after a change of one of its lists.
 fn message(change: impl Fn(&mut Vec<Vec<super::Action>>)) -> String {
     let mut schedule = schedule(ScheduleKind::OneFOneB, 2, 2);
     change(&mut schedule.ranks);
@@ -201,7 +201,7 @@ fn the_first_wrong_action() {
         }),
         @"rank 0 ends after 8 actions without \"B 0 1\" (backward of stage 0, micro-batch 1)"
     );
-    // Ordered by position, then by rank.
+    // Violations are ordered by position, then by rank.
     let first = message(|ranks| {
         ranks[0].remove(2);
         ranks[1].remove(0);

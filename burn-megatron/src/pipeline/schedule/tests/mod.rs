@@ -28,15 +28,15 @@ fn interleaved(ranks: usize, v: usize, micro_batches: usize, group: usize) -> Sc
     generate(&config).expect("runs")
 }
 
-/// The computations of a rank, without its other actions.
+/// Returns the computations of a rank, without its other actions.
 fn computations(schedule: &Schedule, rank: usize) -> Vec<Action> {
     let actions = schedule.actions(rank).iter().copied();
     actions.filter(|action| action.kind.is_compute()).collect()
 }
 
-/// The total if every computation waits only for its own inputs.
+/// Returns the total if every computation only waits for its own inputs.
 ///
-/// Shares no code with the simulator, and ignores sends and receives.
+/// It shares no code with the simulator, and ignores sends and receives.
 fn dataflow(schedule: &Schedule, times: &StageTimes) -> f64 {
     let single = |rank| {
         computations(schedule, rank)
@@ -49,8 +49,8 @@ fn dataflow(schedule: &Schedule, times: &StageTimes) -> f64 {
     dataflow_of(schedule, times, &units)
 }
 
-/// The same with computations grouped into units: a unit starts when all its inputs are available, takes
-/// the sum of its times, and its results are available at its end.
+/// Returns the total with computations grouped into units. A unit starts when all its inputs are available,
+/// takes the sum of its times, and its results are available at its end.
 fn dataflow_of(schedule: &Schedule, times: &StageTimes, units: &[Vec<Vec<Action>>]) -> f64 {
     let mut ends: HashMap<(bool, usize, usize), f64> = HashMap::new();
     let mut clocks = vec![0.0_f64; units.len()];
@@ -83,7 +83,7 @@ fn dataflow_of(schedule: &Schedule, times: &StageTimes, units: &[Vec<Vec<Action>
     clocks.into_iter().fold(0.0, f64::max)
 }
 
-/// The time at which the input of a computation is available; `None` if it is not computed yet.
+/// Returns the time at which the input of a computation is available, or `None` if it has not been computed.
 fn input(
     schedule: &Schedule,
     times: &StageTimes,

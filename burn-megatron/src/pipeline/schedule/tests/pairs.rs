@@ -5,13 +5,13 @@ use super::super::{
     simulate, validate,
 };
 
-/// 1F1B with pairs.
+/// Returns 1F1B with pairs.
 fn paired(ranks: usize, micro_batches: usize) -> Schedule {
     let config = ScheduleConfig::new(ScheduleKind::OneFOneB, ranks, micro_batches);
     generate(&config.with_pairs(true)).expect("valid")
 }
 
-/// 1F1B with pairs whose ranks have so many forwards before the first one.
+/// Returns 1F1B with pairs, with this number of forwards before the first pair of each rank.
 fn with_warm_up(ranks: usize, micro_batches: usize, warm_up: impl Fn(usize) -> usize) -> Schedule {
     let row = |rank: usize| {
         let warm_up = warm_up(ranks - rank - 1).min(micro_batches);
@@ -30,15 +30,15 @@ fn total(schedule: &Schedule) -> f64 {
     simulate(schedule, &times).expect("valid").total()
 }
 
-/// Forward 1, backward 2: results of a pair are sent when both are done, so the next rank has them a pair later. With one
-/// more forward than eager 1F1B no rank waits; with one more than 1F1B all do.
+/// Forward 1, backward 2. Results of a pair are sent when both are done, so the next rank receives them one
+/// pair later. With one more forward than eager 1F1B no rank waits. With one more than 1F1B all ranks wait.
 #[test]
 fn pairs_need_a_longer_warm_up() {
     assert_eq!(total(&paired(4, 16)), 57.0);
     assert_eq!(total(&with_warm_up(4, 16, |below| below + 1)), 99.0);
 }
 
-/// Pairs cost no time beside the bubble of the kind, whatever the sizes.
+/// Pairs cost no time in addition to the bubble of the kind, for all sizes.
 #[test]
 fn paired_schedules_are_valid() {
     for (kind, most) in [
@@ -51,7 +51,7 @@ fn paired_schedules_are_valid() {
             let plain = generate(&config.with_pairs(false)).expect("valid");
             let schedule = match generate(&config) {
                 Ok(schedule) => schedule,
-                // Too few micro-batches for the kind, which is said.
+                // There are too few micro-batches for the kind, and the error reports it.
                 Err(ScheduleError::NoPair { fits, .. }) => {
                     assert!(micro_batches < fits, "{kind}, {ranks}, {micro_batches}");
                     let config = ScheduleConfig {
@@ -112,11 +112,11 @@ fn a_pair_is_one_cell_with_its_transfers_around_it() {
     let read = Schedule::from_csv("1f1b", &text).expect("written by the schedule");
     assert_eq!(read, schedule);
     let report = validate(&read).expect("valid");
-    // As many as the warm-up, and the forward of a pair.
+    // The peaks are the number of warm-up forwards, and the forward of a pair.
     assert_eq!(report.peak_activations, [3, 2]);
 }
 
-/// The timeline has one after the other, and nothing is sent before the end of both.
+/// The timeline shows the two computations one after the other, and nothing is sent before both have ended.
 #[test]
 fn results_of_a_pair_leave_together() {
     let schedule = paired(2, 4);

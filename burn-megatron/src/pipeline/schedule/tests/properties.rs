@@ -1,4 +1,4 @@
-//! Random schedules and random faults: the validator against a checker that shares no code with it.
+//! Random schedules and random faults: compares the validator with a checker that shares no code with it.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -129,8 +129,8 @@ fn valid_schedule() -> impl Strategy<Value = Schedule> {
     })
 }
 
-/// The schedule with a pair of each forward and a backward of another micro-batch after it; `None` if ranks then wait for
-/// each other.
+/// Returns the schedule in which each forward is paired with a later backward of another micro-batch, or `None`
+/// if ranks would wait for each other.
 fn paired(mut schedule: Schedule) -> Option<Schedule> {
     for list in &mut schedule.ranks {
         list.retain(|action| action.kind.is_compute());
@@ -179,7 +179,7 @@ fn random_order() -> impl Strategy<Value = Schedule> {
     })
 }
 
-/// The computations that are not done and whose dependencies are.
+/// Returns the computations that are not done but whose dependencies are done.
 fn free_computations(stages: usize, m: usize, split: bool, done: &BTreeSet<Action>) -> Vec<Action> {
     let backward = if split {
         ActionKind::InputGradient
@@ -210,7 +210,7 @@ fn free_computations(stages: usize, m: usize, split: bool, done: &BTreeSet<Actio
     free
 }
 
-/// The total if ranks block in each receive, in the order of the list, but not in sends.
+/// Returns the total if ranks block in each receive, in the order of the list, but not in sends.
 fn in_order(schedule: &Schedule) -> f64 {
     let mut clocks = vec![0.0_f64; schedule.ranks()];
     let mut next = vec![0; schedule.ranks()];
@@ -312,7 +312,7 @@ proptest! {
     }
 }
 
-/// Every swap of two adjacent actions, and every removal of one.
+/// Checks every swap of two adjacent actions, and every removal of an action.
 #[test]
 fn all_small_faults_of_small_schedules() {
     let (mut right, mut wrong) = (0, 0);
@@ -396,7 +396,7 @@ fn every_schedule_adds_up_in_the_same_order() {
                     .iter()
                     .filter(|one| one.stage == stage && one.kind == *kind);
                 let order: Vec<_> = of.map(|one| one.micro_batch).collect();
-                // DualPipeV has full and split backwards; each kind is ordered by itself.
+                // DualPipeV has full and split backwards, and each kind is ordered separately.
                 assert!(order.is_sorted(), "{kind:?}");
             }
             let weights = all.iter().filter(|one| {

@@ -1,11 +1,11 @@
-//! Positions of reductions, and schedules in which one is wrong.
+//! Positions of reductions, and schedules with an invalid reduction.
 
 use insta::assert_snapshot;
 
 use super::super::{Action, ActionKind, Schedule, ScheduleKind, StageTimes, simulate, validate};
 use super::{INTERLEAVED, interleaved, schedule};
 
-/// The index of the reduction of a stage in the list of its rank.
+/// Returns the index of the reduction of a stage in the list of its rank.
 fn position(schedule: &Schedule, stage: usize) -> usize {
     let actions = schedule.actions(schedule.rank_of(stage)).iter();
     let mut positions = actions
@@ -36,7 +36,7 @@ fn a_stage_is_reduced_after_its_last_forward() {
     }
 }
 
-/// In simulated time, with a backward twice as long as a forward.
+/// The ranks start together in simulated time, with a backward twice as long as a forward.
 #[test]
 fn ranks_of_an_interleaved_schedule_start_together() {
     for (p, v, m, group) in [(4, 2, 8, 4), (4, 3, 8, 4), (3, 4, 9, 3), (2, 2, 5, 3)] {
@@ -75,12 +75,12 @@ fn the_reductions_of_an_interleaved_schedule_row_by_row() {
     );
 }
 
-/// The first invalid action of a schedule after a change of one of its lists.
+/// Returns the first invalid action of a schedule after a change of one of its lists.
 fn message(change: impl Fn(&mut Vec<Vec<Action>>)) -> String {
     let mut schedule = schedule(ScheduleKind::OneFOneB, 2, 2);
     change(&mut schedule.ranks);
     let refusal = validate(&schedule).expect_err("changed").to_string();
-    // The simulator refuses it too.
+    // The simulator also refuses it.
     let times = StageTimes::uniform(2, 1.0, 1.0, 1.0, 0.0);
     let error = simulate(&schedule, &times).expect_err("changed");
     assert_eq!(error.to_string(), refusal);
@@ -146,7 +146,7 @@ fn a_table_without_reductions_gets_them_after_the_last_forwards() {
     let expected = schedule(ScheduleKind::OneFOneB, 2, 2);
     let read = Schedule::from_csv("1f1b", computations).expect("valid");
     assert_eq!(read, expected);
-    // As an earlier version wrote it.
+    // An earlier version wrote schedules in this form.
     let transfers = expected.to_csv().replace("RG 0,", "").replace("RG 1,", "");
     assert!(!transfers.contains("RG"));
     let read = Schedule::from_csv("1f1b", &transfers).expect("valid");

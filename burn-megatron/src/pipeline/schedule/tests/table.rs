@@ -51,7 +51,7 @@ fn schedules_are_read_as_they_are_written() {
             let written = schedule(kind, p, m);
             let read = Schedule::from_csv(written.name(), &written.to_csv()).expect("readable");
             assert_eq!(read, written);
-            // A table without sends and receives gets the same ones, with or without reductions.
+            // A table without sends and receives gets the same transfers, with or without reductions.
             let bare = csv_of(&written, |kind| !kind.is_transfer());
             let read = Schedule::from_csv(written.name(), &bare).expect("readable");
             assert_eq!(read, written);
@@ -62,7 +62,7 @@ fn schedules_are_read_as_they_are_written() {
     }
 }
 
-/// The actions of some kinds as CSV.
+/// Returns the actions of some kinds as CSV.
 fn csv_of(schedule: &Schedule, keep: fn(ActionKind) -> bool) -> String {
     let rows = (0..schedule.ranks()).map(|rank| {
         let kept = schedule.actions(rank).iter().filter(|one| keep(one.kind));
