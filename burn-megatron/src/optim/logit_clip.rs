@@ -1,11 +1,10 @@
-//! QK-Clip (MuonClip of Kimi K2, arXiv:2507.20534, section 2.1; `clip_qk` in Megatron Core). It scales down the
-//! query and key weights of heads whose largest attention logit of a step exceeds a threshold.
+//! QK-Clip (MuonClip of Kimi K2, arXiv:2507.20534, section 2.1): heads whose largest attention logit of a step exceeds a
+//! threshold get smaller queries and keys.
 //!
-//! Let `S` be the largest logit of a head and `t` the threshold. If heads share a key, `S` is the largest logit
-//! of these heads. If `S > t`, the factor is `g = t / S`. The weights are scaled after the optimizer step,
-//! before parameters are gathered. The columns of the head's query weight and bias are multiplied by `g^alpha`,
-//! and the columns of its key by `g^(1 - alpha)`. In latent attention, the columns of the query for the shared
-//! key are multiplied by `g`. All other columns stay bitwise unchanged.
+//! With `S` the largest logit of a head, over the heads that share a key where there are fewer keys, and `t` the
+//! threshold, `g = t / S` where `S > t`. After the step of the optimizer, before parameters are gathered, the columns of
+//! the head's weight (and bias) of queries are multiplied by `g^alpha` and those of its key by `g^(1 - alpha)`; in latent
+//! attention those of its query for the shared key by `g`. Other columns keep their bits. Megatron-Core's `clip_qk`.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -26,18 +25,17 @@ use crate::data_parallel::{AfterStep, BucketShard, DistributedDataParallel, Step
 use crate::mesh::{Axis, MeshRank};
 use crate::nn::{AttentionLayer, HeadPart, ParameterEntry, ParameterTable};
 
-/// Settings of QK-Clip. The defaults are Megatron Core's.
+/// Settings of QK-Clip; the defaults are Megatron-Core's.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct QkClipConfig {
-    /// The largest attention logit that is not clipped.
+    /// The largest logit that is not scaled.
     pub threshold: f64,
-    /// The exponent that distributes the scaling between queries (`alpha`) and keys (`1 - alpha`), above 0 and
-    /// below 1.
+    /// The share of the scaling that is applied to queries, above 0 and below 1.
     pub alpha: f64,
 }
 
-/// QK-Clip cannot limit the logits of a model.
+/// QK-Clip that cannot limit the logits of a model.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum QkClipError {
     /// A layer with normalized queries and keys.
@@ -49,7 +47,7 @@ pub enum QkClipError {
         /// The path of the layer.
         path: String,
     },
-    /// The model has no trained weights that QK-Clip could scale.
+    /// No weights that it could scale.
     #[error(
         "qk_clip has no weights to scale: no projection of queries and keys of this model is trained; remove qk_clip, \
          or train one"
@@ -71,7 +69,7 @@ impl QkClipConfig {
     ///
     /// # Errors
     ///
-    /// [`OptimizerError::Setting`] for the first setting out of its range.
+    /// [`OptimizerError::Setting`] for the first one out of its range.
     pub fn check(&self) -> Result<(), OptimizerError> {
         let is_share = self.alpha > 0.0 && self.alpha < 1.0;
         setting::check(vec![
@@ -86,13 +84,13 @@ pub struct QkClip {
     config: QkClipConfig,
     /// The layers of this rank.
     layers: Vec<ClippedLayer>,
-    /// The clipped segments of each bucket.
+    /// By bucket.
     segments: Vec<Vec<ClippedSegment>>,
 }
 
 /// A layer whose weights are clipped.
 struct ClippedLayer {
-    /// The index of the layer's first head among the heads of the layers of all stages.
+    /// The first of its heads, of those of the layers of all stages.
     first: usize,
     heads: usize,
     groups: usize,
@@ -101,11 +99,11 @@ struct ClippedLayer {
 /// A part of this rank's shard of a bucket: elements of a parameter `[.., columns]`.
 struct ClippedSegment {
     range: Range<usize>,
-    /// The index of the first element in the parameter.
+    /// The first of them, in the parameter.
     start: usize,
     device: Device,
     dtype: FloatDType,
-    /// The index of each column's factor in [`factors`](QkClip::factors).
+    /// The factor of each column, among all [factors](QkClip::factors).
     columns: Tensor<1, Int>,
 }
 
@@ -118,21 +116,18 @@ struct SegmentFactors {
 }
 
 impl QkClip {
-    /// Builds QK-Clip for the attention layers of all stages. Collective: call on all ranks of the pipeline.
+    /// For the attention layers of all stages. Collective: call on all ranks of the pipeline.
     ///
     /// # Errors
     ///
-    /// [`OptimizerError`] if a layer normalizes its queries and keys, or if no query or key weight of the model
-    /// is trained.
+    /// [`OptimizerError`] for a layer with normalized queries and keys, and a model none of whose weights of queries and
+    /// keys is trained.
     pub fn new<M: Module>(
         config: &QkClipConfig,
         layers: &[AttentionLayer],
         ddp: &DistributedDataParallel<M>,
     ) -> Result<Self, OptimizerError> {
-        // The scale of their weights does not affect their logits.
-        if let Some(AttentionLayer { path, .. }) = layers.iter().find(|layer| layer.has_norm) {
-            return Err(QkClipError::Normalized { path: path.clone() }.into());
-        }
+        check_norms(layers)?;
         let own = ddp.attention_logits().layers();
         let columns = factors_of_columns(&own, ddp);
         let is_any = i64::from(!columns.is_empty());
@@ -174,8 +169,30 @@ impl QkClip {
         })
     }
 
-    /// Returns the change of the masters after a step with these largest logits of the heads of all stages.
-    /// `taken`, `[1]`, is passed if the outcome of the step is only known on the device: 0 changes nothing.
+    /// Checks the attention layers of a full model before it is built, with its parameter table.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`new`](Self::new).
+    pub fn check_layers(
+        layers: &[AttentionLayer],
+        table: &ParameterTable,
+    ) -> Result<(), OptimizerError> {
+        check_norms(layers)?;
+        let is_trained = |linear: &str| {
+            let paths = ["weight", "bias"].map(|name| format!("{linear}.{name}"));
+            let mut entries = table.entries().iter();
+            entries.any(|entry| !entry.frozen && paths.contains(&entry.path))
+        };
+        let mut columns = layers.iter().flat_map(|layer| &layer.columns);
+        match columns.any(|columns| is_trained(&columns.linear)) {
+            true => Ok(()),
+            false => Err(QkClipError::NothingToClip.into()),
+        }
+    }
+
+    /// The change of the masters after a step with these largest logits, those of the heads of all stages. With
+    /// `taken` `[1]`, where the host does not know whether the step is taken, 0 changes nothing.
     pub fn change(&self, logits: &Tensor<1>, taken: Option<&Tensor<1>>) -> AfterStep {
         let factors = self.factors(logits, taken);
         let segments = || self.segments.iter().flatten();
@@ -202,8 +219,7 @@ impl QkClip {
         }))
     }
 
-    /// Returns 1, followed by the factors of each layer. Each layer has the factors of queries, of keys, and of
-    /// queries for a shared key, each with one value per group.
+    /// 1, then of each layer, for each group, the factors of queries, of keys and of queries for a shared key.
     fn factors(&self, logits: &Tensor<1>, taken: Option<&Tensor<1>>) -> Tensor<1> {
         let QkClipConfig { threshold, alpha } = self.config;
         let mut all = vec![Tensor::ones([1], (&logits.device(), logits.dtype()))];
@@ -216,7 +232,7 @@ impl QkClip {
             let own = logits.clone().narrow(0, *first, *heads);
             let largest = own.reshape([*groups, heads / groups]).max_dim(1);
             let largest: Tensor<1> = largest.reshape([*groups]);
-            // A step with a logit that is not finite is not taken.
+            // A logit that is not finite belongs to a step that is not taken.
             let finite = largest.clone().lower_elem(f64::from(f32::MAX));
             let mut clips = largest.clone().greater_elem(threshold).bool_and(finite);
             if let Some(taken) = taken {
@@ -234,7 +250,15 @@ impl QkClip {
     }
 }
 
-/// Returns the factor index of each of this rank's columns, by the index of the clipped parameter.
+/// Checks that no layer normalizes its queries and keys: their logits do not follow the scale of the weights.
+fn check_norms(layers: &[AttentionLayer]) -> Result<(), QkClipError> {
+    match layers.iter().find(|layer| layer.has_norm) {
+        Some(AttentionLayer { path, .. }) => Err(QkClipError::Normalized { path: path.clone() }),
+        None => Ok(()),
+    }
+}
+
+/// By the index of a trained parameter that is clipped: the factor of each of this rank's columns.
 fn factors_of_columns<M: Module>(
     layers: &[AttentionLayer],
     ddp: &DistributedDataParallel<M>,
@@ -270,7 +294,7 @@ fn factors_of_columns<M: Module>(
     all
 }
 
-/// Returns the columns (last dimension) of a parameter on this rank.
+/// The columns of a parameter, its last dim, on this rank.
 fn columns_on(entry: &ParameterEntry, rank: &MeshRank) -> Vec<usize> {
     let place = rank.on(entry.grid, Axis::Tensor);
     let sections = entry.placements.on(Axis::Tensor).local_sections(place);
@@ -283,7 +307,7 @@ fn columns_on(entry: &ParameterEntry, rank: &MeshRank) -> Vec<usize> {
 }
 
 impl SegmentFactors {
-    /// Returns the bucket with scaled elements.
+    /// The bucket with scaled elements.
     fn scaled(&self, stepped: SteppedBucket) -> SteppedBucket {
         let (columns, count) = (self.columns.dims()[0], self.range.len());
         let row = self.start / columns;
