@@ -1,7 +1,7 @@
 //! What happens when a rank fails: each fault with four real processes under the launcher.
 //!
 //! Every test checks the exit code, the messages, whether any rank waited for a deadline, and that no process is left. The
-//! times are printed; the book has them in a table.
+//! times are printed.
 
 use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
