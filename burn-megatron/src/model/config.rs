@@ -103,9 +103,9 @@ pub trait ModelConfig:
 
     /// Checks that the requested kernels support this model and device, before anything is allocated.
     ///
-    /// [`KernelChoiceError`] for the first kernel that is not supported.
+    /// # Errors
     ///
-    /// [`KernelChoiceError`] for the first that does not.
+    /// [`KernelChoiceError`] for the first kernel that is not supported.
     fn check_kernels(
         &self,
         choices: &KernelChoices,

@@ -12,7 +12,7 @@ use crate::mesh::Grid;
 /// Returns the 2-norm of the gradient of the complete model. It is the same on every rank. Collective: call on
 /// all ranks.
 ///
-/// In its data-parallel group each rank sums its partition of every bucket, in f64 on devices that support it.
+/// In its data-parallel group each rank sums its partition of every bucket, in f64 on the CPU.
 /// The norm of f32 gradients is rounded to f32. Therefore its bits do not depend on the buckets and the
 /// sharding, except for about one sum in a hundred million on a rounding boundary. A replicated parameter or
 /// section counts only on the first rank that holds it. A parameter of several pipeline stages counts on the
@@ -50,7 +50,7 @@ pub(super) fn rounds_norm<M: Module>(
 }
 
 /// Returns the sum of squares, `[1]`, of the elements of a grid that this rank accounts for, or `None` if it
-/// accounts for none. The sum is in f64 on devices that support it.
+/// accounts for none. The sum is in f64 on the CPU.
 pub(super) fn squares<M: Module>(
     gradients: &Gradients,
     ddp: &DistributedDataParallel<M>,
