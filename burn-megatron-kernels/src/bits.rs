@@ -1,7 +1,7 @@
 //! Bit casts between 32-bit types, for code that moves tensors without computing with them.
 //!
-//! Not differentiable: nothing is recorded for autodiff. On a device it launches nothing: only the
-//! type changes.
+//! The casts are not differentiable: nothing is recorded for autodiff. They launch nothing on a
+//! device, because only the type changes.
 
 use burn::backend::DispatchTensor;
 use burn::backend::flex::FlexTensor;
@@ -16,28 +16,28 @@ use crate::launch::{SimpleOp, Spec, launch_one};
 
 const NAME: &str = "bits";
 
-/// The bits of `words`, `[n]` of u32, as `[n]` of f32. Many of them may be NaN: move the result, do
-/// not compute with it.
+/// Returns `words`, `[n]` of u32, reinterpreted as `[n]` of f32. Many of the results may be NaN:
+/// move them, but do not compute with them.
 ///
 /// # Panics
 ///
-/// With a [`KernelError`](crate::KernelError) for words of another type.
+/// Panics with a [`KernelError`](crate::KernelError) if the words are not u32.
 pub fn as_f32(words: Tensor<1, Int>) -> Tensor<1> {
     accept(check_type(NAME, "type", words.dtype(), U32));
     Tensor::from_dispatch(bitcast(words, DType::F32))
 }
 
-/// The bits of `values`, `[n]` of f32, as `[n]` of u32.
+/// Returns `values`, `[n]` of f32, reinterpreted as `[n]` of u32.
 ///
 /// # Panics
 ///
-/// With a [`KernelError`](crate::KernelError) for values of another type.
+/// Panics with a [`KernelError`](crate::KernelError) if the values are not f32.
 pub fn as_u32(values: Tensor<1>) -> Tensor<1, Int> {
     accept(check_type(NAME, "type", values.dtype(), F32));
     Tensor::from_dispatch(bitcast(values, DType::U32))
 }
 
-/// The target type.
+/// Reinterprets a tensor as type `to`.
 fn bitcast<K: Basic>(x: Tensor<1, K>, to: DType) -> DispatchTensor {
     let op = SimpleOp {
         name: NAME,

@@ -1,7 +1,8 @@
-//! CUDA graphs: launches that are captured once, and replayed by one call of the host.
+//! CUDA graphs: launches that are captured once and replayed by one call of the host.
 //!
-//! A replay runs the captured kernels on the memory that they had, so what a caller changes between replays must stay where it
-//! is: [`memory_id`] tells. The host code of the body does not run again.
+//! A replay runs the captured kernels on the same memory. Tensors that the caller changes between
+//! replays must therefore keep their memory, which [`memory_id`] identifies. The host code of the
+//! body does not run again.
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -12,42 +13,46 @@ use burn::tensor::{Device, Tensor};
 
 use crate::launch;
 
-/// A captured graph.
+/// A captured CUDA graph.
 pub struct CudaGraph {
     graph: <Dispatch as BackendTypes>::GraphPrimitive,
     device: Device,
 }
 
-/// A call of the device's graph functions that failed.
+/// The error of a failed call of the device's graph functions.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{call} failed on {device}: {message}")]
 pub struct CudaGraphError {
-    /// The call.
+    /// The name of the call.
     pub call: &'static str,
-    /// The device, in words.
+    /// A description of the device.
     pub device: String,
-    /// The message of the device.
+    /// The error message of the device.
     pub message: String,
 }
 
 impl CudaGraph {
-    /// Prepares a capture. Run the body once after it, which compiles its kernels and allocates its memory.
+    /// Prepares a capture. Run the body once after this call, so that its kernels are compiled and
+    /// its memory is allocated.
     ///
     /// # Errors
     ///
-    /// [`CudaGraphError`] on a device without graphs, and while another graph of the device is captured.
+    /// Returns [`CudaGraphError`] if the device does not support graphs, or while another graph of
+    /// the device is captured.
     pub fn prepare(device: &Device) -> Result<(), CudaGraphError> {
         let device = device.clone().inner();
         let prepared = Dispatch::graph_prepare(device.as_dispatch());
         prepared.map_err(|error| failed("graph_prepare", &device, error))
     }
 
-    /// Captures what `body` launches, which does not run. `body` must neither read from the device nor wait for it, and
-    /// allocate no more than the run before it has freed. Other threads must not use the device meanwhile.
+    /// Captures the launches of `body` without running them.
+    ///
+    /// `body` must not read from the device or wait for it. It must not allocate more memory than
+    /// the previous run has freed. Other threads must not use the device during the capture.
     ///
     /// # Errors
     ///
-    /// [`CudaGraphError`] if the body did something else.
+    /// Returns [`CudaGraphError`] if the body breaks these rules.
     pub fn capture<T>(
         device: &Device,
         body: impl FnOnce() -> T,
@@ -55,7 +60,8 @@ impl CudaGraph {
         let device = device.clone().inner();
         let began = Dispatch::graph_start_capture(device.as_dispatch());
         began.map_err(|error| failed("graph_start_capture", &device, error))?;
-        // The capture must end: the device would record all that follows.
+        // The capture must end even after a panic: otherwise the device would record everything
+        // that follows.
         let result = catch_unwind(AssertUnwindSafe(body));
         let graph = Dispatch::graph_stop_capture(device.as_dispatch());
         let result = result.unwrap_or_else(|panic| resume_unwind(panic));
@@ -63,16 +69,16 @@ impl CudaGraph {
         Ok((Self { graph, device }, result))
     }
 
-    /// Launches the graph. Does not wait for it.
+    /// Launches the graph without waiting for it.
     ///
     /// # Errors
     ///
-    /// [`CudaGraphError`] if the launch fails.
+    /// Returns [`CudaGraphError`] if the launch fails.
     ///
     /// # Safety
     ///
-    /// Every tensor that the body used and did not create must still have the memory that it had, and no work of another
-    /// stream or thread may use what the graph reads or writes.
+    /// Every tensor that the body used and did not create must still have the same memory. No work
+    /// of another stream or thread may use memory that the graph reads or writes.
     pub unsafe fn replay(&self) -> Result<(), CudaGraphError> {
         // SAFETY: the caller keeps the tensors of the body.
         let replayed = unsafe { Dispatch::graph_replay(self.device.as_dispatch(), &self.graph) };
@@ -94,8 +100,9 @@ fn failed(call: &'static str, device: &Device, error: impl fmt::Display) -> Cuda
     }
 }
 
-/// The number of the memory that a tensor is in: equal for views of it, and for two tensors only if they share it. `None` where
-/// tensors have no such number: on the CPU, and with Burn's fusion.
+/// Returns an identifier of a tensor's memory. It is equal for views of a tensor, and for two
+/// tensors only if they share memory. Returns `None` if tensors have no identifier: on the CPU, and
+/// with Burn's fusion.
 pub fn memory_id<const D: usize, K: Basic>(tensor: &Tensor<D, K>) -> Option<usize> {
     launch::memory_id(&tensor.clone().into_dispatch())
 }

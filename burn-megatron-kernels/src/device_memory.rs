@@ -1,27 +1,27 @@
-//! The memory that a process holds on a device, as the driver of the device counts it.
+//! The device memory in use, as reported by the driver of the device.
 
 use burn::tensor::Device;
 
 /// The memory of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DriverMemory {
-    /// The bytes in use, by all processes and libraries.
+    /// The bytes in use by all processes and libraries.
     pub used: u64,
-    /// All bytes of the device.
+    /// The total bytes of the device.
     pub total: u64,
 }
 
-/// Returns the memory of `device` as its driver counts it. `None` on devices other than CUDA's, and if the driver
-/// fails.
+/// Returns the memory of `device` as reported by its driver. Returns `None` if the device is not a
+/// CUDA device, or if the driver fails.
 pub fn driver_memory(device: &Device) -> Option<DriverMemory> {
     driver::memory(device)
 }
 
-/// Returns freed memory of `device` to its driver. Does nothing on devices other than CUDA's.
+/// Returns freed memory of `device` to its driver. Does nothing on devices other than CUDA devices.
 ///
-/// CubeCL queues the pages that it no longer needs. The driver gets them when the stream of this thread is flushed, or
-/// when memory has run out. Until then other libraries cannot have them. Do not call this function while a CUDA graph
-/// is captured.
+/// CubeCL queues the pages that it no longer needs. The driver gets them when the stream of this
+/// thread is flushed, or when memory runs out. Until then other libraries cannot use them. Do not
+/// call this function while a CUDA graph is captured.
 pub fn return_freed_memory(device: &Device) {
     driver::return_freed(device);
 }
@@ -58,7 +58,7 @@ mod driver {
     }
 
     pub fn return_freed(device: &Device) {
-        // Not `Device::flush`, which would end what Burn's fusion collects.
+        // `Device::flush` would end the operations that Burn's fusion collects.
         let Some(cuda @ CubeDevice::Cuda(_)) = cube_device(device.as_dispatch()) else {
             return;
         };
@@ -78,7 +78,7 @@ mod tests {
         assert_eq!(driver_memory(&Device::flex()), None);
     }
 
-    /// The pages of small tensors are replaced by larger ones once a larger tensor comes.
+    /// The pages of small tensors are replaced by larger pages after a larger tensor is allocated.
     #[cfg(feature = "cuda")]
     #[test]
     fn freed_pages_go_back_to_the_driver() {
@@ -91,7 +91,7 @@ mod tests {
         let small: Vec<_> = (0..8).map(|_| zeros(8)).collect();
         let large = zeros(16);
         drop(small);
-        // The next allocation finds the pages empty, and queues them.
+        // The next allocation finds the pages empty and queues them.
         let next = zeros(16);
         let before = used();
         return_freed_memory(&device);

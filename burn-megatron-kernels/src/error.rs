@@ -6,9 +6,9 @@ use burn::tensor::DType;
 
 use crate::cpu::wide;
 
-/// Why an operation failed, the same on every backend.
+/// The error of an operation, the same on every backend.
 ///
-/// The operations panic with this message before anything is allocated, as Burn's own do.
+/// The operations panic with its message before they allocate anything, like Burn's own operations.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KernelError {
     /// Shapes that do not agree.
@@ -26,21 +26,21 @@ pub enum KernelError {
         operation: &'static str,
         /// The type that was given.
         dtype: DType,
-        /// The device, in words.
+        /// A description of the device.
         device: String,
         /// The supported types.
         fits: String,
     },
-    /// An option out of its range.
+    /// An option that is out of range.
     #[error("{operation}: invalid {name} = {value}: expected {fits}")]
     Option {
         /// The operation.
         operation: &'static str,
-        /// The option.
+        /// The name of the option.
         name: &'static str,
-        /// Its value.
+        /// The value of the option.
         value: String,
-        /// The values that were expected.
+        /// The expected values.
         fits: &'static str,
     },
     /// More elements than the kernels can index.
@@ -53,11 +53,11 @@ pub enum KernelError {
     },
 }
 
-/// The largest number of elements of one tensor: kernels use 32-bit indices.
+/// The maximum number of elements of one tensor, because kernels use 32-bit indices.
 pub const MAX_ELEMENTS: usize = u32::MAX as usize;
 
 impl KernelError {
-    /// Shapes that do not agree.
+    /// Creates an error for shapes that do not agree.
     pub(crate) fn shape(operation: &'static str, message: impl Into<String>) -> Self {
         Self::Shape {
             operation,
@@ -65,7 +65,7 @@ impl KernelError {
         }
     }
 
-    /// An option out of its range.
+    /// Creates an error for an option that is out of range.
     pub(crate) fn option(
         operation: &'static str,
         name: &'static str,
@@ -80,7 +80,7 @@ impl KernelError {
         }
     }
 
-    /// An element type that is not one of `fits`.
+    /// Creates an error for an element type that is not in `fits`.
     pub(crate) fn element_type(
         operation: &'static str,
         dtype: DType,
@@ -97,7 +97,7 @@ impl KernelError {
     }
 }
 
-/// Fails with this message on shapes that do not fit.
+/// Fails with this message if `fits` is false.
 pub(crate) fn check_shape(
     operation: &'static str,
     fits: bool,
@@ -110,7 +110,7 @@ pub(crate) fn check_shape(
     }
 }
 
-/// Fails for the option `name`, of which `expected` was expected, unless it fits.
+/// Fails for the option `name`, with `expected` as the expected values, if `fits` is false.
 pub(crate) fn check_option(
     operation: &'static str,
     fits: bool,
@@ -125,7 +125,7 @@ pub(crate) fn check_option(
     }
 }
 
-/// Fails if a tensor has another type than `fits`, which errors call `named`.
+/// Fails if a tensor is not of type `fits`, which errors call `named`.
 pub(crate) fn check_type(
     operation: &'static str,
     name: &'static str,
@@ -142,7 +142,7 @@ pub(crate) const F32: (DType, &str) = (DType::F32, "F32");
 /// The argument of [`check_type`] for u32.
 pub(crate) const U32: (DType, &str) = (DType::U32, "U32");
 
-/// Fails if a tensor has another type than `x`, with which it is used.
+/// Fails if a tensor has a type different from the type of `x`.
 pub(crate) fn check_same_type(
     operation: &'static str,
     x: DType,
@@ -153,7 +153,7 @@ pub(crate) fn check_same_type(
     check_option(operation, dtype == x, name, value, "the type of x")
 }
 
-/// Fails if a tensor has another type than sums of values of `x`.
+/// Fails if a tensor does not have the type of sums of `x`.
 pub(crate) fn check_sum_type(
     operation: &'static str,
     x: DType,
@@ -174,7 +174,7 @@ pub(crate) fn accept<T>(result: Result<T, KernelError>) -> T {
     }
 }
 
-/// Fails for shapes with more than [`MAX_ELEMENTS`] elements, an overflow included.
+/// Fails if a shape has more than [`MAX_ELEMENTS`] elements, or if the product overflows.
 pub(crate) fn check_size(operation: &'static str, shape: &[usize]) -> Result<(), KernelError> {
     let elements = shape
         .iter()

@@ -1,36 +1,37 @@
 #![doc = "Fused operations for Burn with hand-written backward passes."]
 //!
-//! The crate knows nothing of ranks and can be used alone. An operation is a function on `Tensor`s,
-//! tracked by autodiff or not, with a CubeCL kernel for GPUs, an implementation for Burn's CPU
-//! backend, and a backward that saves little memory. Each has an unfused reference, `composed`,
-//! made of Burn's operations.
+//! The crate has no concept of ranks and can be used on its own. An operation is a function on
+//! `Tensor`s, with or without autodiff. It has a CubeCL kernel for GPUs, an implementation for
+//! Burn's CPU backend, and a backward that saves little memory. Each operation has an unfused
+//! reference, `composed`, made of Burn's operations.
 //!
-//! | operation | what it fuses |
+//! | operation | fused steps |
 //! |---|---|
-//! | [`norm`] | LayerNorm and RMSNorm, with the bias and the addition to the residual stream before |
-//! | [`activation`] | GELU, SwiGLU and their kin, with the bias before and weights of rows after |
+//! | [`norm`] | LayerNorm and RMSNorm, with the preceding bias and addition to the residual stream |
+//! | [`activation`] | GELU, SwiGLU and related activations, with the preceding bias and following row weights |
 //! | [`dropout`] | bias, dropout, residual addition |
 //! | [`rope`] | rotary positions of queries and keys in one launch |
 //! | [`attention`] | scores, softmax and weighted sum, without the scores in memory |
 //! | [`softmax`] | scale, mask, softmax |
 //! | [`cross_entropy`] | log-sum-exp, loss and gradient, also for a split vocabulary |
-//! | [`adamw`] | a step over a flat buffer; sums of squares |
-//! | [`gemm`] | matrix products with a bias, or added to what is there |
-//! | [`column_sum`] | sums over the rows of a matrix, such as gradients of biases |
-//! | [`embedding`] | the gradient of a lookup, added to the rows that it read |
+//! | [`adamw`] | an optimizer step over a flat buffer; sums of squares |
+//! | [`gemm`] | matrix products with a bias, or added to a buffer |
+//! | [`column_sum`] | sums over the rows of a matrix, such as bias gradients |
+//! | [`embedding`] | the gradient of a lookup, added to the rows that were read |
 //! | [`moe`] | mixture of experts: router, rows by expert, products per expert, sums of losses |
-//! | [`flat`] | values written into a buffer of many tensors, or added there |
+//! | [`flat`] | values written or added to a buffer of many tensors |
 //! | [`fp8`] | 8-bit floats: quantisers and products of quantised matrices |
-//! | [`bits`] | the bits of one type as those of another |
+//! | [`bits`] | bit casts between types |
 //!
-//! They are built on [`function`] (an operation defined by its forward and its backward) and
-//! [`philox`] (counter-based random numbers, so that a draw depends only on its coordinates).
-//! [`record`] runs them on shapes alone, [`cuda_graph`] captures and replays them.
+//! The operations are built on [`function`] (an operation defined by its forward and its backward)
+//! and [`philox`] (counter-based random numbers, so that a draw depends only on its coordinates).
+//! [`record`] runs operations on shapes alone. [`cuda_graph`] captures and replays them.
 //!
-//! Feature flags are Burn's own names, forwarded: `cuda`, `wgpu`, `fusion`, `tracing`.
+//! The feature flags have Burn's names and are forwarded to Burn: `cuda`, `wgpu`, `fusion`,
+//! `tracing`.
 
-// CubeCL kernels are expanded before they are compiled: a compile-time condition cannot be joined
-// with a runtime one, and ranges, not iterators, are unrolled.
+// CubeCL kernels are expanded before they are compiled. A compile-time condition cannot be joined
+// with a runtime condition, and only ranges are unrolled, not iterators.
 #![cfg_attr(
     feature = "cubecl",
     allow(

@@ -1,4 +1,4 @@
-//! Soft caps: `cap tanh(x / cap)`, which bounds scores and logits (Gemma 2).
+//! Soft caps `cap tanh(x / cap)`, which bound scores and logits (Gemma 2).
 
 use burn::backend::DispatchTensor;
 use burn::tensor::{DType, Tensor};
@@ -6,15 +6,17 @@ use burn::tensor::{DType, Tensor};
 use crate::cpu::wide;
 use crate::function::{Function, Gradients, Tensors, apply};
 
-/// Where tanh is 1 to the last place of an f64; some devices overflow in tanh further out.
+/// The input from which tanh is 1 in f64. On some devices tanh overflows for larger inputs.
 const SATURATED: f64 = 20.0;
 
-/// `cap tanh(x / cap)` in the type of `x`, computed in f32 (f64 for f64). The backward keeps the output alone.
+/// Computes `cap tanh(x / cap)` in the type of `x`, computed in f32 (f64 for f64). The backward
+/// keeps only the output.
 pub fn soft_cap<const D: usize>(x: Tensor<D>, cap: f64) -> Tensor<D> {
     apply(vec![x.into_dispatch()], SoftCap::<D> { cap })
 }
 
-/// The derivative of [`soft_cap`] where its value is `capped`, `1 - (capped / cap)^2`, in f32 (f64 for f64).
+/// Returns the derivative of [`soft_cap`] at the value `capped`, `1 - (capped / cap)^2`, in f32
+/// (f64 for f64).
 pub fn soft_cap_slope<const D: usize>(capped: Tensor<D>, cap: f64) -> Tensor<D> {
     let wide = wide(capped.dtype());
     let share = capped.cast::<DType>(wide).div_scalar(cap);
@@ -53,7 +55,7 @@ mod tests {
 
     use super::*;
 
-    /// The value, and the gradient against finite differences.
+    /// Checks the value, and the gradient against finite differences.
     #[test]
     fn values_are_capped_and_gradients_are_those_of_differences() {
         let device = Device::flex();

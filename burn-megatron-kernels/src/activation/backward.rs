@@ -1,4 +1,4 @@
-//! The activation as a recorded function, and its two kernels.
+//! The activation as a recorded function, and its two device operations.
 
 use burn::backend::flex::FlexTensor;
 use burn::backend::{DispatchTensor, TensorMetadata};
@@ -16,7 +16,7 @@ use crate::function::{Function, Gradients, Tensors};
 use crate::gradient::{self, Destination, Place};
 use crate::launch::{DeviceOp, SimpleOp, Spec, launch, launch_one};
 
-/// Which gradients a backward computes.
+/// The gradients that a backward pass computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct RequestedGradients {
     pub x: bool,
@@ -25,24 +25,27 @@ pub(super) struct RequestedGradients {
 }
 
 impl FusedActivation {
-    /// The output on Burn's CPU backend.
+    /// Computes the output on Burn's CPU backend.
     pub(crate) fn on_cpu(&self, inputs: Vec<FlexTensor>) -> FlexTensor {
         for_float!(inputs[0].dtype(), E => cpu::forward::<E>(self, inputs))
     }
 }
 
-/// [`activate_with`](super::activate_with) as a [`Function`]: its inputs are `x`, the bias and the row
-/// weight, and it saves them.
+/// [`activate_with`](super::activate_with) as a [`Function`].
+///
+/// The inputs are `x`, the bias and the row weight, and the function saves them for the backward.
 #[derive(Debug)]
 pub struct ActivationFunction {
     pub(super) fused: FusedActivation,
-    /// Where the gradient of the bias goes, if not to the graph.
+    /// The flat buffer that receives the gradient of the bias. `None`: autodiff receives it.
     pub(super) destination: Option<Destination>,
 }
 
 impl ActivationFunction {
-    /// An activation without a row weight and options. With a bias the argument tells where its gradient
-    /// goes, if not to the graph.
+    /// Creates an activation without row weight and options.
+    ///
+    /// `bias` is `None` without a bias. Otherwise it holds the destination of the bias gradient, if
+    /// that gradient goes to a flat buffer instead of the graph.
     pub fn new(kind: Activation, bias: Option<Option<Destination>>) -> Self {
         let fused = FusedActivation {
             bias: bias.is_some(),
@@ -52,31 +55,33 @@ impl ActivationFunction {
         Self { fused, destination }
     }
 
-    /// An activation with a row weight, and without a bias and options. The inputs are `x` and the weight in f32, or in
-    /// f64 for f64.
+    /// Creates an activation with a row weight, without bias and options.
+    ///
+    /// The inputs are `x` and the weight in f32 (f64 for f64).
     pub fn weighted(kind: Activation) -> Self {
         let mut activation = Self::new(kind, None);
         activation.fused.weight = true;
         activation
     }
 
-    /// The same with these options.
+    /// Sets the options of the activation.
     ///
     /// # Panics
     ///
-    /// As [`activate`](super::activate), for options that do not fit the nonlinearity.
+    /// Panics in the same cases as [`activate`](super::activate), for options that do not fit the
+    /// nonlinearity.
     pub fn with_options(mut self, options: ActivationOptions) -> Self {
         accept(check_options(self.fused.kind, options));
         self.fused.options = options;
         self
     }
 
-    /// The nonlinearity.
+    /// Returns the nonlinearity.
     pub fn kind(&self) -> Activation {
         self.fused.kind
     }
 
-    /// Whether the gradient of the bias goes to a buffer.
+    /// Returns whether the gradient of the bias goes to a flat buffer.
     pub fn has_destination(&self) -> bool {
         self.destination.is_some()
     }
@@ -132,8 +137,10 @@ impl Function for ActivationFunction {
     }
 }
 
-/// The requested gradients of `x`, the bias and the row weight. The last input is that of the
-/// output; with a place a flat buffer comes after it, which is then the gradient of the bias.
+/// Computes the requested gradients of `x`, the bias and the row weight.
+///
+/// The last input is the gradient of the output. If the bias gradient has a place in a flat buffer,
+/// the buffer follows as one more input and replaces the bias gradient in the outputs.
 #[derive(Debug)]
 pub(super) struct ActivationBackwardOp {
     pub fused: FusedActivation,

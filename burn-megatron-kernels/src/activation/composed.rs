@@ -1,4 +1,4 @@
-//! The activations composed of Burn's own operations and differentiated by Burn.
+//! Reference activations, composed of Burn's own operations and differentiated by Burn.
 
 use burn::tensor::activation::{relu, sigmoid};
 use burn::tensor::{DType, Tensor};
@@ -8,16 +8,12 @@ use super::{Activation, ActivationOptions, check, statistics, typed};
 use crate::error::accept;
 
 const SQRT_2_OVER_PI: f64 = 0.797_884_560_802_865_4;
-/// Where tanh is 1 to the last place of an f64; some devices overflow in tanh further out.
+/// The input from which tanh is 1 in f64. On some devices tanh overflows for larger inputs.
 const SATURATED: f64 = 20.0;
 
-/// [`activate`](super::activate) without fusion: the same contract, one operation at a time.
+/// Computes [`activate`](super::activate) without fusion, one Burn operation at a time.
 ///
-/// 16-bit inputs are widened to f32 and narrowed at the end.
-///
-/// # Panics
-///
-/// See [`activate`](super::activate).
+/// Inputs in 16 bits are widened to f32 and rounded back at the end.
 pub fn activate<const D: usize>(
     x: Tensor<D>,
     bias: Option<Tensor<1>>,
@@ -60,8 +56,8 @@ fn gate<const D: usize>(x: Tensor<D>, kind: Curve, options: ActivationOptions) -
     let half = x.dims()[D - 1] / 2;
     let mut shape = x.dims();
     if shape.contains(&0) {
-        // Burn's `narrow` of an empty tensor is no part of the graph. Ranks whose backward has a collective before this
-        // function must all reach it.
+        // Burn's `narrow` of an empty tensor does not enter the graph. Ranks whose backward runs a
+        // collective before this function must all reach it.
         shape[D - 1] = half;
         return x.reshape(shape);
     }

@@ -2,15 +2,16 @@
 
 /// The nonlinearity of an MLP.
 ///
-/// A gated one takes the two halves `a` and `b` of the last dim and gives half the width (Shazeer
-/// 2020, "GLU Variants Improve Transformer").
+/// A gated activation takes the two halves `a` and `b` of the last dim and returns half the width
+/// (Shazeer 2020, "GLU Variants Improve Transformer").
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Activation {
-    /// `x Phi(x)`, with the exact normal distribution (Hendrycks and Gimpel 2016).
+    /// `x Phi(x)` with the exact normal distribution (Hendrycks and Gimpel 2016).
     Gelu,
-    /// `0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))`, its approximation in GPT-2.
+    /// `0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))`, the approximation of GELU used in
+    /// GPT-2.
     GeluTanh,
-    /// `x sigmoid(1.702 x)`, the other approximation of the same paper.
+    /// `x sigmoid(1.702 x)`, another approximation of GELU from the same paper.
     QuickGelu,
     /// `max(x, 0)^2` (So et al. 2021, "Primer").
     SquaredRelu,
@@ -22,7 +23,7 @@ pub enum Activation {
     QuickGeGlu,
 }
 
-/// The nonlinearity of one value, gated or not.
+/// The nonlinearity of one value, without the gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "cubecl", derive(serde::Serialize, serde::Deserialize))]
 pub(crate) enum Curve {
@@ -34,7 +35,7 @@ pub(crate) enum Curve {
 }
 
 impl Activation {
-    /// Whether the input is twice as wide as the output.
+    /// Returns whether the input is twice as wide as the output.
     pub fn is_gated(self) -> bool {
         matches!(self, Self::SwiGlu | Self::GeGlu | Self::QuickGeGlu)
     }
@@ -49,7 +50,7 @@ impl Activation {
         }
     }
 
-    /// The width of the output.
+    /// Returns the width of the output.
     pub(crate) fn output_width(self, width: usize) -> usize {
         if self.is_gated() { width / 2 } else { width }
     }
@@ -58,14 +59,14 @@ impl Activation {
 /// Options of a gated [`Activation`].
 #[derive(Clone, Copy, Debug, PartialEq, Default)]
 pub struct ActivationOptions {
-    /// `c`: the first half becomes `min(a, c)` and the second `min(max(b, -c), c)`, after the bias.
-    /// Gradients are zero outside of these bounds.
+    /// Clamp limit `c`, applied after the bias: the first half becomes `min(a, c)` and the second
+    /// half `min(max(b, -c), c)`. Gradients are zero outside these bounds.
     pub clamp: Option<f64>,
-    /// Added to the second half, after it was clamped; 1 in gpt-oss.
+    /// The offset added to the second half after the clamp (1 in gpt-oss).
     pub offset: f64,
 }
 
-/// Inputs: `x`, then the bias and the row weight where there are any.
+/// An activation with its inputs: `x`, then the bias and the row weight if present.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FusedActivation {
     pub kind: Activation,
@@ -75,7 +76,7 @@ pub(crate) struct FusedActivation {
 }
 
 impl FusedActivation {
-    /// An activation of `x` alone.
+    /// Returns an activation of `x` alone.
     pub(super) fn plain(kind: Activation) -> Self {
         Self {
             kind,
@@ -85,7 +86,7 @@ impl FusedActivation {
         }
     }
 
-    /// The values of the inputs in the order `x`, bias, row weight.
+    /// Splits the inputs into `x`, bias and row weight.
     pub fn split<T>(&self, inputs: impl IntoIterator<Item = T>) -> (T, Option<T>, Option<T>) {
         let mut inputs = inputs.into_iter();
         let Some(x) = inputs.next() else {

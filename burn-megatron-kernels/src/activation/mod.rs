@@ -1,7 +1,7 @@
 //! The activations of an MLP: bias, nonlinearity, gate and row weight in one pass.
 //!
-//! [`activate`] reads its input once and writes its output once, saves nothing but its inputs, and
-//! computes the nonlinearity again in the backward. [`composed::activate`] is the same function
+//! [`activate`] reads its input once and writes its output once. It saves only its inputs and
+//! recomputes the nonlinearity in the backward. [`composed::activate`] is the same function
 //! composed of Burn's own operations.
 
 use burn::tensor::{DType, Tensor};
@@ -25,22 +25,25 @@ pub use kind::{Activation, ActivationOptions};
 
 const NAME: &str = "activate";
 
-/// `f(x + bias) row_weight`, in one pass each way.
+/// Computes `f(x + bias) * row_weight` in one pass forward and one pass backward.
 ///
-/// - `x`: `[.., width]`; rows are the product of the leading dims.
+/// - `x`: `[.., width]`; the leading dims form the rows.
 /// - `bias`: `[width]`, used in the type of `x`.
-/// - `row_weight`: `[rows]`, one factor for each row of the output; used in f32 (f64 if `x` is f64)
-///   and may have another type than `x`, as the router weights of a mixture of experts do.
+/// - `row_weight`: `[rows]`, one factor per output row, used in f32 (f64 if `x` is f64). Its type
+///   may differ from the type of `x`, as for the router weights of a mixture of experts.
 /// - returns `[.., width]`, or `[.., width / 2]` for a gated `kind`, in the type of `x`.
 ///
 /// Everything is computed in f32 (f64 for f64) and rounded once at the end. Large finite inputs
-/// give the limits of the formulas; NaN gives NaN, and an infinite input gives whatever the
-/// formulas make of it. The backward keeps `x`, `bias` and `row_weight` and computes the rest again.
+/// give the limits of the formulas. NaN gives NaN; the result for an infinite input follows from
+/// the formulas and is not specified. The backward keeps `x`, `bias` and `row_weight` and
+/// recomputes the rest.
 ///
 /// # Panics
 ///
-/// With a [`KernelError`] if shapes do not fit, if a clamp is not positive and finite, if an offset
-/// is not finite, or if either is given for a `kind` without a gate.
+/// Panics with a [`KernelError`] if
+/// - shapes do not fit,
+/// - a clamp is not positive and finite, or an offset is not finite,
+/// - a clamp or an offset is given for a `kind` without a gate.
 pub fn activate<const D: usize>(
     x: Tensor<D>,
     bias: Option<Tensor<1>>,
@@ -51,11 +54,7 @@ pub fn activate<const D: usize>(
     activate_with(x, bias.map(Parameter::from), row_weight, kind, options)
 }
 
-/// [`activate`] with a bias whose gradient may go to a flat buffer.
-///
-/// # Panics
-///
-/// See [`activate`].
+/// Computes [`activate`] with a bias whose gradient may go to a flat buffer.
 pub fn activate_with<const D: usize>(
     x: Tensor<D>,
     bias: Option<Parameter>,
@@ -89,12 +88,12 @@ fn typed(tensor: Tensor<1>, dtype: DType) -> Tensor<1> {
     }
 }
 
-/// The type in which values of `dtype` are computed.
+/// Returns the type in which values of `dtype` are computed.
 fn statistics(dtype: DType) -> DType {
     crate::cpu::wide(dtype)
 }
 
-/// Refuses the input of an activation without options.
+/// Checks the input of an activation without options.
 pub(crate) fn check_activation(
     shape: &[usize],
     bias: Option<usize>,
@@ -128,7 +127,7 @@ fn check(
         let message = format!("a bias [{length}] beside {shape:?}: expected [{width}]");
         return Err(KernelError::shape(NAME, message));
     }
-    // A product too large to count is refused where the tensor itself is.
+    // A product that overflows is rejected where the tensor itself is checked.
     let rows = leading
         .iter()
         .fold(1usize, |rows, dim| rows.saturating_mul(*dim));

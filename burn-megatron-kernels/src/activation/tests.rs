@@ -51,7 +51,7 @@ impl Case {
         self
     }
 
-    /// The width of `x`.
+    /// Returns the width of `x`.
     fn wide(&self) -> usize {
         self.width * if self.kind.is_gated() { 2 } else { 1 }
     }

@@ -1,11 +1,11 @@
-//! The same functions composed of Burn's own operations.
+//! Reference functions composed of Burn's own operations.
 
 use burn::tensor::{DType, Tensor};
 
 use super::{AdamWBuffers, AdamWStep, Blocks, DECAY_BLOCK, Decay};
 use crate::cpu::wide;
 
-/// [`adamw`](super::adamw) of Burn's operations.
+/// Computes [`adamw`](super::adamw) with Burn's operations.
 pub fn adamw(
     buffers: AdamWBuffers,
     gradient: Tensor<1>,
@@ -54,7 +54,7 @@ pub fn adamw(
     (buffers, copy)
 }
 
-/// The factor of each of `length` elements, the first of which is element `first` of its block.
+/// Returns the factor of each of `length` elements. The first is element `first` of its block.
 fn spread(factors: Tensor<1>, first: usize, length: usize) -> Tensor<1> {
     let [blocks] = factors.dims();
     let each = factors.reshape([blocks, 1]).repeat_dim(1, DECAY_BLOCK);
@@ -62,18 +62,19 @@ fn spread(factors: Tensor<1>, first: usize, length: usize) -> Tensor<1> {
     each.narrow(0, first, length)
 }
 
-/// [`sum_of_squares`](super::sum_of_squares) of Burn's operations, in Burn's order.
+/// Computes [`sum_of_squares`](super::sum_of_squares) with Burn's operations, in Burn's order.
 pub fn sum_of_squares(x: Tensor<1>) -> Tensor<1> {
     let own = wide(x.dtype());
     let x = x.cast(own);
     (x.clone() * x).sum()
 }
 
-/// [`sum_of_squares_of`](super::sum_of_squares_of) of Burn's operations, in Burn's order.
+/// Computes [`sum_of_squares_of`](super::sum_of_squares_of) with Burn's operations, in Burn's
+/// order.
 ///
 /// # Panics
 ///
-/// Without a buffer.
+/// Panics without a buffer.
 pub fn sum_of_squares_of(buffers: &[Tensor<1>]) -> Tensor<1> {
     let double = buffers.iter().any(|buffer| buffer.dtype() == DType::F64);
     let own = if double { DType::F64 } else { DType::F32 };

@@ -1,4 +1,4 @@
-//! The CPU implementation: one pass, tasks of a fixed number of elements.
+//! The CPU implementation: one pass in tasks of a fixed number of elements.
 
 use std::ops::Range;
 
@@ -11,10 +11,10 @@ use crate::cpu::{
     Element, ROW_GRAIN, Real, for_each_task, own, slice, slice_mut, vector, vectorized,
 };
 
-/// The elements of one task.
+/// The number of elements per task.
 const TASK_ELEMENTS: usize = ROW_GRAIN;
 
-/// See [`AdamWOp`](super::update::AdamWOp) for the inputs.
+/// Computes a step; see [`AdamWOp`](super::update::AdamWOp) for the inputs.
 pub(super) fn update(
     inputs: Vec<FlexTensor>,
     model: Option<FlexTensor>,
@@ -34,7 +34,7 @@ pub(super) fn update(
     }
 }
 
-/// The outputs of a step that is skipped: the buffers as they are, and the copy.
+/// Returns the outputs of a skipped step: the unchanged buffers, and the copy.
 pub(super) fn unchanged(mut inputs: Vec<FlexTensor>, model: Option<DType>) -> Vec<FlexTensor> {
     inputs.truncate(3);
     let copy = model.map(|model| match model {
@@ -140,18 +140,18 @@ impl UpdateTask<'_> {
 struct BlockFactors<'a> {
     decay: &'a [f32],
     rate: Option<&'a [f32]>,
-    /// The offset of a task's first element from the start of the first block.
+    /// The offset of the task's first element from the start of the first block.
     first: usize,
 }
 
 impl BlockFactors<'_> {
-    /// The blocks of a task of `length` elements.
+    /// Returns the blocks of a task of `length` elements.
     #[inline(always)]
     fn blocks(self, length: usize) -> Range<usize> {
         self.first / DECAY_BLOCK..(self.first + length).div_ceil(DECAY_BLOCK)
     }
 
-    /// The elements of a task of `length` that lie in a block of it.
+    /// Returns the elements of a task of `length` elements that lie in `block`.
     #[inline(always)]
     fn elements(self, block: usize, length: usize) -> Range<usize> {
         let start = (block * DECAY_BLOCK).saturating_sub(self.first);
@@ -159,7 +159,7 @@ impl BlockFactors<'_> {
         start..end.min(length)
     }
 
-    /// Size and decay of a block's change.
+    /// Returns the step size and the decay of a block.
     #[inline(always)]
     fn change<W: Real>(self, block: usize, numbers: &WideScalars<W>) -> [W; 2] {
         let factor = |factors: &[f32]| W::of(f64::from(factors[block]));
@@ -171,7 +171,7 @@ impl BlockFactors<'_> {
     }
 }
 
-/// The numbers in the type of the weights.
+/// The scalars in the type of the weights.
 struct WideScalars<W> {
     scale: W,
     first: [W; 2],
@@ -274,7 +274,8 @@ fn step<W, M, G>(
         *m = M::narrow(new_m);
         *v = M::narrow(new_v);
         let below = new_v.root() * numbers.root + numbers.epsilon;
-        // With an epsilon of 0 it is 0 where no gradient has been, as in rows that are not used.
+        // With an epsilon of 0, the denominator is 0 for weights that never had a gradient, as in
+        // unused rows.
         let change = if below == W::ZERO {
             W::ZERO
         } else {

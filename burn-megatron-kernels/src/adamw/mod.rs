@@ -1,6 +1,6 @@
 //! AdamW over a flat buffer in one launch, and sums of squares for the norm of a gradient.
 //!
-//! With the gradient `g`, scaled, at step `t` (Loshchilov and Hutter 2019, arXiv:1711.05101):
+//! With the scaled gradient `g` at step `t` (Loshchilov and Hutter 2019, arXiv:1711.05101):
 //!
 //! ```text
 //! m = beta1 m + (1 - beta1) g             m' = m / (1 - beta1^t)
@@ -8,12 +8,16 @@
 //! w = w - rate (m' / (sqrt(v') + epsilon) + weight_decay w)
 //! ```
 //!
-//! Every element is read once and written once, the copy of the weights in the model type included.
-//! 16-bit values are computed in f32. A non-finite gradient makes its own weight NaN and no other:
-//! an element depends on its own values only, so a buffer may be split anywhere and gives the same
-//! bits. Where `sqrt(v') + epsilon` is 0, as with an epsilon of 0 in rows without gradients so far,
-//! the fraction counts as 0 and the weight only decays. Not differentiable: nothing is recorded for
-//! autodiff.
+//! Every element is read once and written once, including the copy of the weights in the model
+//! type. 16-bit values are computed in f32.
+//!
+//! Each element depends only on its own values. A non-finite gradient therefore makes only its own
+//! weight NaN, and a buffer may be split anywhere without changing a bit.
+//!
+//! With an epsilon of 0, `sqrt(v') + epsilon` is 0 in rows that never had a gradient. The fraction
+//! then counts as 0 and the weight only decays.
+//!
+//! The operations are not differentiable: nothing is recorded for autodiff.
 
 use burn::tensor::{DType, Tensor};
 
@@ -41,72 +45,72 @@ pub use squares::{sum_of_squares, sum_of_squares_of};
 
 const NAME: &str = "adamw";
 
-/// The elements that share one factor of [`Decay::Blocks`]: a block.
+/// The number of consecutive elements (a block) that share one factor of [`Decay::Blocks`].
 pub const DECAY_BLOCK: usize = 64;
 
-/// The hyperparameters of one step. Changing them between steps costs nothing.
+/// Hyperparameters of one step. They may change in every step at no cost.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamWStep {
     /// The learning rate.
     pub rate: f64,
-    /// Decay of the first moment, in [0, 1).
+    /// The decay rate of the first moment, in [0, 1).
     pub beta1: f64,
-    /// Decay of the second moment, in [0, 1).
+    /// The decay rate of the second moment, in [0, 1).
     pub beta2: f64,
-    /// Added to the root of the second moment; 0 or more.
+    /// The number added to the root of the second moment; 0 or more.
     pub epsilon: f64,
-    /// Decoupled decay of the weights; 0 or more.
+    /// The decoupled weight decay; 0 or more.
     pub weight_decay: f64,
-    /// The number of this step, from 1, for the corrections of the bias.
+    /// The step number, starting at 1, used for bias correction.
     pub step: u64,
-    /// The factor of the gradient: the inverse of a loss scale times a clip factor.
+    /// The factor of the gradient: the inverse loss scale times the clip factor.
     pub gradient_scale: f64,
 }
 
-/// Weights and moments, flat and of one length.
+/// Weights and moments: flat buffers of equal length.
 #[derive(Clone, Debug)]
 pub struct AdamWBuffers {
-    /// The weights, f32 (or f64 for verification).
+    /// The master weights in f32 (or f64 for verification).
     pub master: Tensor<1>,
-    /// The first moment, of the type of the weights or bf16.
+    /// The first moment, in the type of the weights or in bf16.
     pub first: Tensor<1>,
-    /// The second moment, of the type of the first.
+    /// The second moment, in the type of the first moment.
     pub second: Tensor<1>,
 }
 
-/// Which weights decay, and how fast they learn.
+/// Selects the weights that decay, and their learning rates.
 #[derive(Clone, Debug)]
 #[allow(
     clippy::large_enum_variant,
     reason = "there is one of them, for one step"
 )]
 pub enum Decay {
-    /// Every one decays.
+    /// All weights decay.
     All,
-    /// None decays.
+    /// No weights decay.
     None,
-    /// By the factors of their block, so that one buffer holds parameter groups that start at
-    /// multiples of 64.
+    /// Each block has its own factors, so that one buffer can hold several parameter groups. Groups
+    /// must start at multiples of 64.
     Blocks(Blocks),
 }
 
-/// Factors of the decay and of the rate, one for each [`DECAY_BLOCK`] elements.
+/// Factors of weight decay and learning rate, one per [`DECAY_BLOCK`] elements.
 ///
-/// The buffer may be any range of a larger one. Both kinds of factors are f32 and `[ceil((first +
+/// The buffer may be any range of a larger buffer. Both tensors are f32 of shape `[ceil((first +
 /// length) / 64)]`: element `i` of the buffer uses factor `(first + i) / 64`.
 #[derive(Clone, Debug)]
 pub struct Blocks {
-    /// The factor of the decay of a block's weights.
+    /// The weight decay factor of each block.
     pub decay: Tensor<1>,
-    /// The factor of the learning rate of a block: the whole change of its weights, the decay
-    /// included. `None` leaves every rate as it is.
+    /// The learning rate factor of each block. It scales the complete change of the weights,
+    /// including the decay. `None` means 1 everywhere.
     pub rate: Option<Tensor<1>>,
-    /// The offset of the buffer's first element in its block, below 64.
+    /// The offset of the buffer's first element in its block, less than 64.
     pub first: usize,
 }
 
 impl Blocks {
-    /// Decay factors of a buffer that starts at the beginning of a block.
+    /// Creates the decay factors of a buffer that starts at the beginning of a block.
     pub fn new(decay: Tensor<1>) -> Self {
         Self {
             decay,
@@ -140,17 +144,17 @@ impl AdamWStep {
     }
 }
 
-/// One step of AdamW on a flat buffer; see the [module](self) for the formula.
+/// Applies one AdamW step to a flat buffer; see the [module](self) for the formula.
 ///
-/// Returns the buffers, and `model` if given: the copy of the weights that the model computes with,
-/// `[elements]` of its type, whose old values are not read. Each is written in place if it is uniquely
-/// owned, and new otherwise.
+/// Returns the updated buffers, and `model` if it is given. `model` is the copy of the weights that
+/// the model computes with, `[elements]` in the model type; its old values are not read. Each
+/// buffer is updated in place if it is uniquely owned, and otherwise copied.
 ///
-/// `gradient` is f32, f16 or bf16, and so is `model`; in f64 everything is f64.
+/// `gradient` and `model` are f32, f16 or bf16. With f64 weights everything is f64.
 ///
 /// # Panics
 ///
-/// With a [`KernelError`] for lengths or types that do not agree, and for hyperparameters out of
+/// Panics with a [`KernelError`] if lengths or types differ, or if a hyperparameter is out of
 /// range.
 ///
 /// # Example
@@ -192,14 +196,16 @@ pub fn adamw(
     update(buffers, gradient, decay, step, None, model)
 }
 
-/// [`adamw`] with the numbers that [`step_outcome`] has left on the device, instead of rate, step number and
-/// gradient scale of `step`.
+/// Applies [`adamw`] with the numbers that [`step_outcome`] left on the device. They replace the
+/// rate, the step number and the gradient scale of `step`.
 ///
-/// If the step is skipped, weights and moments keep their bits, and the copy is that of the weights.
+/// If the step is skipped, weights and moments keep their bits, and `model` becomes a copy of the
+/// weights.
 ///
 /// # Panics
 ///
-/// As [`adamw`], and with a [`KernelError`] for an outcome of another length.
+/// Panics in the same cases as [`adamw`], and with a [`KernelError`] if the outcome has the wrong
+/// length.
 pub fn adamw_with_outcome(
     buffers: AdamWBuffers,
     gradient: Tensor<1>,

@@ -1,5 +1,6 @@
-//! The outcome of a training step, computed on the device: whether the step is taken, and the numbers by which
-//! the optimizer steps. The host need not wait for the gradients to launch the optimizer.
+//! The outcome of a training step, computed on the device: whether the step is taken, and the
+//! scalars that the optimizer uses. The host can launch the optimizer without waiting for the
+//! gradients.
 
 use std::sync::Arc;
 
@@ -15,37 +16,39 @@ use crate::launch::{SimpleOp, Spec, launch_one};
 
 const NAME: &str = "step_outcome";
 
-/// The columns of a rank's statistics that [`step_outcome`] reads, besides the losses.
+/// The columns of a rank's statistics that [`step_outcome`] reads, in addition to the losses.
 pub mod columns {
-    /// The largest sum of squares of a checked gradient; not finite if an element is not.
+    /// The largest sum of squares of a checked gradient. It is not finite if an element is not
+    /// finite.
     pub const LARGEST: usize = 0;
-    /// Two sums of squares of the elements that the rank accounts for.
+    /// The first of two sums of squares over the elements that the rank accounts for.
     pub const SQUARES: usize = 1;
-    /// The tokens of the rank, divided by [`TOKENS_UNIT`] and rounded down.
+    /// The number of tokens of the rank, divided by [`TOKENS_UNIT`] and rounded down.
     pub const TOKENS_HIGH: usize = 3;
-    /// The remainder of that division.
+    /// The remainder of the division by [`TOKENS_UNIT`].
     pub const TOKENS_LOW: usize = 4;
     /// The number of these columns.
     pub const COUNT: usize = 5;
-    /// Sums of both parts over 16384 ranks are exact in f32 up to 2^34 tokens.
+    /// The unit of [`TOKENS_HIGH`]. Sums of both parts over 16384 ranks are exact in f32 up to 2^34
+    /// tokens.
     pub const TOKENS_UNIT: u64 = 1024;
 }
 
 /// The elements of an outcome.
 pub mod elements {
-    /// [`TAKEN`], [`NOT_FINITE`] or [`NO_TARGETS`].
+    /// The kind of the outcome: [`TAKEN`], [`NOT_FINITE`] or [`NO_TARGETS`].
     pub const KIND: usize = 0;
-    /// The factor of the gradient: divided by the tokens and the loss scale, and clipped.
+    /// The factor of the gradient: the clip factor divided by the token count and the loss scale.
     pub const FACTOR: usize = 1;
     /// `rate / (1 - beta1^t)`.
     pub const SIZE: usize = 2;
-    /// The factor of the gradient, before clipping.
+    /// The factor of the gradient before clipping.
     pub const UNCLIPPED: usize = 3;
     /// `1 / sqrt(1 - beta2^t)`.
     pub const ROOT: usize = 4;
     /// `rate * weight_decay`.
     pub const DECAY: usize = 5;
-    /// The norm of the gradient, before clipping.
+    /// The norm of the gradient before clipping.
     pub const NORM: usize = 6;
     /// The number of elements.
     pub const COUNT: usize = 7;
@@ -54,23 +57,24 @@ pub mod elements {
     pub const TAKEN: f64 = 0.0;
     /// A loss or a gradient is not finite, or a gradient exceeds the limit.
     pub const NOT_FINITE: f64 = 1.0;
-    /// No token has a loss.
+    /// No token has a loss, so the step is skipped.
     pub const NO_TARGETS: f64 = 2.0;
 }
 
-/// An order in which elements are added.
+/// The order in which elements are added.
 #[derive(Clone, Debug, PartialEq)]
 pub enum SumOrder {
     /// The element at an index.
     Element(usize),
-    /// One after the other.
+    /// The sums are added one after the other.
     InOrder(Vec<SumOrder>),
-    /// Neighbours in pairs, then these sums in pairs, and so on; one without a partner is passed on.
+    /// Neighbours are added in pairs, then the results in pairs, and so on. An element without a
+    /// partner moves up unchanged.
     Pairwise(Vec<SumOrder>),
 }
 
 impl SumOrder {
-    /// The sum of `values` in this order.
+    /// Returns the sum of `values` in this order.
     pub fn sum(&self, values: &[f64]) -> f64 {
         match self {
             Self::Element(index) => values[*index],
@@ -86,30 +90,33 @@ impl SumOrder {
     }
 }
 
-/// The rule by which an outcome follows from the statistics.
+/// Parameters by which [`step_outcome`] computes an outcome from the statistics.
 #[derive(Clone, Debug)]
 pub struct OutcomeRule {
-    /// The number of columns, at least [`columns::COUNT`].
+    /// The number of columns per rank, at least [`columns::COUNT`].
     pub columns: usize,
-    /// The first column of the losses, which must be finite. They are the last columns.
+    /// The first loss column. The losses are the last columns and must be finite.
     pub losses: usize,
-    /// The order in which the CPU adds the sums of squares of all ranks. Other devices add in an order of
-    /// their own, which depends on the number of ranks and columns only.
+    /// The order in which the CPU adds the sums of squares of all ranks. Other devices use their
+    /// own order, which depends only on the number of ranks and columns.
     pub squares: Arc<SumOrder>,
-    /// Whether the CPU rounds the root of that sum to f32.
+    /// Whether the CPU rounds the root of the sum of squares to f32.
     pub rounds_norm: bool,
-    /// The largest sum of squares that a checked gradient may have.
+    /// The largest valid sum of squares of a checked gradient.
     pub limit: f64,
-    /// The maximum norm of the gradient.
+    /// The maximum gradient norm (gradient clipping).
     pub clip: f64,
-    /// The loss scale, if the outcome before was `TAKEN`, `NOT_FINITE`, `NO_TARGETS`.
+    /// The loss scale, indexed by the kind of the previous outcome: `TAKEN`, `NOT_FINITE`,
+    /// `NO_TARGETS`.
     pub loss_scales: [f64; 3],
-    /// The hyperparameters, if the step before was taken, and if it was skipped.
+    /// The hyperparameters if the previous step was taken, and if it was skipped.
     pub steps: [AdamWStep; 2],
 }
 
-/// The outcome of a step, `[elements::COUNT]`, from the statistics of all ranks, `[ranks * columns]` row by row,
-/// and the outcome of the step before. Both are f64 on the CPU and f32 on other devices.
+/// Computes the outcome of a step, `[elements::COUNT]`.
+///
+/// `statistics` holds the statistics of all ranks, `[ranks * columns]` row by row. `before` is the
+/// outcome of the previous step. Both are f64 on the CPU and f32 on other devices.
 ///
 /// ```text
 /// norm  = sqrt(sum of the squares) / tokens / loss scale
@@ -120,7 +127,7 @@ pub struct OutcomeRule {
 ///
 /// # Panics
 ///
-/// With a [`KernelError`] for lengths that do not fit the rule.
+/// Panics with a [`KernelError`] if lengths do not fit the rule.
 pub fn step_outcome(statistics: Tensor<1>, before: Tensor<1>, rule: OutcomeRule) -> Tensor<1> {
     accept(check(&statistics, &before, &rule));
     let op = SimpleOp {
@@ -159,7 +166,7 @@ fn check(
     })
 }
 
-/// The elements of a tensor in f64.
+/// Returns the elements of a tensor in f64.
 pub(super) fn doubles(x: &FlexTensor) -> Vec<f64> {
     for_float!(x.dtype(), E => slice::<E>(x).iter().map(|x| x.wide().double()).collect())
 }
@@ -169,7 +176,8 @@ fn narrow<E: Element>(value: f64) -> E {
 }
 
 impl OutcomeRule {
-    /// The hyperparameters' part of an outcome, by [`steps`](Self::steps).
+    /// Returns the part of an outcome that depends on the hyperparameters, for both
+    /// [`steps`](Self::steps).
     pub(super) fn scalars(&self) -> [[f64; 3]; 2] {
         self.steps.map(|step| {
             let StepScalars {
@@ -220,7 +228,8 @@ impl OutcomeRule {
 }
 
 impl StepScalars {
-    /// These scalars with the numbers of an outcome; `None` if the step is skipped.
+    /// Returns these scalars with the numbers of an outcome, or returns `None` if the step is
+    /// skipped.
     pub(super) fn with_outcome(self, outcome: &[f64], decays: bool) -> Option<Self> {
         (outcome[elements::KIND] == elements::TAKEN).then(|| Self {
             scale: outcome[elements::FACTOR],
@@ -236,7 +245,7 @@ impl StepScalars {
     }
 }
 
-/// The type of statistics and outcomes on a device.
+/// Returns the type of statistics and outcomes on a device.
 pub fn statistics_dtype(device: &Device) -> DType {
     if *device == Device::flex() {
         DType::F64

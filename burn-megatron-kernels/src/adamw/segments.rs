@@ -14,27 +14,28 @@ use crate::launch::{SimpleOp, Spec, launch_one};
 
 const NAME: &str = "largest_sums_of_squares";
 
-/// Segments start at multiples of this, as parameters in a bucket do.
+/// The alignment of segments, as for parameters in a bucket.
 pub const SEGMENT_ALIGNMENT: usize = super::DECAY_BLOCK;
 
-/// The elements of a segment that one cube adds up.
+/// The number of elements of a segment that one cube sums.
 pub(super) const CHUNK: usize = 8192;
 
-/// Segments of a buffer.
+/// Disjoint ranges of a buffer, each with its own sum of squares.
 #[derive(Clone, Debug)]
 pub struct Segments {
     ranges: Vec<Range<usize>>,
-    /// Made at the first use: a plan of a model that does not fit has segments, and no buffers.
+    /// Created at first use: planning a model creates segments but no buffers.
     table: OnceLock<Tensor<1, Int>>,
 }
 
 impl Segments {
-    /// Segments that start at multiples of [`SEGMENT_ALIGNMENT`]. Between the end of one and the next such
-    /// multiple the buffer must be 0.
+    /// Creates segments that start at multiples of [`SEGMENT_ALIGNMENT`].
+    ///
+    /// The buffer must be 0 between the end of a segment and the next multiple.
     ///
     /// # Panics
     ///
-    /// With a [`KernelError`] if one starts elsewhere.
+    /// Panics with a [`KernelError`] if a segment does not start at such a multiple.
     pub fn new(ranges: Vec<Range<usize>>) -> Self {
         let off = ranges
             .iter()
@@ -49,7 +50,8 @@ impl Segments {
         }
     }
 
-    /// Start and end of each chunk, then the number of chunks before each segment, and of all.
+    /// Returns the start and the end of each chunk, then the number of chunks before each segment,
+    /// then the total number of chunks.
     fn table(&self, device: &Device) -> Tensor<1, Int> {
         let upload = || {
             let (mut bounds, mut before) = (vec![], vec![]);
@@ -69,26 +71,30 @@ impl Segments {
         self.table.get_or_init(upload).clone()
     }
 
-    /// The number of segments.
+    /// Returns the number of segments.
     pub fn len(&self) -> usize {
         self.ranges.len()
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no segments.
     pub fn is_empty(&self) -> bool {
         self.ranges.is_empty()
     }
 }
 
-/// Raises `largest[first + i]` to the sum of the squares of segment `i` of `x`, and `largest[0]` to that of all
-/// segments. NaN counts as larger than any number, so it stays.
+/// Raises `largest[first + i]` to the sum of squares of segment `i` of `x`, and `largest[0]` to the
+/// sum over all segments.
 ///
-/// `largest` is `[length]`, not negative, f64 on the CPU and f32 on other devices, written to in place if it is
-/// uniquely owned. Sums of f32 and 16-bit types are rounded to f32; their order depends on the segment only.
+/// NaN counts as larger than any number, so it stays.
+///
+/// `largest` is `[length]` with non-negative elements, in f64 on the CPU and in f32 on other
+/// devices. It is updated in place if it is uniquely owned. Sums of f32 and 16-bit types are
+/// rounded to f32, and their order depends only on the segment.
 ///
 /// # Panics
 ///
-/// With a [`KernelError`] for segments beyond the end of `x`, and results beyond that of `largest`.
+/// Panics with a [`KernelError`] if segments exceed the end of `x`, or results the end of
+/// `largest`.
 pub fn largest_sums_of_squares(
     x: Tensor<1>,
     segments: &Segments,
@@ -165,7 +171,7 @@ fn largest_on_cpu(
     largest
 }
 
-/// The larger of two numbers that are not negative; NaN is larger than any number.
+/// Raises `largest` to `sum`. Both are non-negative, and NaN is larger than any number.
 fn raise(largest: &mut f64, sum: f64) {
     if sum.to_bits() > largest.to_bits() {
         *largest = sum;

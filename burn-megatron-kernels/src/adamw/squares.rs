@@ -1,4 +1,4 @@
-//! Sums of squares, added in an order that only the lengths decide.
+//! Sums of squares, added in an order that depends only on the lengths.
 
 use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, Tensor};
@@ -8,28 +8,29 @@ use crate::cpu::{Element, ROW_GRAIN, Real, for_float, map_tasks, slice, vector, 
 use crate::error::accept;
 use crate::launch::{SimpleOp, Spec, launch_one};
 
-/// Accumulators of one task: as many as the widest SIMD registers keep busy.
+/// The number of accumulators per task, which keeps the widest SIMD registers busy.
 const LANES: usize = 16;
 
-/// The sum of the squares of `x`, `[length]` to `[1]`: f32, or f64 for f64.
+/// Returns the sum of squares of `x`, `[length]`, as `[1]` in f32 (f64 for f64).
 ///
-/// The result does not depend on the number of threads. The CPU sums in f64, other devices in f32,
-/// in a tree over groups of a fixed size.
+/// The result does not depend on the number of threads. The CPU sums in f64. Other devices sum in
+/// f32, in a tree over groups of a fixed size.
 ///
 /// # Panics
 ///
-/// With a [`KernelError`] for a type that the device does not support.
+/// Panics with a [`KernelError`] if the device does not support the type.
 pub fn sum_of_squares(x: Tensor<1>) -> Tensor<1> {
     sum(&[x])
 }
 
-/// The sum of the squares of all elements of `buffers`, `[1]`: f64 if one of them is f64, or f32.
+/// Returns the sum of squares over all `buffers`, `[1]`, in f64 if a buffer is f64 and otherwise in
+/// f32.
 ///
-/// See [`sum_of_squares`]. The buffers may have several types and lengths, 0 included.
+/// The buffers may differ in type and length, and may be empty. See [`sum_of_squares`].
 ///
 /// # Panics
 ///
-/// With a [`KernelError`] without a buffer, and for a type that the device does not support.
+/// Panics with a [`KernelError`] without a buffer, or if the device does not support a type.
 pub fn sum_of_squares_of(buffers: &[Tensor<1>]) -> Tensor<1> {
     if buffers.is_empty() {
         let (operation, name) = ("sum_of_squares_of", "number of buffers");

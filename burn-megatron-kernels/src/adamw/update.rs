@@ -8,21 +8,27 @@ use super::outcome::doubles;
 use super::{AdamWStep, Decay, NAME, cpu};
 use crate::launch::{DeviceOp, Spec};
 
-/// Inputs: weights, first and second moment, gradient; the outcome if there is one; where blocks have
-/// factors, those of the decay, and those of the rate if there are any; the copy if there is one.
+/// The step as a device operation.
+///
+/// Inputs, each optional from the outcome on:
+///
+/// - weights, first moment, second moment, gradient,
+/// - outcome,
+/// - decay factors and rate factors of the blocks,
+/// - copy of the weights.
 #[derive(Debug)]
 pub(super) struct AdamWOp {
     numbers: StepScalars,
-    /// Whether an outcome replaces some of the numbers.
+    /// Whether an outcome replaces some of the scalars.
     outcome: bool,
     decays: bool,
     /// The offset of the first element in its block.
     offset_in_block: usize,
-    /// Whether there is a copy.
+    /// Whether there is a copy of the weights.
     model: bool,
 }
 
-/// The scalars of a step, which computes `w -= size m / (root sqrt(v) + epsilon) + decay w`.
+/// Scalars of a step, which computes `w -= size m / (root sqrt(v) + epsilon) + decay w`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct StepScalars {
     /// The factor of the gradient.
@@ -35,7 +41,7 @@ pub(super) struct StepScalars {
     pub size: f64,
     /// `1 / sqrt(1 - beta2^t)`.
     pub root: f64,
-    /// Added to the root.
+    /// The number added to the root.
     pub epsilon: f64,
     /// `rate * weight_decay`, or 0.
     pub decay: f64,
@@ -107,7 +113,7 @@ impl DeviceOp for AdamWOp {
         let outcome = self.outcome.then(|| inputs.remove(4));
         let mut numbers = self.numbers;
         if outcome.is_some() {
-            // The kernel multiplies it by that of the outcome.
+            // The kernel multiplies this value by the decay of the outcome.
             numbers.decay = if self.decays { 1.0 } else { 0.0 };
         }
         super::kernel::update(inputs, outcome, model, self.offset_in_block, &numbers)

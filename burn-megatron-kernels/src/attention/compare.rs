@@ -10,35 +10,36 @@ use super::problem::{
 use crate::KernelError;
 use crate::philox::{Stream, uniform};
 
-/// Sequences of the compared problem, and their positions: more than the rows or the columns of a
-/// tile, and a multiple of neither.
+/// The number of sequences of the compared problem, and their length. The length exceeds the rows
+/// and columns of a tile and is not a multiple of either.
 const BATCH: usize = 2;
 const LENGTH: usize = 150;
 
-/// The largest difference of a row, over its norm, in unit roundoffs of the type.
+/// The tolerance: the maximum norm of a row's difference over the row's norm, in unit roundoffs of
+/// the type.
 ///
-/// An engine may round each probability and each gradient of a score once before it is multiplied,
-/// and both engines round their results: three roundings of at most one unit each. As their errors
-/// are independent, the norm of a row moves by at most 1.4 units (widths 16 to 128, 1 to 8 heads per
-/// group, with and without a window, computed in f64).
+/// An engine may round each probability and each score gradient once before it is multiplied, and
+/// both engines round their results. That is three roundings of at most one unit each. The errors
+/// are independent, so the norm of a row moves by at most 1.4 units. This was computed in f64 for
+/// widths 16 to 128, 1 to 8 heads per group, with and without a window.
 const ROUNDINGS: f64 = 3.0;
 
-/// An attention engine that cannot be used, as its results are not those of [`Portable`].
+/// The reason why an attention engine is rejected after a comparison with [`Portable`].
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum EngineMismatch {
-    /// The results differ.
+    /// The results differ from the results of [`Portable`].
     #[error(
         "{what} differ from those of portable by {difference:.2e} in {dtype:?}: rounding explains \
          at most {tolerance:.2e}"
     )]
     Differs {
-        /// Which results.
+        /// The name of the results that differ.
         what: &'static str,
         /// The element type.
         dtype: DType,
-        /// The largest difference of a row, over its norm.
+        /// The largest norm of a row's difference, relative to the norm of the row.
         difference: f64,
-        /// The largest that is explained by rounding.
+        /// The largest difference that rounding explains.
         tolerance: f64,
     },
     /// The kernels cannot be compiled, or fail.
@@ -54,12 +55,14 @@ pub(super) struct SmallProblem {
 }
 
 impl SmallProblem {
-    /// A problem with at most two of the groups of `heads`, and all heads of these: a joint projection where values are
-    /// as wide as keys, otherwise separate ones.
+    /// Creates a problem with at most two groups of `heads` and all heads of these groups.
+    ///
+    /// The problem has a joint projection if values are as wide as keys, otherwise separate
+    /// projections.
     ///
     /// # Errors
     ///
-    /// If no engine supports such heads.
+    /// Returns an error if no engine supports such heads.
     pub fn new(
         device: &Device,
         dtype: DType,
@@ -100,7 +103,7 @@ impl SmallProblem {
     }
 }
 
-/// Uniform values between `-largest` and `largest`.
+/// Returns uniform values between `-largest` and `largest`.
 fn random<const D: usize>(
     shape: [usize; D],
     largest: f64,
@@ -119,17 +122,19 @@ fn random<const D: usize>(
     )
 }
 
-/// Compares the results of an engine, forward and backward, with those of [`Portable`] on a small
-/// causal problem in `dtype` on `device`: two sequences of 150 tokens, with the heads of at most two
-/// of the groups of `heads`, values of `value_width` features, and this window.
+/// Compares an engine with [`Portable`], forward and backward, on a small causal problem.
+///
+/// The problem has two sequences of 150 tokens in `dtype` on `device`, at most two groups of
+/// `heads`, values of `value_width` features, and the given window.
 ///
 /// # Errors
 ///
-/// [`EngineMismatch`] for the first results that differ by more than rounding to `dtype` explains.
+/// Returns [`EngineMismatch`] for the first results that differ by more than rounding to `dtype`
+/// explains.
 ///
 /// # Panics
 ///
-/// If the engine does not [support](AttentionEngine::supports) such a problem.
+/// Panics if the engine does not [support](AttentionEngine::supports) such a problem.
 pub fn compare_with_portable(
     engine: &dyn AttentionEngine,
     device: &Device,
@@ -161,7 +166,8 @@ impl SmallProblem {
             (outputs.out, outputs.lse)
         };
         let (expected, found) = (forward(&Portable), forward(engine));
-        // Both get the same result, so that their gradients differ by their own rounding only.
+        // Both engines get the same forward result, so that their gradients differ only by their
+        // own rounding.
         let backward = |engine: &dyn AttentionEngine| {
             let inputs = BackwardInputs {
                 inputs: inputs.clone(),
@@ -189,7 +195,7 @@ impl SmallProblem {
         Ok(())
     }
 
-    /// The gradients of queries, keys and values.
+    /// Returns the gradients of queries, keys and values.
     fn parts(&self, gradients: ProjectionGradients) -> [Tensor<4>; 3] {
         let Heads {
             heads,
@@ -230,7 +236,7 @@ impl SmallProblem {
         self.accept(what, difference, ROUNDINGS * roundoff(self.problem.dtype))
     }
 
-    /// Compares log-sum-exps: a difference moves probabilities by as much, relative to each.
+    /// Compares log-sum-exps: a difference changes each probability by the same relative amount.
     fn check_statistics(&self, [expected, found]: &[Vec<f64>; 2]) -> Result<(), EngineMismatch> {
         let apart = expected.iter().zip(found).map(|(a, b)| (a - b).abs());
         let tolerance = roundoff(self.problem.dtype);
@@ -255,7 +261,8 @@ impl SmallProblem {
     }
 }
 
-/// The largest relative error of rounding to `dtype`; for wide types, that of a sum in another order.
+/// Returns the largest relative error of rounding to `dtype`. For wide types, returns the relative
+/// error of a sum in another order.
 fn roundoff(dtype: DType) -> f64 {
     match dtype {
         DType::BF16 => 2f64.powi(-8),
@@ -269,7 +276,7 @@ fn norm(values: &[f64]) -> f64 {
     values.iter().map(|x| x * x).sum::<f64>().sqrt()
 }
 
-/// The largest value; infinite if one is NaN.
+/// Returns the largest value, or infinity if a value is NaN.
 fn largest(values: impl Iterator<Item = f64>) -> f64 {
     let finite = |x: f64| if x.is_nan() { f64::INFINITY } else { x };
     values.map(finite).fold(0.0, f64::max)

@@ -1,4 +1,5 @@
-//! Attention of Burn's own operations, with the scores `[batch, heads, queries, keys]` in memory, and heads of any width.
+//! Reference attention, composed of Burn's own operations. It keeps the scores `[batch, heads,
+//! queries, keys]` in memory and supports heads of any width.
 
 use burn::tensor::{Bool, Int, Tensor};
 
@@ -9,11 +10,11 @@ use crate::cpu::wide;
 use crate::error::accept;
 use crate::soft_cap::soft_cap;
 
-/// The same as [`flash_attention`](super::flash_attention).
+/// Computes [`flash_attention`](super::flash_attention) with Burn's operations.
 ///
 /// # Panics
 ///
-/// See [`flash_attention`](super::flash_attention).
+/// Panics in the same cases as [`flash_attention`](super::flash_attention).
 pub fn flash_attention(
     q: Tensor<4>,
     k: Tensor<4>,
@@ -26,11 +27,11 @@ pub fn flash_attention(
     attend(&problem, q, k, v, sink).0
 }
 
-/// The same as [`attention_forward`](super::attention_forward), without an engine.
+/// Computes [`attention_forward`](super::attention_forward) without an engine.
 ///
 /// # Panics
 ///
-/// See [`flash_attention`](super::flash_attention).
+/// Panics in the same cases as [`flash_attention`](super::flash_attention).
 pub fn attention_forward(
     q: Tensor<4>,
     k: Tensor<4>,
@@ -44,7 +45,7 @@ pub fn attention_forward(
     (out, sums.log_sum_exp())
 }
 
-/// The same as [`merge`](super::merge()).
+/// Computes [`merge`](super::merge()) with Burn's operations.
 pub fn merge(
     (out, lse): (Tensor<4>, Tensor<3>),
     (other_out, other_lse): (Tensor<4>, Tensor<3>),
@@ -64,11 +65,11 @@ pub fn merge(
     (out, lse)
 }
 
-/// The same as [`flash_attention_packed`](super::flash_attention_packed).
+/// Computes [`flash_attention_packed`](super::flash_attention_packed) with Burn's operations.
 ///
 /// # Panics
 ///
-/// See [`flash_attention_packed`](super::flash_attention_packed).
+/// Panics in the same cases as [`flash_attention_packed`](super::flash_attention_packed).
 pub fn flash_attention_packed(
     qkv: Tensor<3>,
     heads: Heads,
@@ -90,22 +91,22 @@ pub fn flash_attention_packed(
     attend(&problem, q, k, v, sink).0.flatten(2, 3)
 }
 
-/// The divisor of each row's softmax, `[batch, heads, queries, 1]`.
+/// The softmax statistics of each row, `[batch, heads, queries, 1]`.
 struct SoftmaxSums {
     /// The largest score.
     largest: Tensor<4>,
-    /// The sum of `exp(score - largest)`, 0 where no key is visible.
+    /// The sum of `exp(score - largest)`; 0 if no key is visible.
     sum: Tensor<4>,
 }
 
 impl SoftmaxSums {
-    /// `[batch, heads, queries]`
+    /// Returns the log-sum-exp, `[batch, heads, queries]`.
     fn log_sum_exp(self) -> Tensor<3> {
         (self.sum.log() + self.largest).squeeze_dim(3)
     }
 }
 
-/// The output and the sums of the softmax.
+/// Returns the output and the sums of the softmax.
 fn attend(
     problem: &AttentionProblem,
     q: Tensor<4>,
@@ -149,7 +150,7 @@ fn attend(
     let hidden = hidden(problem, &scores).expand([batch, heads, queries, keys]);
     let scores = scores.mask_fill(hidden, f64::NEG_INFINITY);
 
-    // The largest score is taken off; it is finite even where no key is visible.
+    // The largest score is subtracted. It is finite even if no key is visible.
     let mut largest = scores.clone().detach().max_dim(3).clamp_min(-1e30);
     if let Some(sink) = &sink {
         largest = largest.max_pair(sink.clone().detach());
@@ -168,7 +169,7 @@ fn attend(
     (out, SoftmaxSums { largest, sum })
 }
 
-/// `[1, 1, queries, keys]`: true where a key is masked.
+/// Returns the mask `[1, 1, queries, keys]`, which is true where a key is hidden.
 fn hidden(problem: &AttentionProblem, scores: &Tensor<4>) -> Tensor<4, Bool> {
     let (queries, keys) = (problem.queries, problem.keys);
     let device = scores.device();

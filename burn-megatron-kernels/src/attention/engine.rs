@@ -16,31 +16,34 @@ use crate::function::Tensors;
 use crate::gradient::FlatGradients;
 use crate::launch::launch;
 
-/// Computes attention, forward and backward, on plain tensors (no autodiff).
+/// An implementation of attention, forward and backward, on plain tensors (no autodiff).
 ///
 /// [`Portable`] supports every problem on every device. An engine for one kind of device reports in
-/// [`supports`](Self::supports) what it does not support; that is an error, never a silent
-/// fallback. Memory beside inputs and outputs must be linear in the sequence length.
+/// [`supports`](Self::supports) the problems that it does not support. An unsupported problem is an
+/// error, never a silent fallback. The memory for anything other than inputs and outputs must be
+/// linear in the sequence length.
 pub trait AttentionEngine: Debug + Send + Sync {
-    /// The name used in errors.
+    /// Returns the name used in errors.
     fn name(&self) -> &'static str;
 
     /// Checks whether the engine supports this problem.
     ///
     /// # Errors
     ///
-    /// The unsupported property, and what would be supported.
+    /// Returns the unsupported property and the supported values.
     fn supports(&self, problem: &AttentionProblem) -> Result<(), String>;
 
-    /// Computes the output and the log-sum-exps, and the largest scores if the problem has
-    /// [`with_max`](AttentionProblem::with_max).
+    /// Computes the output and the log-sum-exps. If the problem has
+    /// [`with_max`](AttentionProblem::with_max), computes the largest scores too.
     fn forward(&self, problem: &AttentionProblem, inputs: AttentionInputs) -> AttentionOutputs;
 
-    /// Computes the gradients of the projections, in the form that these came in, and of the sink.
+    /// Computes the gradients of the projections and of the sink. The gradients have the same form
+    /// as the projections, joint or separate.
     fn backward(&self, problem: &AttentionProblem, inputs: BackwardInputs) -> AttentionGradients;
 }
 
-/// The kernels of this crate: tiles in SIMD code on the CPU and in shared memory on CubeCL devices.
+/// The kernels of this crate: tiles in SIMD code on the CPU, and tiles in shared memory on CubeCL
+/// devices.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Portable;
 
@@ -63,7 +66,7 @@ impl AttentionEngine for Portable {
 }
 
 impl Kernels {
-    /// See [`AttentionEngine::forward`]; launches nothing where no query sees a key.
+    /// Computes [`AttentionEngine::forward`]; launches nothing if no query sees a key.
     pub(super) fn forward(
         self,
         problem: &AttentionProblem,
@@ -92,7 +95,7 @@ impl Kernels {
         }
     }
 
-    /// See [`AttentionEngine::backward`]; launches nothing where no query sees a key.
+    /// Computes [`AttentionEngine::backward`]; launches nothing if no query sees a key.
     pub(super) fn backward(
         self,
         problem: &AttentionProblem,
@@ -166,7 +169,7 @@ fn next_tensor<const D: usize>(tensors: &mut impl Iterator<Item = DispatchTensor
     }
 }
 
-/// The result where no query sees a key.
+/// Returns the result of a problem in which no query sees a key.
 fn empty_result(
     problem: &AttentionProblem,
     projections: &Projections,
@@ -188,7 +191,8 @@ fn empty_result(
     AttentionOutputs { out, lse, largest }
 }
 
-/// The gradient of the sink of a result that covers other keys than those of a problem without any.
+/// Returns the gradient of the sink for a problem without visible keys whose `lse` covers other
+/// keys.
 fn sink_gradient(sink: Tensor<1>, out: Tensor<4>, lse: Tensor<3>, dout: Tensor<4>) -> Tensor<1> {
     let heads = sink.dims()[0];
     if lse.shape().num_elements() == 0 {

@@ -1,31 +1,32 @@
-//! Which keys a query sees, and which queries see a key.
+//! The mask: which keys a query sees, and which queries see a key.
 
 use std::ops::Range;
 
 use super::options::{AttentionOptions, KeyRanges, MAX_POSITIONS};
 
-/// Rows see the columns `row + shift - before ..= row + shift + after`.
+/// The mask of a problem: rows see the columns `row + shift - before ..= row + shift + after`.
 ///
-/// Causality, windows and [`KeyRanges`] each leave every row one range of columns, whose ends do not
-/// decrease from row to row. So a tile of rows also sees one range, and so do the rows that see a
-/// column: [`transposed`](Self::transposed).
+/// Causality, windows and [`KeyRanges`] each leave one range of columns per row, whose ends do not
+/// decrease from row to row. Therefore a tile of rows also sees one range, and one range of rows
+/// sees each column: see [`transposed`](Self::transposed).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct MaskRange {
     /// The position of row 0.
     pub shift: i32,
-    /// Visible columns before the position of the row.
+    /// The number of visible columns before the position of the row.
     pub before: i32,
-    /// Visible columns after it.
+    /// The number of visible columns after the position of the row.
     pub after: i32,
     /// The number of columns.
     pub columns: i32,
 }
 
-/// No limit: larger than any distance, and twice this plus one does not overflow.
+/// A distance without limit. It is larger than any distance, and twice this value plus one does not
+/// overflow.
 const UNBOUNDED: i32 = MAX_POSITIONS as i32 - 1;
 
 impl MaskRange {
-    /// The keys that the queries of an attention see.
+    /// Creates the mask from the options of an attention.
     pub(super) fn new(queries: usize, keys: usize, options: &AttentionOptions) -> Self {
         let reach = |distance: usize| {
             i32::try_from(distance).map_or(UNBOUNDED, |distance| distance.min(UNBOUNDED))
@@ -42,7 +43,7 @@ impl MaskRange {
         }
     }
 
-    /// The same with rows and columns exchanged, for `rows` rows.
+    /// Returns the mask with rows and columns exchanged, for `rows` rows.
     #[cfg(feature = "cubecl")]
     pub(super) fn transposed(&self, rows: usize) -> Self {
         Self {
@@ -53,7 +54,7 @@ impl MaskRange {
         }
     }
 
-    /// The columns that `row` sees, within a range.
+    /// Returns the columns that `row` sees, limited to the range `within`.
     pub(super) fn of(&self, row: usize, within: Option<&Range<usize>>) -> Range<usize> {
         let place = i64::from(self.shift) + row as i64;
         let low = (place - i64::from(self.before)).max(0);
@@ -65,7 +66,7 @@ impl MaskRange {
         low as usize..high.max(low) as usize
     }
 
-    /// The columns that each row sees.
+    /// Returns the columns that each row sees.
     pub(super) fn all(&self, rows: usize, ranges: Option<&KeyRanges>) -> Vec<Range<usize>> {
         let within = |row: usize| ranges.map(|ranges| &ranges.ranges()[row]);
         (0..rows).map(|row| self.of(row, within(row))).collect()

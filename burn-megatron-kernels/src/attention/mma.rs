@@ -1,4 +1,4 @@
-//! Attention by `mma.sync`, in the shape of FlashAttention-2.
+//! Attention with `mma.sync`, following FlashAttention-2.
 
 use burn::tensor::{DType, Device};
 
@@ -14,35 +14,39 @@ use crate::cube::cube_device;
 use crate::cube::mma::missing_support;
 use crate::error::accept;
 
-/// The algorithm of Dao, "FlashAttention-2" (2023), by NVIDIA's `mma.sync` of 16 by 8 by 16 in f16 or
-/// bf16 with sums in f32: scores, weights and their gradients stay in registers, `ldmatrix` reads
-/// keys and values from shared memory, and `cp.async` copies the next tile there while one is worked
-/// on. It takes heads of 16 to 256 features, in steps of 16, values no wider than keys, a positive
-/// scale, and all that [`Portable`](super::Portable) does beside that: groups, masks, ranges, sinks,
-/// views. Views whose rows do not start at multiples of 16 bytes are copied.
+/// Attention engine for NVIDIA tensor cores, after Dao, "FlashAttention-2" (2023).
 ///
-/// Softmax, its statistics and all sums are in f32. Probabilities, and the gradients of scores, are
-/// rounded to the type of the inputs before they are multiplied, as in that paper. The backward has no
-/// atomic additions: one kernel over blocks of queries and one over blocks of keys compute the scores
-/// each, and the gradients of a key over the heads of its group are summed in order.
+/// Products use `mma.sync` of 16 by 8 by 16 in f16 or bf16 with sums in f32. Scores, weights and
+/// their gradients stay in registers, `ldmatrix` reads keys and values from shared memory, and
+/// `cp.async` copies the next tile while the current tile is processed.
 ///
-/// [`select_engine`](super::select_engine) prefers it to [`Portable`](super::Portable). It has never run
-/// on a GPU; the book says what was run on an emulated one.
+/// Supported are heads of 16 to 256 features in steps of 16, values no wider than keys, and a
+/// positive scale. Otherwise the engine supports the same as [`Portable`](super::Portable): groups,
+/// masks, ranges, sinks and views. Views whose rows do not start at multiples of 16 bytes are
+/// copied.
+///
+/// The softmax, its statistics and all sums are in f32. Probabilities and score gradients are
+/// rounded to the type of the inputs before they are multiplied, as in the paper. The backward has
+/// no atomic additions. One kernel over blocks of queries and one over blocks of keys each compute
+/// the scores, and the gradients of a key are summed over the heads of its group in order.
+///
+/// [`select_engine`](super::select_engine) prefers this engine to [`Portable`](super::Portable). It
+/// has never run on a GPU. The book lists the tests on an emulated GPU.
 #[derive(Clone, Debug)]
 pub struct MmaTiles {
     device: Device,
     types: Vec<DType>,
-    /// The bytes of shared memory that a block may have.
+    /// The maximum bytes of shared memory of a block.
     shared_memory: usize,
 }
 
 impl MmaTiles {
-    /// An engine for tensors on `device`; queries the device for what the kernels need.
+    /// Creates an engine for tensors on `device`, which must provide what the kernels need.
     ///
     /// # Errors
     ///
-    /// If `device` is not a CubeCL device, or has no `mma.sync`, `ldmatrix` or `cp.async` for f16 or
-    /// bf16; the message names what is missing.
+    /// Returns an error if `device` is not a CubeCL device, or has no `mma.sync`, `ldmatrix` or
+    /// `cp.async` for f16 or bf16. The message names the missing feature.
     pub fn new(device: &Device) -> Result<Self, KernelError> {
         Self::query(device).map_err(|reason| {
             let message = format!("no matrix units on {device:?}: {reason}: use Portable");
@@ -50,7 +54,7 @@ impl MmaTiles {
         })
     }
 
-    /// [`new`](Self::new), with only what is missing as the error.
+    /// Computes [`new`](Self::new), but returns only the missing feature as the error.
     pub(super) fn query(device: &Device) -> Result<Self, String> {
         let Some(cube) = cube_device(device.as_dispatch()) else {
             return Err("it is not a CubeCL device".into());
@@ -73,7 +77,7 @@ impl MmaTiles {
         })
     }
 
-    /// The element types that it takes on its device.
+    /// Returns the element types that the engine supports on its device.
     pub fn types(&self) -> &[DType] {
         &self.types
     }

@@ -1,6 +1,6 @@
 //! Attention without its scores in memory.
 //!
-//! For query `i` and the keys `j` that it sees, with `s_ij = scale * q_i . k_j`:
+//! For query `i` and its visible keys `j`, with `s_ij = scale * q_i . k_j`:
 //!
 //! ```text
 //! lse_i = ln(sum_j exp(s_ij) + exp(sink))        p_ij = exp(s_ij - lse_i)        o_i = sum_j p_ij v_j
@@ -10,19 +10,19 @@
 //! dsink = - sum_i exp(sink - lse_i) delta_i
 //! ```
 //!
-//! Scores are computed tile by tile in both directions, so memory is linear in the sequence: beside
-//! its inputs the backward holds the output and one `lse` per query and head. The tiles and the
-//! softmax of a row in one pass follow Dao et al., "FlashAttention" (2022) and "FlashAttention-2"
-//! (2023); the sink is the logit without a value of Xiao et al., "Efficient Streaming Language
-//! Models with Attention Sinks" (2023), learned for each head.
+//! Scores are computed tile by tile in both directions, so that memory is linear in the sequence
+//! length. In addition to its inputs, the backward needs the output and one `lse` per query and
+//! head. The tiles and the online softmax follow Dao et al., "FlashAttention" (2022) and
+//! "FlashAttention-2" (2023). The sink is a learned logit per head without a value, after Xiao et
+//! al., "Efficient Streaming Language Models with Attention Sinks" (2023).
 //!
 //! [`flash_attention`] and [`flash_attention_packed`] are recorded for the backward.
-//! [`attention_forward`] and [`attention_backward`] are their two halves on plain tensors, for
-//! callers who [`merge`](merge()) partial results, as context parallelism does. [`composed`] is the same of
-//! Burn's own operations, with the scores in memory.
+//! [`attention_forward`] and [`attention_backward`] are their two halves on plain tensors. Context
+//! parallelism uses them to [`merge`](merge()) partial results. [`composed`] contains the same
+//! functions composed of Burn's own operations, with the scores in memory.
 //!
-//! The implementation is an [`AttentionEngine`]: [`Portable`] or, on CUDA, `MmaTiles`, which uses the
-//! matrix units of a device. [`select_engine`] returns the one for a device and a model.
+//! The implementation is an [`AttentionEngine`]: [`Portable`] or, on CUDA, `MmaTiles`, which uses
+//! tensor cores. [`select_engine`] returns the engine for a device and a model.
 
 use std::sync::Arc;
 
@@ -67,17 +67,25 @@ use crate::error::accept;
 use crate::function::apply;
 use crate::gradient::FlatGradients;
 
-/// Attention of `q` `[batch, queries, heads, width]` to `k` `[batch, keys, groups, width]` and `v`
-/// `[batch, keys, groups, value width]`, giving `[batch, queries, heads, value width]` in the same type.
+/// Computes attention of `q` to `k` and `v`.
 ///
-/// `heads` is a multiple of `groups`: each group serves `heads / groups` consecutive heads. `sink`
-/// `[heads]` is one more logit in the sum of each row's softmax. A query that sees no key gives 0.
-/// The inputs may be views; what is contiguous in its last dim is read in place.
+/// - `q`: `[batch, queries, heads, width]`.
+/// - `k`: `[batch, keys, groups, width]`.
+/// - `v`: `[batch, keys, groups, value width]`.
+/// - `sink`: `[heads]`, one more logit in the softmax denominator of each row (an attention sink).
+/// - returns `[batch, queries, heads, value width]` in the same type.
+///
+/// `heads` is a multiple of `groups`: each group serves `heads / groups` consecutive heads. A query
+/// that sees no key gives 0. The inputs may be views. Views that are contiguous in their last dim
+/// are read in place.
 ///
 /// # Panics
 ///
-/// With a [`KernelError`]: shapes or types that do not agree, a head wider than [`MAX_WIDTH`],
-/// ranges of other keys or queries, a type that the device does not support.
+/// Panics with a [`KernelError`] if
+/// - shapes or types do not agree,
+/// - a head is wider than [`MAX_WIDTH`],
+/// - the ranges are for another number of keys or queries,
+/// - the device does not support the type.
 pub fn flash_attention(
     q: Tensor<4>,
     k: Tensor<4>,
@@ -88,11 +96,11 @@ pub fn flash_attention(
     flash_attention_with(Arc::new(Portable), q, k, v, sink, options)
 }
 
-/// [`flash_attention`] by an engine of the caller's choice.
+/// Computes [`flash_attention`] with the given engine.
 ///
 /// # Panics
 ///
-/// As [`flash_attention`], and when the engine does not take the problem.
+/// Panics in the same cases as [`flash_attention`], and if the engine does not support the problem.
 pub fn flash_attention_with(
     engine: Arc<dyn AttentionEngine>,
     q: Tensor<4>,
@@ -108,14 +116,15 @@ pub fn flash_attention_with(
     apply(inputs, step(engine, problem))
 }
 
-/// Attention of a joint projection `[batch, seq, (heads + 2 groups) * width]`, all query heads, then
-/// the groups of keys, then those of values, giving `[batch, seq, heads * width]`.
+/// Computes attention of a joint projection `qkv`, `[batch, seq, (heads + 2 groups) * width]`, and
+/// returns `[batch, seq, heads * width]`.
 ///
-/// Nothing is cut out of `qkv`, and its gradient is written as one tensor. See [`flash_attention`].
+/// The features of `qkv` are all query heads, then the groups of keys, then the groups of values.
+/// `qkv` is not split, and its gradient is written as one tensor. See [`flash_attention`].
 ///
 /// # Panics
 ///
-/// As [`flash_attention`], and when `qkv` does not hold these `heads`.
+/// Panics in the same cases as [`flash_attention`], and if `qkv` does not hold these `heads`.
 pub fn flash_attention_packed(
     qkv: Tensor<3>,
     heads: Heads,
@@ -125,11 +134,12 @@ pub fn flash_attention_packed(
     flash_attention_packed_with(Arc::new(Portable), qkv, heads, sink, options)
 }
 
-/// [`flash_attention_packed`] by an engine of the caller's choice.
+/// Computes [`flash_attention_packed`] with the given engine.
 ///
 /// # Panics
 ///
-/// As [`flash_attention_packed`], and when the engine does not take the problem.
+/// Panics in the same cases as [`flash_attention_packed`], and if the engine does not support the
+/// problem.
 pub fn flash_attention_packed_with(
     engine: Arc<dyn AttentionEngine>,
     qkv: Tensor<3>,
@@ -144,17 +154,19 @@ pub fn flash_attention_packed_with(
     apply(inputs, step(engine, problem))
 }
 
-/// [`flash_attention_with`] of plain tensors (no autodiff), with the log-sum-exp `[batch, heads,
-/// queries]` of each query's scores: f64 for f64, otherwise f32.
+/// Computes [`flash_attention_with`] on plain tensors (no autodiff), and the log-sum-exp of each
+/// query's scores.
 ///
-/// The log-sum-exp includes the sink, and is minus infinity where no key is visible. Two results on
-/// different keys make one: `lse = ln(e^lse1 + e^lse2)`, `out = e^(lse1 - lse) out1 + e^(lse2 -
-/// lse) out2`. Then only one of them may be given the sink. Where no query sees a key, nothing is
-/// launched.
+/// The log-sum-exp is `[batch, heads, queries]`, in f64 for f64 and otherwise in f32. It includes
+/// the sink, and is minus infinity if no key is visible.
+///
+/// Two results on different keys can be merged: `lse = ln(e^lse1 + e^lse2)`, `out = e^(lse1 - lse)
+/// out1 + e^(lse2 - lse) out2`. In that case only one of them may be given the sink. If no query
+/// sees a key, nothing is launched.
 ///
 /// # Panics
 ///
-/// See [`flash_attention_with`].
+/// Panics in the same cases as [`flash_attention_with`].
 pub fn attention_forward(
     engine: &dyn AttentionEngine,
     q: Tensor<4>,
@@ -170,18 +182,21 @@ pub fn attention_forward(
     (outputs.out, outputs.lse)
 }
 
-/// The gradients of [`attention_forward`] for the gradient `dout` of its output; plain tensors.
+/// Computes the gradients of [`attention_forward`] from the gradient `dout` of its output, on plain
+/// tensors.
 ///
-/// `result`, output and log-sum-exp, may be merged from several calls on different keys. Then the
-/// gradients are the part of these keys; the sum of all parts is that of the queries. With `sums` of
-/// two places, the gradients of keys and values are written or added there, in f32 (f64 for f64), as
-/// contiguous `[batch, keys, groups, width]` and `[batch, keys, groups, value width]`, each from a
-/// multiple of 4 elements on.
+/// `result` holds output and log-sum-exp, which may be merged from several calls on different keys.
+/// In that case the function returns the part of the gradients that belongs to these keys, and the
+/// gradient of the queries is the sum of all parts.
+///
+/// With `sums`, the gradients of keys and values are written or added to two places of a flat
+/// buffer in f32 (f64 for f64). They are stored as contiguous `[batch, keys, groups, width]` and
+/// `[batch, keys, groups, value width]`. Each place must start at a multiple of 4 elements.
 ///
 /// # Panics
 ///
-/// As [`flash_attention_with`], and when `result` or `dout` are not of this problem, or the buffer
-/// does not hold the gradients.
+/// Panics in the same cases as [`flash_attention_with`]. Also panics if `result` or `dout` do not
+/// fit the problem, or if the buffer cannot hold the gradients.
 #[allow(clippy::too_many_arguments)]
 pub fn attention_backward(
     engine: &dyn AttentionEngine,
@@ -222,7 +237,7 @@ fn separate(
     }
 }
 
-/// The sink in the type of the statistics.
+/// Returns the sink in the type of the statistics.
 fn widened(problem: &AttentionProblem, sink: Option<Tensor<1>>) -> Option<Tensor<1>> {
     sink.map(|sink| sink.cast(wide(problem.dtype)))
 }

@@ -10,27 +10,33 @@ use crate::cpu::wide;
 use crate::gradient::Place;
 use crate::launch::{DeviceOp, Spec};
 
-/// The kernels on a CubeCL device.
+/// The kernels for CubeCL devices.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Kernels {
-    /// On scalar units.
+    /// Kernels for scalar units.
     Portable,
-    /// By `mma.sync`.
+    /// Kernels for `mma.sync`.
     #[cfg(feature = "cubecl")]
     Mma,
 }
 
-/// A direction of attention.
+/// The direction of attention.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Pass {
-    /// Inputs: the projections (one or three), the sink, the ranges of the queries; outputs: the output
-    /// and the log-sum-exp, followed in the same tensor by the largest scores of the queries if the problem has them.
+    /// The forward.
+    ///
+    /// Inputs: the projections (one or three), the sink, the ranges of the queries. Outputs: the
+    /// output and the log-sum-exp. The largest scores of the queries follow in the tensor of the
+    /// log-sum-exp if the problem has them.
     Forward,
-    /// Inputs: the projections, output, log-sum-exp, gradient of the output, the sink, the ranges of the
-    /// queries, the ranges of the keys, the flat buffer. Outputs: the gradient of the joint projection, or the gradient
-    /// of the queries and one flat tensor with the gradients of the keys and the values; then the gradient of the sink.
+    /// The backward.
+    ///
+    /// Inputs: the projections, output, log-sum-exp, gradient of the output, the sink, the ranges
+    /// of the queries, the ranges of the keys, the flat buffer. Outputs: the gradient of the joint
+    /// projection, or the gradient of the queries and one flat tensor with the gradients of the
+    /// keys and the values, then the gradient of the sink.
     Backward {
-        /// Where the gradients of keys and values go in the flat buffer, if there is one.
+        /// The places of the gradients of keys and values in the flat buffer, if there is one.
         places: Option<[Place; 2]>,
     },
 }
@@ -91,12 +97,12 @@ impl DeviceOp for AttentionOp {
 }
 
 impl AttentionProblem {
-    /// The number of tensors that hold the projections.
+    /// Returns the number of tensors that hold the projections.
     pub(super) fn projections(&self) -> usize {
         if self.packed { 1 } else { 3 }
     }
 
-    /// The shape of the log-sum-exp, or of it and the largest scores.
+    /// Returns the shape of the log-sum-exp, including the largest scores if the problem has them.
     pub(super) fn statistics_shape(&self) -> Vec<usize> {
         let rows = self.lse_shape();
         if self.with_max {
@@ -106,13 +112,13 @@ impl AttentionProblem {
         }
     }
 
-    /// Elements of keys and values together.
+    /// Returns the number of elements of keys and values together.
     pub(super) fn key_elements(&self) -> usize {
         let [k, v] = [self.k_shape(), self.v_shape()].map(|shape| shape.iter().product::<usize>());
         k + v
     }
 
-    /// The strides of queries, keys and values in tensors with these offsets and strides.
+    /// Returns the strides of queries, keys and values in tensors with these offsets and strides.
     pub(super) fn head_strides(&self, tensors: &[(usize, Vec<usize>)]) -> [HeadStrides; 3] {
         let Heads {
             heads,
@@ -140,7 +146,7 @@ impl AttentionProblem {
         })
     }
 
-    /// The strides of the gradients of queries, keys and values in the outputs of
+    /// Returns the strides of the gradients of queries, keys and values in the outputs of
     /// [`Pass::Backward`].
     #[cfg(feature = "cubecl")]
     pub(super) fn gradient_strides(&self, places: Option<[Place; 2]>) -> [HeadStrides; 3] {
@@ -167,15 +173,15 @@ impl AttentionProblem {
     }
 }
 
-/// Strides of the rows of a head, in elements; a row itself is contiguous.
+/// The strides of the rows of a head, in elements. A row itself is contiguous.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct HeadStrides {
-    /// The first row of the first head of the first sequence.
+    /// The offset of the first row of the first head of the first sequence.
     pub offset: usize,
-    /// From sequence to sequence.
+    /// The stride between sequences.
     pub batch: usize,
-    /// From position to position.
+    /// The stride between positions.
     pub row: usize,
-    /// From head to head.
+    /// The stride between heads.
     pub head: usize,
 }

@@ -1,4 +1,4 @@
-//! Options of attention: scale, mask, heads.
+//! Options of attention: scale, mask and heads.
 
 use std::ops::Range;
 
@@ -6,54 +6,59 @@ use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 
 use crate::KernelError;
 
-/// Which keys a query sees, and the scale of the scores.
+/// The mask (which keys a query sees) and the scale of the scores.
 ///
-/// Query `i` is at the position of key `i + keys - queries`: both sequences end together.
+/// Query `i` has the position of key `i + keys - queries`: both sequences end together.
 #[derive(Clone, Debug, Default)]
 pub struct AttentionOptions {
-    /// The factor of the scores; without it `1 / sqrt(width)`.
+    /// The factor of the scores. The default is `1 / sqrt(width)`.
     pub scale: Option<f64>,
-    /// `c`: a scaled score `s` becomes `c tanh(s / c)`. Only [`composed`](super::composed) has it.
+    /// Soft cap `c` of the scores: a scaled score `s` becomes `c tanh(s / c)`. Only
+    /// [`composed`](super::composed) supports it.
     pub soft_cap: Option<f64>,
-    /// Causal: no query sees a key after its own position.
+    /// Whether attention is causal: no query sees a key after its own position.
     pub causal: bool,
-    /// No query sees a key farther away than this.
+    /// The sliding window that limits the distance of visible keys.
     pub window: Option<Window>,
-    /// No query sees a key out of its range: documents, or the keys of another rank.
+    /// The range of visible keys of each query, for document masking or for the keys of another
+    /// rank.
     pub ranges: Option<KeyRanges>,
 }
 
-/// A sliding window around the position of the query, which itself is always visible.
+/// A sliding window around the position of the query, which is always visible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Window {
-    /// Visible keys before the position.
+    /// The number of visible keys before the position.
     pub left: usize,
-    /// Visible keys after the position.
+    /// The number of visible keys after the position.
     pub right: usize,
 }
 
 /// The heads of a joint projection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Heads {
-    /// Query heads; a multiple of `groups`.
+    /// The number of query heads, a multiple of `groups`.
     pub heads: usize,
-    /// Heads of the keys and of the values; each serves `heads / groups` consecutive query heads.
+    /// The number of heads of the keys and of the values. Each serves `heads / groups` consecutive
+    /// query heads.
     pub groups: usize,
-    /// Features of a head of the queries and of the keys; in a joint projection, of the values too.
+    /// The number of features per head of queries and keys. In a joint projection it is also the
+    /// number of features per value head.
     pub width: usize,
 }
 
 impl Heads {
-    /// Features of the joint projection: `(heads + 2 groups) * width`.
+    /// Returns the number of features of the joint projection: `(heads + 2 groups) * width`.
     pub fn features(&self) -> usize {
         (self.heads + 2 * self.groups) * self.width
     }
 }
 
-/// For each query of a sequence the keys that it may see, the same for every row of the batch.
+/// The range of visible keys for each query of a sequence, shared by all sequences of the batch.
 ///
-/// The starts and the ends of the ranges do not decrease from query to query. So is what the queries of one rank of a
-/// context-parallel group see of the keys of another, whichever positions each has.
+/// The starts and the ends of the ranges do not decrease from query to query. With context
+/// parallelism, the keys of one rank that are visible to the queries of another rank have this
+/// form, for any assignment of positions.
 #[derive(Clone, Debug)]
 pub struct KeyRanges {
     ranges: Vec<Range<usize>>,
@@ -63,13 +68,17 @@ pub struct KeyRanges {
 }
 
 impl KeyRanges {
-    /// Query `i` sees the keys `ranges[i]` of `keys`, or none if that is empty. `device` is that of the inputs of
-    /// attention.
+    /// Creates ranges: query `i` sees the keys `ranges[i]` of `keys`, or no keys if the range is
+    /// empty.
+    ///
+    /// `device` must be the device of the attention inputs.
     ///
     /// # Errors
     ///
-    /// If starts or ends decrease, a range ends before it starts or past the keys, or there are more than 2^30
-    /// queries or keys.
+    /// Returns an error if
+    /// - starts or ends decrease,
+    /// - a range ends before it starts or past the keys,
+    /// - there are more than 2^30 queries or keys.
     pub fn new(
         ranges: Vec<Range<usize>>,
         keys: usize,
@@ -96,7 +105,7 @@ impl KeyRanges {
         }
         let of_queries = upload(&ranges, device);
         let transposed = transposed(&ranges, keys);
-        // Those of documents.
+        // Ranges of documents are symmetric.
         let of_keys = if transposed == ranges {
             of_queries.clone()
         } else {
@@ -110,12 +119,15 @@ impl KeyRanges {
         })
     }
 
-    /// Document masking: several documents are packed into one sequence and do not see each other. Document `d` is
-    /// `ends[d - 1]..ends[d]`, the first starts at 0. A document may be empty.
+    /// Creates a document mask: several documents are packed into one sequence and do not see each
+    /// other.
+    ///
+    /// Document `d` is `ends[d - 1]..ends[d]`, and the first document starts at 0. A document may
+    /// be empty.
     ///
     /// # Errors
     ///
-    /// If `ends` decreases, or exceeds the limit of 2^30 positions.
+    /// Returns an error if `ends` decreases, or exceeds the limit of 2^30 positions.
     pub fn of_documents(ends: &[usize], device: &Device) -> Result<Self, KernelError> {
         if let Some(fall) = ends.windows(2).find(|pair| pair[0] > pair[1]) {
             let value = format!("[.., {}, {}, ..]", fall[0], fall[1]);
@@ -142,36 +154,37 @@ impl KeyRanges {
         self.keys
     }
 
-    /// Whether no query sees a key.
+    /// Returns whether no query sees a key.
     pub fn is_empty(&self) -> bool {
         self.ranges.iter().all(Range::is_empty)
     }
 
-    /// The keys that each query sees.
+    /// Returns the keys that each query sees.
     pub fn ranges(&self) -> &[Range<usize>] {
         &self.ranges
     }
 
-    /// `[2, queries]`: for each query the first key that it sees, and the end of them.
+    /// Returns the first visible key and the end of the visible keys of each query, `[2, queries]`.
     pub(super) fn of_queries(&self) -> &Tensor<2, Int> {
         &self.of_queries
     }
 
-    /// `[2, keys]`: for each key the first query that sees it, and the end of them.
+    /// Returns the first query and the end of the queries that see each key, `[2, keys]`.
     pub(super) fn of_keys(&self) -> &Tensor<2, Int> {
         &self.of_keys
     }
 }
 
-/// Queries or keys of one sequence: kernels count positions in 32 bits with a sign.
+/// The maximum number of queries or keys of one sequence. Kernels count positions in signed 32-bit
+/// integers.
 pub(super) const MAX_POSITIONS: usize = 1 << 30;
 
 fn refused(name: &'static str, value: impl ToString, fits: &'static str) -> KernelError {
     KernelError::option("visible keys", name, value, fits)
 }
 
-/// For each of the keys the queries that see it: those from the first whose range ends after the key to the last
-/// whose range starts at or before it.
+/// Returns for each key the range of queries that see it. The range starts at the first query whose
+/// range ends after the key, and ends after the last query whose range starts at or before the key.
 fn transposed(ranges: &[Range<usize>], keys: usize) -> Vec<Range<usize>> {
     let (mut start, mut end) = (0, 0);
     let of_key = |key| {
@@ -186,7 +199,7 @@ fn transposed(ranges: &[Range<usize>], keys: usize) -> Vec<Range<usize>> {
     (0..keys).map(of_key).collect()
 }
 
-/// `[2, rows]`: starts, then ends.
+/// Returns the starts, then the ends, `[2, rows]`.
 fn upload(ranges: &[Range<usize>], device: &Device) -> Tensor<2, Int> {
     let starts = ranges.iter().map(|range| range.start as i32);
     let ends = ranges.iter().map(|range| range.end as i32);

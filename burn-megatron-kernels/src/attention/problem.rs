@@ -1,4 +1,4 @@
-//! The checked description of one attention.
+//! A checked description of one attention.
 
 use burn::tensor::{DType, Tensor};
 
@@ -8,37 +8,38 @@ use crate::cpu::wide;
 use crate::flat::check_range;
 use crate::gradient::{FlatGradients, Place};
 
-/// The widest head that the kernels hold on chip.
+/// The maximum width of a head that the kernels hold on chip.
 pub const MAX_WIDTH: usize = 256;
 
-/// Places of sums in a flat buffer are multiples of so many elements: 16 bytes.
+/// The alignment of sums in a flat buffer, in elements (16 bytes).
 const SUMS_ALIGNMENT: usize = 4;
 
 pub(super) const OPERATION: &str = "flash_attention";
 
-/// One attention: sizes, type and mask. Only the functions of this module construct it, after
-/// checking that everything agrees.
+/// One attention: sizes, type and mask. Only the functions of this module construct it, after they
+/// check all inputs.
 #[derive(Clone, Debug)]
 pub struct AttentionProblem {
-    /// Sequences.
+    /// The number of sequences.
     pub batch: usize,
-    /// Queries of a sequence.
+    /// The number of queries per sequence.
     pub queries: usize,
-    /// Keys of a sequence.
+    /// The number of keys per sequence.
     pub keys: usize,
-    /// Query heads, groups of keys and values, and the features of a head of queries and keys.
+    /// The number of query heads and of key/value groups, and the features per head of queries and
+    /// keys.
     pub heads: Heads,
-    /// Features of a head of the values and of the output.
+    /// The number of features per head of values and of the output.
     pub value_width: usize,
     /// The element type of queries, keys and values.
     pub dtype: DType,
     /// The factor of the scores.
     pub scale: f64,
-    /// The mask; its `scale` is the one above, filled in.
+    /// The mask. Its `scale` equals the field above.
     pub options: AttentionOptions,
     /// Whether each head has a sink.
     pub sink: bool,
-    /// Whether queries, keys and values come as one joint projection.
+    /// Whether queries, keys and values are one joint projection.
     pub packed: bool,
     /// Whether the forward also returns the largest score of each query.
     pub with_max: bool,
@@ -49,43 +50,46 @@ pub struct AttentionProblem {
 pub struct AttentionInputs {
     /// Queries, keys and values.
     pub projections: Projections,
-    /// `[heads]`, in the type of the log-sum-exp.
+    /// The sinks, `[heads]`, in the type of the log-sum-exp.
     pub sink: Option<Tensor<1>>,
 }
 
 /// The results of a forward.
 #[derive(Clone, Debug)]
 pub struct AttentionOutputs {
-    /// `[batch, queries, heads, value width]`. A query that sees no key gets 0.
+    /// The output, `[batch, queries, heads, value width]`. It is 0 for a query that sees no key.
     pub out: Tensor<4>,
-    /// `[batch, heads, queries]`: the log-sum-exp of the scores that each query sees, its sink included. It is f64 for f64,
-    /// otherwise f32, and minus infinity for a query that sees no key.
+    /// The log-sum-exp of the visible scores of each query, including the sink,
+    /// `[batch, heads, queries]`. It is f64 for f64, otherwise f32, and minus infinity for a query
+    /// that sees no key.
     pub lse: Tensor<3>,
-    /// The largest score of each query, scaled and masked, without the sink, in the shape and the type of the log-sum-exp.
-    /// For a query that sees nothing it is minus infinity, or at most -1e30.
+    /// The largest scaled and masked score of each query, without the sink, in the shape and the
+    /// type of the log-sum-exp. It is minus infinity, or at most -1e30, for a query that sees no
+    /// key.
     pub largest: Option<Tensor<3>>,
 }
 
 /// The inputs of a backward.
 #[derive(Debug)]
 pub struct BackwardInputs {
-    /// Those of the forward.
+    /// The inputs of the forward.
     pub inputs: AttentionInputs,
-    /// Output and log-sum-exp. They may cover more keys than these: probabilities are `exp(score - lse)`.
+    /// Output and log-sum-exp of the forward. They may cover more keys than `inputs`: probabilities
+    /// are `exp(score - lse)`.
     pub result: (Tensor<4>, Tensor<3>),
     /// The gradient of the output.
     pub dout: Tensor<4>,
-    /// Where the gradients of keys and values are written or added as they were summed. Only with separate projections,
-    /// and checked.
+    /// The places to which the unrounded gradients of keys and values are written or added. Only
+    /// separate projections support it.
     pub sums: Option<FlatGradients>,
 }
 
 /// Queries, keys and values.
-// A few handles each, and only ever one of them at a time.
+// The variants hold a few handles each, and only one value exists at a time.
 #[derive(Clone, Debug)]
 #[allow(clippy::large_enum_variant)]
 pub enum Projections {
-    /// Each on its own.
+    /// Separate projections.
     Separate {
         /// `[batch, queries, heads, width]`.
         q: Tensor<4>,
@@ -94,25 +98,26 @@ pub enum Projections {
         /// `[batch, keys, groups, value width]`.
         v: Tensor<4>,
     },
-    /// `[batch, seq, (heads + 2 groups) * width]`: all query heads, then the keys, then the values.
+    /// A joint projection, `[batch, seq, (heads + 2 groups) * width]`: all query heads, then the
+    /// keys, then the values.
     Packed(Tensor<3>),
 }
 
 /// The gradients of an attention's inputs.
 #[derive(Clone, Debug)]
 pub struct AttentionGradients {
-    /// Of queries, keys and values.
+    /// The gradients of queries, keys and values.
     pub projections: ProjectionGradients,
-    /// The gradient of the sink, `[heads]`, where there is one.
+    /// The gradient of the sink, `[heads]`, if there is a sink.
     pub dsink: Option<Tensor<1>>,
 }
 
 /// The gradients of [`Projections`].
-// As `Projections`.
+// See `Projections`.
 #[derive(Clone, Debug)]
 #[allow(clippy::large_enum_variant)]
 pub enum ProjectionGradients {
-    /// Each on its own.
+    /// Separate gradients.
     Separate {
         /// `[batch, queries, heads, width]`.
         dq: Tensor<4>,
@@ -121,7 +126,7 @@ pub enum ProjectionGradients {
         /// `[batch, keys, groups, value width]`.
         dv: Tensor<4>,
     },
-    /// The gradients of keys and values, in the flat buffer that was given for them.
+    /// The gradients of keys and values are in the flat buffer that was given for them.
     Flat {
         /// `[batch, queries, heads, width]`.
         dq: Tensor<4>,
@@ -246,8 +251,8 @@ impl AttentionProblem {
         })
     }
 
-    /// Checks that an output, its statistics and its gradient are those of this problem, and that a flat buffer holds
-    /// the gradients of keys and values.
+    /// Checks that an output, its statistics and its gradient fit this problem, and that a flat
+    /// buffer can hold the gradients of keys and values.
     pub(super) fn check_result(
         &self,
         (out, lse): &(Tensor<4>, Tensor<3>),
@@ -297,7 +302,7 @@ impl AttentionProblem {
         Ok(())
     }
 
-    /// Checks that kernels hold heads of these widths.
+    /// Checks that the kernels support heads of these widths.
     pub(super) fn check_widths(&self) -> Result<(), KernelError> {
         for (name, width) in [("heads", self.heads.width), ("values", self.value_width)] {
             if width == 0 || width > MAX_WIDTH {
@@ -308,32 +313,32 @@ impl AttentionProblem {
         Ok(())
     }
 
-    /// `[batch, queries, heads, value width]`.
+    /// Returns the shape of the output, `[batch, queries, heads, value width]`.
     pub fn out_shape(&self) -> [usize; 4] {
         [self.batch, self.queries, self.heads.heads, self.value_width]
     }
 
-    /// `[batch, queries, heads, width]`.
+    /// Returns the shape of the queries, `[batch, queries, heads, width]`.
     pub fn q_shape(&self) -> [usize; 4] {
         [self.batch, self.queries, self.heads.heads, self.heads.width]
     }
 
-    /// `[batch, keys, groups, width]`.
+    /// Returns the shape of the keys, `[batch, keys, groups, width]`.
     pub fn k_shape(&self) -> [usize; 4] {
         [self.batch, self.keys, self.heads.groups, self.heads.width]
     }
 
-    /// `[batch, keys, groups, value width]`.
+    /// Returns the shape of the values, `[batch, keys, groups, value width]`.
     pub fn v_shape(&self) -> [usize; 4] {
         [self.batch, self.keys, self.heads.groups, self.value_width]
     }
 
-    /// `[batch, heads, queries]`.
+    /// Returns the shape of the log-sum-exp, `[batch, heads, queries]`.
     pub fn lse_shape(&self) -> [usize; 3] {
         [self.batch, self.heads.heads, self.queries]
     }
 
-    /// Whether no query sees a key.
+    /// Returns whether no query sees a key.
     pub fn is_empty(&self) -> bool {
         let ranges = self.options.ranges.as_ref();
         self.batch * self.queries * self.keys == 0 || ranges.is_some_and(KeyRanges::is_empty)

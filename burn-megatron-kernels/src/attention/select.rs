@@ -12,20 +12,20 @@ use super::compare::{EngineMismatch, SmallProblem};
 use super::{AttentionEngine, Heads, Portable, Window};
 use crate::unchecked::is_unchecked;
 
-/// An attention engine by name.
+/// The name of an attention engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum EngineKind {
-    /// `MmaTiles`: matrix units of NVIDIA, by `mma.sync`, in f16 and bf16.
+    /// `MmaTiles`: NVIDIA tensor cores with `mma.sync`, in f16 and bf16.
     Mma,
-    /// [`Portable`]: every type, on every device.
+    /// [`Portable`]: every type on every device.
     Portable,
 }
 
 impl EngineKind {
-    /// All engines, in the order of preference. The last one supports every problem.
+    /// All engines in the order of preference. The last engine supports every problem.
     pub const ALL: [Self; 2] = [Self::Mma, Self::Portable];
 
-    /// The name in recipes and flags.
+    /// Returns the name used in recipes and flags.
     pub fn name(self) -> &'static str {
         match self {
             Self::Mma => "mma",
@@ -33,7 +33,7 @@ impl EngineKind {
         }
     }
 
-    /// The engine on a device.
+    /// Opens the engine on a device.
     fn open(self, device: &Device) -> Result<Arc<dyn AttentionEngine>, String> {
         match self {
             Self::Mma if *device == Device::flex() => Err("a CPU has no matrix units".into()),
@@ -59,10 +59,10 @@ impl Display for EngineKind {
     }
 }
 
-/// A selected engine.
+/// An engine selected by [`select_engine`].
 #[derive(Clone, Debug)]
 pub struct SelectedEngine {
-    /// Which one.
+    /// The name of the engine.
     pub kind: EngineKind,
     /// The engine on its device.
     pub engine: Arc<dyn AttentionEngine>,
@@ -70,16 +70,16 @@ pub struct SelectedEngine {
     pub skipped: Vec<String>,
 }
 
-/// The first of `kinds` that can be used on `device` in `dtype` for a model with these heads, values of
-/// `value_width` features and this window.
+/// Returns the first of `kinds` that can be used on `device` in `dtype` for a model with these
+/// heads, values of `value_width` features and this window.
 ///
-/// Every engine but [`Portable`] is [compared](super::compare_with_portable) with it first, once per
-/// process for each device, type, heads and window; if the results differ, a warning is logged and
-/// the engine is not used.
+/// Every engine except [`Portable`] is first [compared](super::compare_with_portable) with
+/// [`Portable`]. The comparison runs once per process for each device, type, heads and window. If
+/// the results differ, a warning is logged and the engine is not used.
 ///
 /// # Errors
 ///
-/// If none can be used: each with the reason.
+/// Returns an error with a reason for each engine if none can be used.
 pub fn select_engine(
     kinds: &[EngineKind],
     device: &Device,
@@ -98,7 +98,8 @@ pub fn select_engine(
     })
 }
 
-/// The first candidate that opened and passes the check; [`Portable`], the reference, is not checked.
+/// Returns the first candidate that opens and passes the check. [`Portable`] is the reference and
+/// is not checked.
 pub(super) fn first_usable(
     candidates: impl IntoIterator<Item = (EngineKind, Result<Arc<dyn AttentionEngine>, String>)>,
     check: impl Fn(EngineKind, &Arc<dyn AttentionEngine>) -> Result<(), String>,
@@ -125,7 +126,8 @@ pub(super) fn first_usable(
     Err(skipped.join("; "))
 }
 
-/// The result of the first comparison with this key; logs a warning when that fails.
+/// Returns the result of the first comparison with this key. Logs a warning if the comparison
+/// fails.
 fn compare_once(
     key: String,
     compare: impl FnOnce() -> Result<(), EngineMismatch>,

@@ -1,4 +1,5 @@
-//! On Burn's CPU backend: each column from the first row to the last, columns in parallel.
+//! The CPU implementation: each column is summed from the first row to the last, columns in
+//! parallel.
 
 use burn::backend::flex::FlexTensor;
 use burn::tensor::DType;
@@ -7,11 +8,11 @@ use crate::cpu::{Element, ROW_GRAIN, Real, for_each_task, for_float, slice, tens
 use crate::flat;
 use crate::gradient::Place;
 
-/// Columns of a task: a few cache lines of a row.
+/// The number of columns per task, a few cache lines of a row.
 const TASK_COLUMNS: usize = 128;
 
-/// The sum of the rows of a matrix, in the type that sums are computed in; or the buffer, which is the second input where
-/// there is a place.
+/// Returns the sum of the rows of a matrix, in the type of sums. With a place, returns the flat
+/// buffer, which is the second input.
 pub(super) fn column_sum(
     (columns, place): &(usize, Option<Place>),
     mut inputs: Vec<FlexTensor>,
@@ -50,7 +51,8 @@ fn sum<E: Element>(x: &[E], columns: usize) -> Vec<E::Wide> {
     sums
 }
 
-/// The sums, each in a tensor of type `dtype`; or the flat buffer with the sums at their places.
+/// Returns the sums as tensors of type `dtype`, or the flat buffer with the sums written to their
+/// places.
 pub(crate) fn write(
     sums: Vec<FlexTensor>,
     dtype: DType,

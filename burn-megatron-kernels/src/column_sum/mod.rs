@@ -1,7 +1,7 @@
 //! Sums over the rows of a matrix, such as the gradient of a bias.
 //!
-//! Sums are computed in f32 (f64 for f64), in an order that depends on the sizes alone. Not
-//! differentiable: nothing is recorded for autodiff.
+//! Sums are computed in f32 (f64 for f64), in an order that depends only on the sizes. The
+//! operations are not differentiable: nothing is recorded for autodiff.
 
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::{DType, Device, Tensor};
@@ -18,15 +18,15 @@ mod tests;
 
 const NAME: &str = "column_sum";
 
-/// The sum of the rows of `x` `[rows, columns]`: `[columns]` in f32, or in f64 for f64.
+/// Returns the sum of the rows of `x`, `[rows, columns]`, as `[columns]` in f32 (f64 for f64).
 ///
-/// With a `target` of one place the sum is written or added there, and the result is the flat
-/// buffer, which is written to in place if it is uniquely owned. Without rows the sum is 0.
+/// With a `target` of one place, the sum is written or added there and the function returns the
+/// flat buffer. The buffer is updated in place if it is uniquely owned. Without rows the sum is 0.
 ///
 /// # Panics
 ///
-/// With a [`KernelError`](crate::KernelError) for a place that exceeds the buffer, and for a type of
-/// the buffer that does not agree with that of `x`.
+/// Panics with a [`KernelError`](crate::KernelError) if the place exceeds the buffer, or if the
+/// type of the buffer does not fit the type of `x`.
 ///
 /// # Example
 ///
@@ -49,13 +49,15 @@ pub fn column_sum(x: Tensor<2>, target: Option<FlatGradients>) -> Tensor<1> {
     sum_of_rows(x.into_dispatch(), columns, target)
 }
 
-/// The gradient of a bias `[columns]` that was added to an output `[.., columns]`, from that of the output:
-/// for the backward of a [`Function`](crate::Function). With a destination it goes there; otherwise it is
-/// returned, in `dtype`, if there is one.
+/// Computes the gradient of a bias `[columns]` that was added to an output `[.., columns]`, for the
+/// backward of a [`Function`](crate::Function).
+///
+/// `gradient` is the gradient of the output. With a destination the result goes there. Otherwise it
+/// is returned in `dtype`, or `None` without a `dtype`.
 ///
 /// # Panics
 ///
-/// As [`column_sum`], and as [`gradient::accumulate`].
+/// Panics in the same cases as [`column_sum`] and [`gradient::accumulate`].
 pub fn bias_gradient(
     gradient: DispatchTensor,
     dtype: Option<DType>,
@@ -73,7 +75,7 @@ pub fn bias_gradient(
     }
 }
 
-/// [`column_sum`] of `x` `[.., columns]`.
+/// Computes [`column_sum`] of `x`, `[.., columns]`.
 fn sum_of_rows(x: DispatchTensor, columns: usize, target: Option<FlatGradients>) -> Tensor<1> {
     let (device, dtype) = (Device::new(x.device()), x.dtype());
     let (flat, places) = gradient::split(NAME, target, columns, dtype);

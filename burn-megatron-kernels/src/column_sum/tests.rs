@@ -30,7 +30,7 @@ const SIZES: [[usize; 2]; 11] = [
     [20_000, 3],
 ];
 
-/// The sum of each column in f64, and the sum of its magnitudes, which bounds the error.
+/// Returns the sum of each column in f64, and the sum of its magnitudes, which bounds the error.
 fn exact(x: &Tensor<2>) -> (Vec<f64>, Vec<f64>) {
     let [rows, columns] = x.dims();
     let values = doubles(x.clone());

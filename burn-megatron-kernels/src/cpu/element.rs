@@ -8,18 +8,18 @@ use burn::tensor::{bf16, f16};
 
 use super::math;
 
-/// A float that tensors hold.
+/// A float type of tensor elements.
 pub(crate) trait Element: burn::tensor::Element + bytemuck::Pod + Send + Sync {
-    /// The type in which its values are computed: f64 for f64, f32 for the others.
+    /// The type in which values are computed: f64 for f64, f32 for the others.
     type Wide: Real;
-    /// The value, exactly.
+    /// Converts the value exactly to the wide type.
     fn wide(self) -> Self::Wide;
-    /// The nearest value of this type.
+    /// Rounds a value to this type.
     fn narrow(value: Self::Wide) -> Self;
 }
 
-/// A float that the CPU implementations compute in. The functions have no branches, so that loops
-/// over them become SIMD code.
+/// A float type in which the CPU implementations compute. The functions have no branches, so that
+/// loops over them become SIMD code.
 pub(crate) trait Real:
     Element<Wide = Self>
     + Copy
@@ -34,31 +34,30 @@ pub(crate) trait Real:
     + AddAssign
     + SubAssign
 {
-    /// 0.
     const ZERO: Self;
-    /// 1.
     const ONE: Self;
-    /// The smallest value, below every finite one.
+    /// Negative infinity, which is below every finite value.
     const NEG_INFINITY: Self;
 
-    /// The nearest value.
+    /// Rounds an f64 to this type.
     fn of(value: f64) -> Self;
-    /// The same value as f64.
+    /// Converts the value to f64.
     fn double(self) -> f64;
-    /// The larger; the other one if one is NaN.
+    /// Returns the larger value. If one value is NaN, returns the other value.
     fn larger(self, other: Self) -> Self;
-    /// The square root.
+    /// Returns the square root.
     fn root(self) -> Self;
-    /// `e^self`, within 2 units in the last place; 0 far below, infinity far above.
+    /// Returns `e^self` within 2 units in the last place. Underflows to 0 and overflows to
+    /// infinity.
     fn exponential(self) -> Self;
-    /// The natural logarithm.
+    /// Returns the natural logarithm.
     fn logarithm(self) -> Self;
-    /// The absolute value.
+    /// Returns the absolute value.
     fn magnitude(self) -> Self;
-    /// Neither infinite nor NaN.
+    /// Returns whether the value is neither infinite nor NaN.
     fn finite(self) -> bool;
-    /// `self * factor + term`, rounded once if `FUSED`; where the processor has no such instruction that would be a
-    /// call.
+    /// Returns `self * factor + term`, rounded once if `FUSED`. Without a fused instruction,
+    /// `FUSED` would call a function.
     fn times_plus<const FUSED: bool>(self, factor: Self, term: Self) -> Self;
 }
 

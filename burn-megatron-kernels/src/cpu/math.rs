@@ -1,10 +1,11 @@
 //! Elementary functions of f32 without branches or calls, so that loops over them vectorise.
 
-/// `e^x`: `2^n e^r` with `n` the nearest integer to `x / ln 2` and a polynomial for `e^r`.
+/// Returns `e^x` as `2^n e^r`, where `n` is the integer nearest to `x / ln 2` and a polynomial
+/// gives `e^r`.
 #[inline(always)]
 pub(super) fn exp(x: f32) -> f32 {
-    // Beyond these bounds the result is 0 or infinity anyway; the scale takes two steps, as 2^128
-    // and the denormals have no exponent of their own. NaN passes through.
+    // Beyond these bounds the result is 0 or infinity. The scale is applied in two steps, because
+    // 2^128 and the subnormal numbers have no exponent. NaN passes through.
     let clamped = if x > 89.0 { 89.0 } else { x };
     let clamped = if clamped < -104.0 { -104.0 } else { clamped };
     // Adding 1.5 * 2^23 rounds to an integer and leaves it in the low bits.
@@ -14,7 +15,7 @@ pub(super) fn exp(x: f32) -> f32 {
     // ln 2 in two parts, the first with trailing zeros so that its product with `n` is exact.
     let r = clamped - n * 0.693_359_4;
     let r = r - n * -2.121_944_4e-4;
-    // Taylor's series to the 7th degree: |r| < 0.35, so what is left out is below 1e-8.
+    // The Taylor series to the 7th degree: |r| < 0.35, so the truncation error is below 1e-8.
     let mut p = 1.0 / 5040.0;
     for coefficient in [
         1.0 / 720.0,

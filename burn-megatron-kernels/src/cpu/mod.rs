@@ -1,8 +1,8 @@
-//! Shared by the CPU implementations: element types, vectorised mathematics, parallel rows.
+//! Shared code of the CPU implementations: element types, vectorised mathematics, parallel rows.
 //!
-//! A CPU implementation is generic over [`Element`] and computes in [`Element::Wide`]: f32 for
-//! 16-bit types. Its inner loops are plain Rust under [`vectorized`], which compiles them once for
-//! each SIMD width that the processor may have.
+//! A CPU implementation is generic over [`Element`] and computes in [`Element::Wide`], which is f32
+//! for 16-bit types. Its inner loops are plain Rust inside [`vectorized`], which compiles them once
+//! for each supported SIMD width.
 
 mod element;
 mod lines;
@@ -19,7 +19,7 @@ use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, Shape};
 use bytemuck::Pod;
 
-/// The elements of a contiguous tensor.
+/// Returns the elements of a contiguous tensor.
 pub(crate) fn slice<T: burn::tensor::Element + Pod>(tensor: &FlexTensor) -> &[T] {
     match tensor.as_slice() {
         Some(slice) => slice,
@@ -31,7 +31,8 @@ pub(crate) fn slice<T: burn::tensor::Element + Pod>(tensor: &FlexTensor) -> &[T]
     }
 }
 
-/// The elements of a contiguous tensor, to write to; copied first if the storage is shared.
+/// Returns the elements of a contiguous tensor for writing. Copies them first if the storage is
+/// shared.
 pub(crate) fn slice_mut<E: Element>(tensor: &mut FlexTensor) -> &mut [E] {
     match tensor.layout().contiguous_offsets() {
         Some((start, end)) => &mut tensor.storage_mut::<E>()[start..end],
@@ -39,7 +40,7 @@ pub(crate) fn slice_mut<E: Element>(tensor: &mut FlexTensor) -> &mut [E] {
     }
 }
 
-/// The tensor itself if it is uniquely owned and contiguous, otherwise a contiguous copy.
+/// Returns the tensor itself if it is uniquely owned and contiguous, otherwise a contiguous copy.
 pub(crate) fn own<E: Element>(flex: FlexTensor) -> FlexTensor {
     if flex.is_unique() && flex.is_contiguous() {
         flex
@@ -49,7 +50,7 @@ pub(crate) fn own<E: Element>(flex: FlexTensor) -> FlexTensor {
     }
 }
 
-/// A contiguous tensor of these values.
+/// Returns a contiguous tensor of these values.
 pub(crate) fn tensor<T: burn::tensor::Element>(
     values: Vec<T>,
     shape: impl Into<Shape>,
@@ -57,7 +58,7 @@ pub(crate) fn tensor<T: burn::tensor::Element>(
     FlexTensor::from_data(burn::tensor::TensorData::new(values, shape.into()))
 }
 
-/// A vector of these values.
+/// Returns a vector of these values.
 pub(crate) fn vector<T: burn::tensor::Element>(values: Vec<T>) -> FlexTensor {
     let length = values.len();
     tensor(values, [length])
@@ -65,7 +66,7 @@ pub(crate) fn vector<T: burn::tensor::Element>(values: Vec<T>) -> FlexTensor {
 
 /// Calls `$body` with the type `$element` that belongs to the [`DType`] `$dtype`.
 ///
-/// Other types are unreachable: `launch` rejects them.
+/// Other types are unreachable, because `launch` rejects them.
 macro_rules! for_float {
     ($dtype:expr, $element:ident => $body:expr) => {
         match $dtype {
@@ -91,7 +92,7 @@ macro_rules! for_float {
 }
 pub(crate) use for_float;
 
-/// The type in which values of `dtype` are added up and statistics are kept.
+/// Returns the type in which values of `dtype` are summed and statistics are kept.
 pub(crate) fn wide(dtype: DType) -> DType {
     match dtype {
         DType::F64 => DType::F64,

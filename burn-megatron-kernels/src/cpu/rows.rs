@@ -1,21 +1,22 @@
-//! Rows in parallel, with SIMD inside.
+//! Parallel loops over rows, with SIMD inside.
 
 use pulp::Simd;
 
 use super::for_each_task;
 
-/// Elements from which a parallel task is worth its overhead: some tens of microseconds of work,
-/// about the time to wake another thread.
+/// The number of elements from which a parallel task is worth its overhead: tens of microseconds of
+/// work, about the time to wake another thread.
 pub(crate) const ROW_GRAIN: usize = 128 * 1024;
 
-/// Returns the number of rows of `width` in one parallel task.
+/// Returns the number of rows of `width` elements per parallel task.
 ///
-/// It depends on the width only, so sums by task have the same order for any number of threads.
+/// The number depends only on the width, so that sums by task have the same order for any number of
+/// threads.
 pub(crate) fn rows_per_task(width: usize) -> usize {
     (ROW_GRAIN / width.max(1)).max(1)
 }
 
-/// Runs `work` compiled for the widest SIMD instructions that the processor has.
+/// Runs `work`, compiled for the widest SIMD instructions of the processor.
 ///
 /// Callees are compiled for these instructions only if they are `#[inline(always)]`. The same holds
 /// for a closure of more than a few lines: `vectorized(#[inline(always)] || ..)`.
@@ -24,8 +25,8 @@ pub(crate) fn vectorized<R>(work: impl FnOnce() -> R) -> R {
     pulp::Arch::new().dispatch(work)
 }
 
-/// Calls `work` with the elements of each task of an output in rows of `width`, and the number of their first row.
-/// An element of the output costs as much as `cost` elements that are copied.
+/// Calls `work` with the number of the first row and the elements of each task. The output has rows
+/// of `width` elements. `cost` is the cost of an output element relative to copying an element.
 pub(crate) fn for_row_tasks<T: Send>(
     output: &mut [T],
     width: usize,
@@ -57,7 +58,7 @@ pub(crate) fn for_rows<E: Send>(
     });
 }
 
-/// Whether the processor lacks an instruction that multiplies and adds.
+/// Returns whether the processor has no fused multiply-add instruction.
 #[inline(always)]
 pub(crate) fn unfused<S: Simd>() -> bool {
     cfg!(target_arch = "x86_64") && S::IS_SCALAR

@@ -1,16 +1,17 @@
 //! Tasks of a CPU implementation, on the threads of rayon's pool.
 //!
-//! Rayon's iterators are compiled anew for every closure, which took a third of the time that this crate took to
-//! build. Here the parallel part is compiled once, and a closure once, whether it runs in parallel or not.
+//! Rayon's iterators are compiled again for every closure, which took a third of this crate's build
+//! time. Here the parallel part is compiled once, and each closure once, for parallel and serial
+//! execution.
 
 use std::sync::{Mutex, PoisonError};
 
 use rayon::prelude::*;
 
-/// Calls `work` with each task; returns when all calls have returned.
+/// Calls `work` with each task and returns after all calls have returned.
 ///
-/// One task, or a pool of one thread, stays on this thread. Which thread gets which task is not fixed, so results
-/// must not depend on it.
+/// A single task, or any task in a pool of one thread, runs on the calling thread. The assignment
+/// of tasks to threads is not fixed, so results must not depend on it.
 pub(crate) fn for_each_task<T: Send>(
     tasks: impl IntoIterator<Item = T>,
     work: impl Fn(T) + Sync + Send,

@@ -1,4 +1,4 @@
-//! The same loss composed of Burn's own operations and differentiated by Burn.
+//! The reference loss, composed of Burn's own operations and differentiated by Burn.
 
 use burn::tensor::{Int, Tensor};
 
@@ -6,14 +6,10 @@ use super::{CrossEntropyOptions, VocabularyShard, check, ignored, ops::LossWeigh
 use crate::cpu::wide;
 use crate::error::accept;
 
-/// The loss of each row; see [`cross_entropy`](super::cross_entropy).
+/// Returns the loss of each row; see [`cross_entropy`](super::cross_entropy).
 ///
-/// The log-softmax is stored for the backward. One difference: the gradient of an ignored row whose
-/// logits are not finite is NaN.
-///
-/// # Panics
-///
-/// See [`cross_entropy`](super::cross_entropy).
+/// The log-softmax is stored for the backward. Unlike the fused loss, the gradient of an ignored
+/// row with non-finite logits is NaN.
 pub fn cross_entropy(
     logits: Tensor<2>,
     targets: Tensor<1, Int>,
@@ -49,7 +45,7 @@ pub fn cross_entropy(
     let fault = no_token
         .bool_or(targets.greater_equal_scalar(tokens as i64))
         .bool_and(kept.clone());
-    // A factor, so that the gradient of a fault is NaN as well.
+    // A factor, so that the gradient of an invalid row is NaN as well.
     let mark = Tensor::<1>::ones([rows], (&loss.device(), dtype)).mask_fill(fault, f64::NAN);
     (loss * mark).mask_fill(kept.bool_not(), 0.0)
 }

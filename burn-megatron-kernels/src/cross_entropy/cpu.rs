@@ -1,4 +1,4 @@
-//! The CPU implementations: rows in parallel, each in blocks that stay in the first cache.
+//! The CPU implementations: rows in parallel, each in blocks that stay in the L1 cache.
 
 use burn::backend::flex::FlexTensor;
 use burn::tensor::DType;
@@ -9,10 +9,11 @@ use crate::cpu::{
     Element, Real, for_each_task, for_float, for_rows, rows_per_task, slice, tensor, vectorized,
 };
 
-/// Elements of a block.
+/// The number of elements per block.
 const BLOCK: usize = 1024;
 
-/// Partial results of a sum over a block, so that it becomes SIMD code with several accumulators.
+/// The number of partial results of a sum over a block, so that it becomes SIMD code with several
+/// accumulators.
 const LANES: usize = 32;
 
 /// A classified target.
@@ -32,7 +33,7 @@ impl Vocabulary {
         }
     }
 
-    /// The column of a token, where this part has it.
+    /// Returns the column of a token, if this part of the vocabulary has it.
     fn column(&self, target: RowTarget) -> Option<usize> {
         match target {
             RowTarget::Token(token) => token
@@ -44,7 +45,7 @@ impl Vocabulary {
     }
 }
 
-/// The targets as i64; values that do not fit are outside of every vocabulary.
+/// Returns the targets as i64. Values that do not fit become values outside every vocabulary.
 fn targets(tensor: &FlexTensor) -> Vec<i64> {
     fn cast<E: burn::tensor::Element + bytemuck::Pod>(tensor: &FlexTensor) -> Vec<i64>
     where
@@ -64,7 +65,7 @@ fn targets(tensor: &FlexTensor) -> Vec<i64> {
     }
 }
 
-/// Logits `[rows, width]` to `[rows, 4]`.
+/// Computes the statistics `[rows, 4]` of logits `[rows, width]`.
 pub(super) fn statistics(op: &LossOp, logits: &FlexTensor, target: &FlexTensor) -> FlexTensor {
     let vocabulary = &op.vocabulary;
     let [rows, width] = dims(logits);
@@ -93,7 +94,7 @@ fn dims(tensor: &FlexTensor) -> [usize; 2] {
     [shape[0], shape[1]]
 }
 
-/// The lowest finite value.
+/// Returns the lowest finite value.
 fn lowest<W: Real>() -> W {
     let double = W::of(f64::MIN);
     if double.finite() {
@@ -103,7 +104,7 @@ fn lowest<W: Real>() -> W {
     }
 }
 
-/// Maximum, sum of `exp(x - maximum)` and sum of what has been read.
+/// Maximum, sum of `exp(x - maximum)` and sum of the elements read so far.
 #[derive(Clone, Copy)]
 struct OnlineSoftmax<W> {
     max: W,
@@ -126,7 +127,7 @@ impl<W: Real> OnlineSoftmax<W> {
         online
     }
 
-    /// Reads at most [`BLOCK`] more.
+    /// Adds up to [`BLOCK`] elements.
     #[inline(always)]
     fn join<E: Element<Wide = W>>(self, block: &[E]) -> Self {
         let mut values = [W::ZERO; BLOCK];
@@ -135,7 +136,7 @@ impl<W: Real> OnlineSoftmax<W> {
             larger: [self.max; LANES],
             sums: [W::ZERO; LANES],
         };
-        // Chunks of a known size, so that their loops have no remainder.
+        // Chunks of a constant size, so that their loops have no remainder.
         let (wide, wide_rest) = values.as_chunks_mut::<LANES>();
         let (chunks, rest) = block.as_chunks::<LANES>();
         for (values, chunk) in wide.iter_mut().zip(chunks) {
@@ -177,7 +178,7 @@ impl<W: Real> PartialSums<W> {
     }
 }
 
-/// A NaN is never the larger one; it enters by the exponentials.
+/// Returns the larger value, never NaN. NaN enters the result through the exponentials.
 #[inline(always)]
 fn larger<W: Real>(a: W, b: W) -> W {
     if b > a { b } else { a }
@@ -190,7 +191,7 @@ fn add_exponentials<W: Real>(lanes: &mut [W; LANES], chunk: &[W], max: W) {
     }
 }
 
-/// Joins the lanes, halves onto halves.
+/// Reduces the lanes, joining halves repeatedly.
 #[inline(always)]
 fn fold<W: Real>(mut lanes: [W; LANES], join: impl Fn(W, W) -> W) -> W {
     let mut count = LANES / 2;
@@ -203,7 +204,7 @@ fn fold<W: Real>(mut lanes: [W; LANES], join: impl Fn(W, W) -> W) -> W {
     lanes[0]
 }
 
-/// Statistics `[parts, rows, 4]` to the loss and the log-sum-exp.
+/// Computes the loss and the log-sum-exp from statistics `[parts, rows, 4]`.
 pub(super) fn combine(op: &LossOp, parts: &FlexTensor, target: &FlexTensor) -> Vec<FlexTensor> {
     let targets = targets(target);
     for_float!(parts.dtype(), E => {
@@ -221,7 +222,7 @@ pub(super) fn combine(op: &LossOp, parts: &FlexTensor, target: &FlexTensor) -> V
     })
 }
 
-/// The loss and the log-sum-exp of a row; computed in f64, as there are few of them.
+/// Returns the loss and the log-sum-exp of a row, computed in f64 because there are few values.
 fn combine_row<'a, E: Element>(
     parts: impl Iterator<Item = &'a [E]> + Clone,
     target: RowTarget,
@@ -254,14 +255,14 @@ fn combine_row<'a, E: Element>(
     (narrow(loss), narrow(lse))
 }
 
-/// The gradient of the logits, in their memory if that is not shared.
+/// Returns the gradient of the logits, in the memory of the logits if it is not shared.
 pub(super) fn gradient(op: &LossOp, inputs: [FlexTensor; 4]) -> FlexTensor {
     let [mut logits, target, lse, gradient] = inputs;
     let [rows, width] = dims(&logits);
     let targets = targets(&target);
     for_float!(logits.dtype(), E => {
         let (lse, gradient) = (slice(&lse), slice(&gradient));
-        // `from` is what the values start as, where they are not the logits already.
+        // `from` holds the initial values if they are not the logits already.
         let fill = |values: &mut [E], from: Option<&[E]>| {
             for_rows(values, width, #[inline(always)] |row, values| {
                 let from = from.map(|from| &from[row * width..][..width]);
@@ -318,7 +319,7 @@ impl<W: Real> RowGradient<W> {
         self.softmax * (x - self.lse).exponential() - self.share
     }
 
-    /// Turns logits into their gradient; they are in `from` or in `values` itself.
+    /// Turns logits into their gradient. The logits are in `from`, or in `values`.
     #[inline(always)]
     fn write<E: Element<Wide = W>>(&self, values: &mut [E], from: Option<&[E]>) {
         let zero = E::narrow(W::ZERO);

@@ -1,38 +1,43 @@
 //! Cross entropy of logits against integer targets, without storing the softmax.
 //!
-//! With `x` a row of logits over a vocabulary of `K` tokens, `t` its target,
-//! `lse = log sum over k of exp(x[k])`, the label smoothing `e`, `s = e K / (K - 1)` and the z-loss
-//! `z`:
+//! Let `x` be a row of logits over a vocabulary of `K` tokens, `t` its target, and `lse = log sum
+//! over k of exp(x[k])`. With label smoothing `e`, `s = e K / (K - 1)` and z-loss `z`:
 //!
 //! ```text
 //! loss    = lse - (1 - s) x[t] - s mean over k of x[k] + z lse^2
 //! d x[k]  = g ((1 + 2 z lse) exp(x[k] - lse) - (1 - s) [k = t] - s / K)
 //! ```
 //!
-//! so that the target keeps `1 - e` of the one-hot and the others share `e` (Szegedy et al. 2016,
-//! "Rethinking the Inception Architecture"; z-loss: Chowdhery et al. 2022, "PaLM"). A vocabulary of
-//! one token has nothing to smooth.
+//! The target keeps `1 - e` of the probability and the other tokens share `e` (Szegedy et al. 2016,
+//! "Rethinking the Inception Architecture"). The z-loss is from Chowdhery et al. 2022, "PaLM". A
+//! vocabulary of one token has nothing to smooth.
 //!
-//! [`cross_entropy`] is the whole loss. Its three parts serve a vocabulary that is split over
-//! ranks: the [`statistics`] of each [`VocabularyShard`] are gathered, [`combine`]d on every rank,
-//! and [`gradient`] is local again. The logits are read once for the loss, and read and written
-//! once for the gradient; [`loss_and_gradient`] reads them once for both. Maximum and sum are computed in one pass (Milakov and Gimelshein 2018,
-//! "Online normalizer calculation for softmax").
+//! [`cross_entropy`] computes the complete loss. Three functions compute its parts for a vocabulary
+//! that is split over ranks:
+//!
+//! - [`statistics`] of each [`VocabularyShard`], which are then gathered,
+//! - [`combine`] on every rank,
+//! - [`gradient`], which is local again.
+//!
+//! The logits are read once for the loss, and read and written once for the gradient.
+//! [`loss_and_gradient`] reads them once for both. Maximum and sum are computed in one pass
+//! (Milakov and Gimelshein 2018, "Online normalizer calculation for softmax").
 //!
 //! # Targets
 //!
-//! A target equal to [`CrossEntropyOptions::ignore`] gives a loss and a gradient of exactly 0,
-//! whatever its logits are. Any other target outside of the vocabulary gives NaN for both, so that
-//! invalid data is noticed. Padding columns have probability 0 and a gradient of exactly 0, and
-//! their logits may be anything.
+//! A target equal to [`CrossEntropyOptions::ignore`] gives a loss and a gradient of exactly 0 for
+//! any logits. Any other target outside the vocabulary gives NaN for both, so that invalid data is
+//! noticed. Padding columns have probability 0 and a gradient of exactly 0 for any logits.
 //!
 //! # Values
 //!
-//! Everything is computed in f32, in f64 for f64. No finite logits overflow the exponential. The
-//! gradient rests on `x[k] - lse`, so its relative error is about `|lse|` units in the last place.
-//! A logit of negative infinity has the probability 0 (with smoothing its loss is infinite).
-//! A NaN, a positive infinity, or a row of nothing but negative infinities give NaN for that row
-//! alone.
+//! Everything is computed in f32 (f64 for f64). No finite logits overflow the exponential. The
+//! gradient depends on `x[k] - lse`, so its relative error is about `|lse|` units in the last
+//! place.
+//!
+//! A logit of negative infinity has probability 0 (with smoothing its loss is infinite). A row with
+//! a NaN, a positive infinity, or nothing but negative infinities gives NaN, without affecting
+//! other rows.
 
 use burn::backend::DispatchTensor;
 use burn::tensor::{DType, Int, IntDType, Tensor};
@@ -53,39 +58,45 @@ mod tests;
 
 use ops::LossPart;
 
-/// The statistics of a row: maximum, sum of exponentials, target's logit, sum.
+/// The number of statistics per row: maximum, sum of exponentials, logit of the target, sum.
 const STATISTICS: usize = 4;
 
 /// Options of [`cross_entropy`].
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct CrossEntropyOptions {
-    /// The share `e` of the target's probability that goes to the other tokens, in `[0, 1)`.
+    /// The label smoothing `e` in `[0, 1)`: the share of the probability that goes to the other
+    /// tokens.
     pub label_smoothing: f64,
-    /// The weight `z` of the squared log-sum-exp; not negative.
+    /// The weight `z` of the squared log-sum-exp; 0 or more.
     pub z_loss: f64,
-    /// The target that has no loss and no gradient.
+    /// The target without loss and gradient.
     pub ignore: Option<i64>,
 }
 
-/// The entries of the vocabulary that the columns of some logits are.
+/// The part of the vocabulary that the columns of some logits represent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VocabularyShard {
-    /// The entry that column 0 is.
+    /// The vocabulary entry of column 0.
     pub first: usize,
-    /// The tokens of the whole vocabulary; entries from there on are padding.
+    /// The number of tokens of the complete vocabulary. Later entries are padding.
     pub tokens: usize,
 }
 
-/// The loss of each row: `logits` `[rows, width]` and `targets` `[rows]` to `[rows]`, in f32 (f64
-/// for f64).
+/// Returns the loss of each row, `[rows]` in f32 (f64 for f64).
+///
+/// - `logits`: `[rows, width]`.
+/// - `targets`: `[rows]`.
 ///
 /// Every column is a token. Under autodiff the logits are kept for the backward, which writes the
-/// gradient into their memory if that is not shared.
+/// gradient into their memory if it is not shared.
 ///
 /// # Panics
 ///
-/// When the shapes do not agree, the logits have no column or more than 2^31 - 1, an option is out
-/// of its range, or the device does not compute in the type of the logits.
+/// Panics if
+/// - the shapes do not agree,
+/// - the logits have no column or more than 2^31 - 1,
+/// - an option is out of range,
+/// - the device does not support the type of the logits.
 ///
 /// # Example
 ///
@@ -116,16 +127,20 @@ pub fn cross_entropy(
     apply(vec![logits.into_dispatch()], function)
 }
 
-/// The statistics of a shard for [`combine`]: `logits` `[rows, width]` and `targets` `[rows]` to
-/// `[rows, 4]` in f32 (f64 for f64).
+/// Computes the statistics of a shard for [`combine`], `[rows, 4]` in f32 (f64 for f64).
 ///
-/// The four are, over the valid columns: the maximum, the sum of `exp(x - maximum)`, the logit of
-/// the target (0 if this shard does not hold it) and the sum. A shard of padding only gives the
-/// lowest finite value, 0, 0 and 0. Plain tensors only: not differentiable.
+/// - `logits`: `[rows, width]`.
+/// - `targets`: `[rows]`.
+///
+/// The four statistics cover the valid columns: the maximum, the sum of `exp(x - maximum)`, the
+/// logit of the target (0 if this shard does not hold it) and the sum. A shard with only padding
+/// gives the lowest finite value, 0, 0 and 0. The function takes plain tensors and is not
+/// differentiable.
 ///
 /// # Panics
 ///
-/// As [`cross_entropy`], and when the vocabulary has no token or more than 2^31 - 1.
+/// Panics in the same cases as [`cross_entropy`], and if the vocabulary has no token or more than
+/// 2^31 - 1.
 pub fn statistics(logits: Tensor<2>, targets: Tensor<1, Int>, part: &VocabularyShard) -> Tensor<2> {
     accept(check(&logits, &targets, part, &Default::default()));
     let op = LossPart::Statistics.op(part, logits.dims()[1], &Default::default());
@@ -133,14 +148,14 @@ pub fn statistics(logits: Tensor<2>, targets: Tensor<1, Int>, part: &VocabularyS
     Tensor::from_dispatch(launch_one(op, inputs))
 }
 
-/// The loss `[rows]` and the log-sum-exp `[rows]` from the [`statistics`] of all parts
-/// `[parts, rows, 4]`, the same wherever it is computed.
+/// Computes the loss `[rows]` and the log-sum-exp `[rows]` from the [`statistics`] of all parts,
+/// `[parts, rows, 4]`. Every rank computes the same result.
 ///
-/// `tokens` is the number of tokens of the whole vocabulary. Plain tensors only.
+/// `tokens` is the number of tokens of the complete vocabulary. The function takes plain tensors.
 ///
 /// # Panics
 ///
-/// When the shapes do not agree, `parts` is neither f32 nor f64, or an option is out of its range.
+/// Panics if the shapes do not agree, `parts` is neither f32 nor f64, or an option is out of range.
 pub fn combine(
     parts: Tensor<3>,
     targets: Tensor<1, Int>,
@@ -151,7 +166,7 @@ pub fn combine(
     combined(parts.into_dispatch(), targets, tokens, options)
 }
 
-/// [`combine`] for statistics that have been checked; those of one part may be `[rows, 4]`.
+/// Computes [`combine`] for checked statistics. Statistics of a single part may be `[rows, 4]`.
 fn combined(
     parts: DispatchTensor,
     targets: Tensor<1, Int>,
@@ -163,15 +178,16 @@ fn combined(
     exactly(outputs).map(Tensor::from_dispatch).into()
 }
 
-/// The gradient of a part's logits, `[rows, width]` in their type.
+/// Computes the gradient of a part's logits, `[rows, width]` in their type.
 ///
-/// `lse` `[rows]` is that of [`combine`], `gradient` `[rows]` belongs to the loss; both are f32
-/// (f64 for f64). It is written into the memory of `logits` if that is not shared. Plain tensors
-/// only.
+/// `lse` `[rows]` comes from [`combine`] and `gradient` `[rows]` is the gradient of the loss; both
+/// are f32 (f64 for f64). The result is written into the memory of `logits` if it is not shared.
+/// The function takes plain tensors.
 ///
 /// # Panics
 ///
-/// As [`statistics`], and when `lse` or `gradient` have another length or type.
+/// Panics in the same cases as [`statistics`], and if `lse` or `gradient` have another length or
+/// type.
 pub fn gradient(
     logits: Tensor<2>,
     targets: Tensor<1, Int>,
@@ -192,16 +208,18 @@ pub fn gradient(
     Tensor::from_dispatch(launch_one(op, inputs))
 }
 
-/// The loss `[rows]` and the gradient of the logits from `upstream`, the gradient `[rows]` of the loss, which is known
-/// already. The columns are the whole vocabulary of `tokens` tokens, and padding.
+/// Computes the loss `[rows]` and the gradient of the logits, given the gradient `upstream`
+/// `[rows]` of the loss. The columns are the complete vocabulary of `tokens` tokens, followed by
+/// padding.
 ///
-/// On CubeCL devices this is one launch that reads each row from memory once and writes it once, if rows are of whole
-/// vectors of 128 bits; the three parts otherwise. The values are those of the three parts, on GPUs up to rounding.
-/// Written into the memory of `logits` if that is not shared. Plain tensors only.
+/// If rows consist of complete 128-bit vectors, this is one launch on CubeCL devices, which reads
+/// each row from memory once and writes it once. Otherwise it runs the three parts. The values
+/// equal the values of the three parts, on GPUs up to rounding. The result is written into the
+/// memory of `logits` if it is not shared. The function takes plain tensors.
 ///
 /// # Panics
 ///
-/// As [`gradient`], and when there are fewer columns than tokens.
+/// Panics in the same cases as [`gradient`], and if there are fewer columns than tokens.
 pub fn loss_and_gradient(
     logits: Tensor<2>,
     targets: Tensor<1, Int>,
@@ -223,7 +241,7 @@ pub fn loss_and_gradient(
     (Tensor::from_dispatch(loss), Tensor::from_dispatch(gradient))
 }
 
-/// Targets without autodiff, in a type that the kernels support.
+/// Returns targets without autodiff, in a type that the kernels support.
 fn kernel_targets(targets: Tensor<1, Int>) -> DispatchTensor {
     let targets = if targets.is_autodiff() {
         targets.inner()
@@ -233,7 +251,7 @@ fn kernel_targets(targets: Tensor<1, Int>) -> DispatchTensor {
     widened(targets).into_dispatch()
 }
 
-/// Targets in a type that holds every token: 32 or 64 bits.
+/// Converts targets to a type that holds every token: 32 or 64 bits.
 fn widened(targets: Tensor<1, Int>) -> Tensor<1, Int> {
     match targets.dtype() {
         DType::I8 | DType::I16 | DType::U8 | DType::U16 => targets.cast(IntDType::I32),
@@ -241,7 +259,7 @@ fn widened(targets: Tensor<1, Int>) -> Tensor<1, Int> {
     }
 }
 
-/// The ignored target, where the type of the targets has such a value.
+/// Returns the ignored target, if the type of the targets has such a value.
 fn ignored(ignore: Option<i64>, dtype: DType) -> Option<i64> {
     ignore.filter(|value| match dtype {
         DType::I32 => i32::try_from(*value).is_ok(),
@@ -339,7 +357,7 @@ fn check_whole(logits: &Tensor<2>, tokens: usize) -> Result<(), KernelError> {
     Err(KernelError::shape(NAME, message))
 }
 
-/// Statistics have one type for each type of logits.
+/// Checks the type of statistics, which depends on the type of the logits.
 fn check_type(device: &burn::tensor::Device, dtype: DType, fits: DType) -> Result<(), KernelError> {
     if dtype == fits {
         Ok(())

@@ -1,4 +1,4 @@
-//! The parts of the loss as one device operation, with its parameters.
+//! The parts of the loss as one device operation with its parameters.
 
 use burn::backend::flex::FlexTensor;
 #[cfg(feature = "cubecl")]
@@ -13,18 +13,19 @@ use crate::launch::{DeviceOp, InPlace, Spec, exactly};
 /// The columns of a launch.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Vocabulary {
-    /// The token that column 0 is; 0 where no column is one.
+    /// The token of column 0; 0 if no column is a token.
     pub first: u32,
-    /// The columns that are tokens: the first ones.
+    /// The number of columns that are tokens. They come first.
     pub valid: u32,
-    /// The tokens of the whole vocabulary.
+    /// The number of tokens of the complete vocabulary.
     pub tokens: u32,
-    /// The target that has no loss.
+    /// The target without a loss.
     pub ignore: Option<i64>,
 }
 
 impl Vocabulary {
-    /// For `width` columns. The sizes have been checked to fit into 31 bits.
+    /// Creates the vocabulary of `width` columns. The sizes must have been checked to fit into 31
+    /// bits.
     pub(super) fn new(part: &VocabularyShard, width: usize, ignore: Option<i64>) -> Self {
         let valid = part.tokens.saturating_sub(part.first).min(width);
         let first = if valid == 0 { 0 } else { part.first };
@@ -40,13 +41,13 @@ impl Vocabulary {
 /// The weights of the terms of the loss.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LossWeights {
-    /// `1 - s`, of the target's logit.
+    /// `1 - s`, the weight of the target's logit.
     pub keep: f64,
-    /// `s / K`, of each logit.
+    /// `s / K`, the weight of each logit.
     pub share: f64,
-    /// `s`, of their mean.
+    /// `s`, the weight of the mean of the logits.
     pub smoothing: f64,
-    /// `z`, of the squared log-sum-exp.
+    /// `z`, the weight of the squared log-sum-exp.
     pub z: f64,
 }
 
@@ -66,22 +67,24 @@ impl LossWeights {
     }
 }
 
-/// A part of the loss. The targets are `[rows]`, and so are losses, log-sum-exps and their gradients.
+/// A part of the loss. Targets, losses, log-sum-exps and their gradients are `[rows]`.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum LossPart {
-    /// Logits `[rows, width]` and targets to `[rows, 4]`.
+    /// From logits `[rows, width]` and targets to statistics `[rows, 4]`.
     Statistics,
-    /// Statistics `[parts, rows, 4]`, or `[rows, 4]` of the only part, and targets to the loss and the log-sum-exp.
+    /// From statistics `[parts, rows, 4]` (or `[rows, 4]` for a single part) and targets to the
+    /// loss and the log-sum-exp.
     Combine,
-    /// Logits `[rows, width]`, targets, log-sum-exp and gradient of the loss to the gradient of the logits.
+    /// From logits `[rows, width]`, targets, log-sum-exp and gradient of the loss to the gradient
+    /// of the logits.
     Gradient,
-    /// Logits `[rows, width]` of the whole vocabulary, targets and gradient of the loss to the loss and the gradient of the
-    /// logits.
+    /// From logits `[rows, width]` of the complete vocabulary, targets and gradient of the loss to
+    /// the loss and the gradient of the logits.
     LossAndGradient,
 }
 
 impl LossPart {
-    /// The operation on `width` columns of a part of the vocabulary.
+    /// Creates the operation on `width` columns of a part of the vocabulary.
     pub(super) fn op(
         self,
         part: &VocabularyShard,

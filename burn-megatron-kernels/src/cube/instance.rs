@@ -8,28 +8,28 @@ use std::sync::Arc;
 use cubecl::ir::{AddressType, DeviceProperties, ElemType, FloatKind, TargetProperties};
 use cubecl::prelude::*;
 
-/// The device and compiler that kernels are expanded for.
+/// The device and the compiler for which kernels are expanded.
 #[derive(Clone, Debug)]
 pub struct AotTarget {
     /// The device.
     pub device: Arc<DeviceProperties>,
-    /// Its compiler.
+    /// The compiler of the device.
     pub compiler: Arc<TargetProperties>,
 }
 
 /// One kernel with concrete types and sizes, for ahead-of-time compilation.
 pub struct AotInstance {
-    /// `operation/kernel/type/sizes`, unique.
+    /// The unique name, `operation/kernel/type/sizes`.
     pub name: String,
     /// The kernel.
     pub kernel: Box<dyn CubeKernel>,
-    /// Whether it streams rows, so that its loads must be 128 bits wide.
+    /// Whether the kernel streams rows, so that its loads must be 128 bits wide.
     pub streams: bool,
-    /// Whether it multiplies by matrix units, so that it must contain matrix instructions.
+    /// Whether the kernel uses tensor cores, so that it must contain matrix instructions.
     pub multiplies: bool,
 }
 
-/// Collects the kernels that operations [add](instance) for one target.
+/// Kernels that operations [add](instance) for one target.
 pub(crate) struct AotList {
     pub target: AotTarget,
     pub all: Vec<AotInstance>,
@@ -41,7 +41,7 @@ impl AotList {
         self.add(name, kernel, true, false);
     }
 
-    /// Adds a kernel that multiplies by matrix units.
+    /// Adds a kernel that uses tensor cores.
     pub(crate) fn multiplying(&mut self, name: String, kernel: impl CubeKernel + 'static) {
         self.add(name, kernel, false, true);
     }
@@ -68,14 +68,14 @@ impl AotList {
 }
 
 impl AotTarget {
-    /// The settings of a launch with cubes of `units` units.
+    /// Returns the settings of a launch with cubes of `units` units.
     pub(crate) fn settings(&self, units: u32) -> KernelSettings {
         let dim = CubeDim::new_1d(units);
         KernelSettings::new(*dim, ExecutionMode::Unchecked, AddressType::U32)
     }
 }
 
-/// The argument of a kernel's `new` for a parameter that leaves no choice.
+/// A kernel parameter whose argument to the kernel's `new` leaves no choice.
 pub(crate) trait DefaultArg {
     fn default_arg() -> Self;
 }
@@ -114,7 +114,7 @@ macro_rules! default_fields {
 }
 pub(crate) use default_fields;
 
-/// The argument for an optional tensor.
+/// Returns the argument for an optional tensor.
 pub(crate) fn given<T>(is_given: bool) -> ComptimeOptionCompilationArg<T>
 where
     T: LaunchArg<CompilationArg = TensorCompilationArg>,
@@ -126,7 +126,7 @@ where
     }
 }
 
-/// The argument for a list of `count` tensors.
+/// Returns the argument for a list of `count` tensors.
 pub(crate) fn sequence<T>(count: usize) -> SequenceCompilationArg<T>
 where
     T: LaunchArg<CompilationArg = TensorCompilationArg>,
@@ -134,9 +134,11 @@ where
     (0..count).map(|_| DefaultArg::default_arg()).collect()
 }
 
-/// `instance!(list.streaming("name/{type}"), units, Kernel [_ (given(true)) _] (a, b))`: adds a kernel
-/// for cubes of `units` units to an [`AotList`], with its runtime arguments in brackets, `_` for a
-/// [`DefaultArg`], and its compile-time arguments in parentheses.
+/// Adds a kernel for cubes of `units` units to an [`AotList`]:
+/// `instance!(list.streaming("name/{type}"), units, Kernel [_ (given(true)) _] (a, b))`.
+///
+/// The runtime arguments are in brackets, with `_` for a [`DefaultArg`]. The compile-time arguments
+/// are in parentheses.
 macro_rules! instance {
     (@argument _) => { $crate::cube::instance::DefaultArg::default_arg() };
     (@argument ($argument:expr)) => { $argument };
@@ -156,7 +158,8 @@ macro_rules! instance {
 }
 pub(crate) use instance;
 
-/// The types that kernels are compiled in, each with its name and the vector of a 128-bit load.
+/// Returns the types in which kernels are compiled, each with its name and the vector size of a
+/// 128-bit load.
 pub(crate) fn types() -> [(&'static str, ElemType, usize); 3] {
     [
         ("f32", ElemType::Float(FloatKind::F32), 4),

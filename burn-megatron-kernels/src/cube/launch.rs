@@ -3,7 +3,7 @@
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::{BufferArg, ComptimeOptionArgs, CubePrimitive, OwnedTensor, TensorArg};
 
-/// A tensor as the argument `A` of a kernel.
+/// A tensor that converts to the argument `A` of a kernel.
 pub(crate) trait KernelTensor<A> {
     /// Returns the argument.
     fn argument(self) -> A;
@@ -44,9 +44,11 @@ impl<A> KernelTensor<A> for A {
     }
 }
 
-/// `launch!(kernel, [client, cubes, units], [vector], [x], [&y], (rows), (plan, dtype))`: launches `cubes` cubes of `units`
-/// units of a kernel with vectors of these sizes. Then come its tensors ([`KernelTensor`]) in brackets, and its other
-/// arguments in parentheses, both in any number of groups.
+/// Launches `cubes` cubes of `units` units of a kernel: `launch!(kernel, [client, cubes, units],
+/// [vector], [x], [&y], (rows), (plan, dtype))`.
+///
+/// The second bracket holds the vector sizes. The following brackets hold tensors
+/// ([`KernelTensor`]) and the parentheses hold other arguments, in any number of groups.
 ///
 /// # Safety
 ///

@@ -1,4 +1,5 @@
-//! Shared by the CubeCL kernels: launch layouts, tuning, reductions over a row, matrix units, AOT instances.
+//! Shared code of the CubeCL kernels: launch layouts, tuning, reductions over a row, tensor cores,
+//! AOT instances.
 
 pub mod instance;
 mod launch;

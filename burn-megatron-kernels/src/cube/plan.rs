@@ -1,4 +1,4 @@
-//! The launch of a row kernel: vector size, units, reduction.
+//! The launch of a row kernel: vector size, units and reduction.
 
 use burn::backend::{DispatchDevice, TensorMetadata};
 use burn::tensor::{DType, Shape};
@@ -7,7 +7,7 @@ use cubecl::client::Client;
 use cubecl::features::Plane;
 use cubecl::prelude::{CubeCount, TensorArg};
 
-/// The method by which the units of a cube reduce values: plane operations, or shared memory alone.
+/// The method by which the units of a cube reduce values: plane operations, or only shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Reduction {
     /// Plane operations first, then one value of each plane through shared memory.
@@ -19,30 +19,31 @@ pub(crate) enum Reduction {
 /// The launch of a kernel in which one cube works on one row at a time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RowPlan {
-    /// Elements of one load.
+    /// The number of elements per load.
     pub vector: usize,
-    /// Units of a cube: a power of two.
+    /// The number of units per cube, a power of two.
     pub units: u32,
-    /// Vectors of a row.
+    /// The number of vectors per row.
     pub columns: usize,
     /// The kind of reduction.
     pub reduction: Reduction,
 }
 
-/// Units of a cube for rows of up to this many vectors per unit before a larger cube is taken.
+/// The maximum number of vectors per unit before a larger cube is used.
 const VECTORS_PER_UNIT: usize = 4;
 
 impl RowPlan {
-    /// For contiguous rows of `width` elements of `dtype`.
+    /// Creates a plan for contiguous rows of `width` elements of `dtype`.
     ///
-    /// Loads are as wide as the device and the width allow. A row is shared by enough units to
-    /// leave each of them a few vectors, up to 1024.
+    /// Loads are as wide as the device and the width allow. Up to 1024 units share a row, so that
+    /// each has a few vectors.
     pub(crate) fn new(client: &Client, dtype: DType, width: usize) -> Self {
         let vector = vector(client, dtype, width);
         Self::with_elements_per_unit(client, dtype, width, VECTORS_PER_UNIT * vector)
     }
 
-    /// As [`RowPlan::new`], with a larger cube for rows of more than `most` elements per unit.
+    /// Creates a plan like [`RowPlan::new`], with a larger cube for rows of more than `most`
+    /// elements per unit.
     pub(crate) fn with_elements_per_unit(
         client: &Client,
         dtype: DType,
@@ -53,7 +54,7 @@ impl RowPlan {
         let properties = client.properties();
         let columns = width / vector;
         let wanted = columns.div_ceil((most / vector).max(1)).next_power_of_two() as u32;
-        // At least one plane, so that plane reductions see whole planes.
+        // At least one plane, so that plane reductions cover complete planes.
         let least = properties.hardware.plane_size_max.max(32);
         let largest = properties.hardware.max_units_per_cube.min(1024);
         let has_planes = properties.features.plane.contains(Plane::Ops);
@@ -65,13 +66,13 @@ impl RowPlan {
         }
     }
 
-    /// Whether sums over the units of a cube use plane operations.
+    /// Returns whether sums over the units of a cube use plane operations.
     pub(crate) fn planes(&self) -> bool {
         self.reduction == Reduction::Planes
     }
 }
 
-/// The widest load by which rows of `width` elements can be read.
+/// Returns the widest load by which rows of `width` elements can be read.
 fn vector(client: &Client, dtype: DType, width: usize) -> usize {
     let mut sizes = client.io_optimized_vector_sizes(dtype.size());
     sizes.find(|size| width.is_multiple_of(*size)).unwrap_or(1)
@@ -94,7 +95,7 @@ thread_local! {
     static FORCED_REDUCTION: std::cell::Cell<Option<Reduction>> = const { std::cell::Cell::new(None) };
 }
 
-/// Runs `work` with every [`RowPlan`] made on this thread using `reduction`.
+/// Runs `work` with `reduction` in every [`RowPlan`] created on this thread.
 #[cfg(test)]
 pub(crate) fn with_reduction<T>(reduction: Reduction, work: impl FnOnce() -> T) -> T {
     FORCED_REDUCTION.set(Some(reduction));
@@ -103,7 +104,7 @@ pub(crate) fn with_reduction<T>(reduction: Reduction, work: impl FnOnce() -> T) 
     result
 }
 
-/// `cubes` cubes, spread over two dimensions where one does not hold as many.
+/// Returns `cubes` cubes, spread over two dimensions if one dimension cannot hold them.
 ///
 /// Kernels use `CUBE_POS` and must ignore positions past the end.
 pub(crate) fn grid(client: &Client, cubes: usize) -> CubeCount {
@@ -117,7 +118,7 @@ pub(crate) fn grid(client: &Client, cubes: usize) -> CubeCount {
     }
 }
 
-/// The CubeCL device behind a device of Burn, if there is one.
+/// Returns the CubeCL device behind a Burn device, if there is one.
 pub(crate) fn cube_device(device: &DispatchDevice) -> Option<&CubeDevice> {
     match device {
         DispatchDevice::Autodiff(device) => cube_device(device),
@@ -126,7 +127,7 @@ pub(crate) fn cube_device(device: &DispatchDevice) -> Option<&CubeDevice> {
     }
 }
 
-/// Rows and columns of a matrix.
+/// Returns the rows and columns of a matrix.
 pub(crate) fn matrix_sizes(tensor: &CubeTensor) -> [usize; 2] {
     let shape = tensor.meta.shape();
     [shape[0], shape[1]]
@@ -142,8 +143,8 @@ pub(crate) fn empty(like: &CubeTensor, shape: impl Into<Shape>, dtype: DType) ->
     )
 }
 
-/// Allocates an output of the shape and the type of `x`, and returns it with the argument for it: `x` itself, where that is
-/// uniquely owned.
+/// Returns an output with the shape and the type of `x`, and the kernel argument for it. The output
+/// is `x` itself if `x` is uniquely owned.
 pub(crate) fn output_over(x: &CubeTensor) -> (CubeTensor, TensorArg) {
     // Checked before a second handle shares the memory.
     if x.can_mut() {
@@ -162,7 +163,7 @@ pub(crate) fn upload(like: &CubeTensor, numbers: &[i32]) -> CubeTensor {
     CubeTensor::new_contiguous(client, device, shape, handle, DType::I32)
 }
 
-/// The tensor itself if it is uniquely owned, otherwise a copy.
+/// Returns the tensor itself if it is uniquely owned, otherwise a copy.
 pub(crate) fn own(tensor: CubeTensor) -> CubeTensor {
     if tensor.can_mut() {
         tensor

@@ -2,7 +2,7 @@
 
 use cubecl::prelude::*;
 
-/// The sum of a vector's lanes.
+/// Returns the sum of a vector's lanes.
 #[cube]
 pub(crate) fn lane_sum<N: Size>(vector: Vector<f32, N>) -> f32 {
     let mut sum = 0.0f32;
@@ -13,7 +13,7 @@ pub(crate) fn lane_sum<N: Size>(vector: Vector<f32, N>) -> f32 {
     sum
 }
 
-/// The largest of a vector's lanes.
+/// Returns the largest of a vector's lanes.
 #[cube]
 pub(crate) fn lane_max<N: Size>(vector: Vector<f32, N>) -> f32 {
     let mut largest = vector.extract(0usize);
@@ -24,9 +24,9 @@ pub(crate) fn lane_max<N: Size>(vector: Vector<f32, N>) -> f32 {
     largest
 }
 
-/// The sum of `value` over the `units` of a one-dimensional cube; every unit gets it.
+/// Returns the sum of `value` over the `units` of a one-dimensional cube, to every unit.
 ///
-/// `planes`: whether to use plane operations. Call on all units of the cube.
+/// With `planes` it uses plane operations. All units of the cube must call it.
 #[cube]
 pub(crate) fn cube_sum(value: f32, #[comptime] units: u32, #[comptime] planes: bool) -> f32 {
     let mut shared = Shared::<[f32]>::new_slice(units as usize);
@@ -60,7 +60,7 @@ pub(crate) fn cube_sum(value: f32, #[comptime] units: u32, #[comptime] planes: b
     }
 }
 
-/// The maximum of `value` over the `units` of a one-dimensional cube; see [`cube_sum`].
+/// Returns the maximum of `value` over the `units` of a one-dimensional cube; see [`cube_sum`].
 #[cube]
 pub(crate) fn cube_max(value: f32, #[comptime] units: u32, #[comptime] planes: bool) -> f32 {
     let mut shared = Shared::<[f32]>::new_slice(units as usize);

@@ -12,7 +12,7 @@ use crate::function::{Function, Gradients, Tensors};
 use crate::gradient::{self, Destination, FlatGradients, Place};
 use crate::launch::{SimpleOp, Spec, launch, launch_one};
 
-/// Inputs: `x`, the bias and the residual, the latter two where there are any.
+/// The autodiff function. Inputs: `x`, then the bias and the residual if present.
 #[derive(Debug)]
 pub(super) struct BiasDropoutAdd {
     pub sizes: RowSizes,
@@ -21,7 +21,7 @@ pub(super) struct BiasDropoutAdd {
     pub input: DType,
     pub bias: Option<DType>,
     pub residual: Option<DType>,
-    /// Where the gradient of the bias goes, if not to the graph.
+    /// The flat buffer that receives the gradient of the bias. `None`: autodiff receives it.
     pub destination: Option<Destination>,
 }
 
@@ -75,7 +75,8 @@ impl Function for BiasDropoutAdd {
 }
 
 impl BiasDropoutAdd {
-    /// The gradients where nothing is dropped or rounded: the gradient of the output is that of `x`.
+    /// Returns the gradients if nothing is dropped or rounded. The gradient of `x` is then the
+    /// gradient of the output.
     fn handed_on(&self, gradient: DispatchTensor, bias: Option<DType>) -> Gradients {
         let mut gradients = vec![Some(gradient.clone())];
         if self.bias.is_some() {
@@ -86,7 +87,7 @@ impl BiasDropoutAdd {
         gradients
     }
 
-    /// The gradient of `x` and, if requested, that of the bias.
+    /// Returns the gradient of `x` and, if requested, of the bias.
     fn launch(
         &self,
         gradient: DispatchTensor,
@@ -118,7 +119,7 @@ impl BiasDropoutAdd {
     }
 }
 
-/// From `x`, a bias and a residual to the output.
+/// The forward. Inputs: `x`, then the bias and the residual if present. Output: the result.
 #[derive(Debug)]
 pub(super) struct DropoutForwardOp {
     pub sizes: RowSizes,
@@ -127,9 +128,11 @@ pub(super) struct DropoutForwardOp {
     pub residual: bool,
 }
 
-/// From the gradient of the output to that of `x` and, if requested, that of the bias, the latter
-/// in the type that sums are computed in. With a place a flat buffer comes after the gradient, and
-/// it is the gradient of the bias.
+/// The backward. Inputs: the gradient of the output, and the flat buffer if the bias gradient has a
+/// place.
+///
+/// Outputs: the gradient of `x` and, if requested, the gradient of the bias in the type of sums.
+/// With a place, the flat buffer is returned instead of the bias gradient.
 #[derive(Debug)]
 pub(super) struct DropoutBackwardOp {
     pub sizes: RowSizes,

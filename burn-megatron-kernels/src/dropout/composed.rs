@@ -1,4 +1,4 @@
-//! [`bias_dropout_add`](super::bias_dropout_add) composed of Burn's own operations.
+//! The reference [`bias_dropout_add`](super::bias_dropout_add), composed of Burn's own operations.
 
 use burn::tensor::{Tensor, TensorData};
 
@@ -7,12 +7,11 @@ use crate::cpu::wide;
 use crate::error::accept;
 use crate::philox::Stream;
 
-/// The same function as [`super::bias_dropout_add`], differentiated by Burn; the mask is computed
-/// on the host.
+/// Computes [`super::bias_dropout_add`], differentiated by Burn. The mask is computed on the host.
 ///
 /// # Panics
 ///
-/// See [`super::bias_dropout_add`].
+/// Panics in the same cases as [`super::bias_dropout_add`].
 pub fn bias_dropout_add<const D: usize>(
     x: Tensor<D>,
     bias: Option<Tensor<1>>,
@@ -43,7 +42,7 @@ pub fn bias_dropout_add<const D: usize>(
     y.cast(dtype)
 }
 
-/// The mask of `elements` elements: 0 or `1 / (1 - probability)`.
+/// Returns the mask of `elements` elements: 0 or `1 / (1 - probability)`.
 pub(super) fn mask(draw: &Draw, elements: usize) -> Vec<f32> {
     let stream = Stream::new(draw.key, draw.position);
     let keep = 1.0 - draw.probability;

@@ -1,5 +1,5 @@
-//! The CPU implementation: pieces of rows in a buffer that stays in the cache, tasks of pieces in
-//! parallel.
+//! The CPU implementation: parts of rows in a buffer that stays in the cache, with parallel tasks
+//! of parts.
 
 use burn::backend::TensorMetadata;
 use burn::backend::flex::FlexTensor;
@@ -10,9 +10,10 @@ use crate::cpu::{
     self, Element, Real, for_float, map_tasks, rows_per_task, slice, tensor, vectorized,
 };
 
-/// Elements that are worked on at a time.
+/// The number of elements processed at a time.
 const CHUNK: usize = 2048;
-/// Rows of a task that sums them, so that the sums of the tasks are few beside the rows.
+/// The number of rows per task that sums its rows, which keeps the number of partial sums small
+/// compared to the rows.
 const SUMMED_ROWS: usize = 64;
 
 pub(super) fn forward(op: &DropoutForwardOp, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
@@ -28,7 +29,7 @@ pub(super) fn forward(op: &DropoutForwardOp, inputs: Vec<FlexTensor>) -> Vec<Fle
     })
 }
 
-/// A bias in the type that is computed in.
+/// Converts a bias to the type used for computation.
 fn widen<W: Real>(bias: &FlexTensor) -> Vec<W> {
     for_float!(bias.dtype(), B => {
         slice::<B>(bias).iter().map(|value| W::of(value.wide().double())).collect()
@@ -70,8 +71,7 @@ fn forward_as<I: Element, O: Element<Wide = I::Wide>>(
     tensor(output, x.shape())
 }
 
-/// Runs `work(first element, its values)` for tasks of a fixed size; returns what they give, in
-/// order.
+/// Runs `work(first element, its values)` for tasks of a fixed size. Returns the results in order.
 fn for_tasks<E: Element, T: Send>(
     task: usize,
     values: &mut [E],
@@ -85,7 +85,7 @@ fn for_tasks<E: Element, T: Send>(
     })
 }
 
-/// Elements of a piece: whole rows.
+/// Returns the number of elements per part, which consists of complete rows.
 fn piece(width: usize) -> usize {
     (CHUNK / width).max(1) * width
 }
@@ -129,7 +129,7 @@ pub(super) fn backward(op: &DropoutBackwardOp, mut inputs: Vec<FlexTensor>) -> V
     [vec![result], sum.unwrap_or_default()].concat()
 }
 
-/// The gradient of the input, and the sum of its rows if requested.
+/// Returns the gradient of the input, and the sum of its rows if requested.
 fn backward_as<I: Element, O: Element<Wide = I::Wide>>(
     op: &DropoutBackwardOp,
     of_output: &FlexTensor,

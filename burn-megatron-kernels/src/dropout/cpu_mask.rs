@@ -1,18 +1,18 @@
-//! Masks on the CPU: many Philox blocks side by side.
+//! Masks on the CPU: many Philox blocks next to each other.
 
 use super::DropoutMask;
 use crate::cpu::Real;
 use crate::philox::{MULTIPLIERS, ROUNDS, WEYL, block};
 
-/// Blocks that are drawn at once: two registers of AVX-512, four of AVX2, for each word.
+/// The number of blocks drawn at once. Each word takes two registers of AVX-512, or four of AVX2.
 const BLOCKS: usize = 16;
-/// Words of these blocks.
+/// The number of words in these blocks.
 const WORDS: usize = 4 * BLOCKS;
-/// Draws below which single blocks are less work.
+/// The number of draws below which single blocks are less work.
 const MIN_BATCHED_DRAWS: usize = WORDS / 4;
 
 impl DropoutMask {
-    /// Multiplies `values`, elements `start..` of the tensor, with the mask.
+    /// Multiplies `values`, which are the elements `start..` of the tensor, by the mask.
     #[inline(always)]
     pub(super) fn multiply<W: Real>(&self, start: usize, values: &mut [W]) {
         let mut done = 0;
@@ -24,7 +24,7 @@ impl DropoutMask {
         }
     }
 
-    /// Multiplies `values` with the factors of the draws from `draw` on.
+    /// Multiplies `values` by the factors of the draws from `draw` on.
     #[inline(always)]
     fn multiply_run<W: Real>(&self, mut draw: u64, mut values: &mut [W]) {
         while !values.is_empty() {
@@ -55,8 +55,10 @@ impl DropoutMask {
         ]
     }
 
-    /// The factor of a word. Everything is loaded before the words: selecting between two numbers
-    /// in registers is no branch, which would be mispredicted as often as something is dropped.
+    /// Returns a function from a word to its factor.
+    ///
+    /// All numbers are loaded before the words are read. Selecting between two numbers in registers
+    /// then needs no branch, which would be mispredicted for every dropped element.
     #[inline(always)]
     fn factor<W: Real>(&self) -> impl Fn(u32) -> W {
         let (threshold, kept) = (self.threshold, W::of(f64::from(self.scale)));
@@ -64,7 +66,7 @@ impl DropoutMask {
         move |word| if word < threshold { kept } else { W::ZERO }
     }
 
-    /// The factors of the draws of [`BLOCKS`] blocks.
+    /// Returns the factors of the draws of [`BLOCKS`] blocks.
     #[inline(always)]
     fn factors<W: Real>(&self, first: u64) -> [W; WORDS] {
         let (blocks, factor) = (self.blocks(first), self.factor());
@@ -75,14 +77,14 @@ impl DropoutMask {
         factors
     }
 
-    /// [`block`] for [`BLOCKS`] indices from `first` on.
+    /// Computes [`block`] for [`BLOCKS`] indices, starting at `first`.
     ///
-    /// A word lives in the lower half of a lane of 64 bits, where the product of two words has room:
-    /// vectors of 32 bits would be taken apart and put together again for each product. What is in the
-    /// upper half never counts.
+    /// A word is in the lower half of a 64-bit lane, which has room for the product of two words.
+    /// Vectors of 32 bits would have to be split and joined for each product. The upper half is
+    /// ignored.
     #[inline(always)]
     fn blocks(&self, first: u64) -> [[u32; 4]; BLOCKS] {
-        // Blocks past the last one are drawn, and never used.
+        // Blocks past the last block are drawn but never used.
         let mut a: [u64; BLOCKS] = std::array::from_fn(|lane| first.wrapping_add(lane as u64));
         let mut b = a.map(|index| index >> 32);
         let mut c = [u64::from(self.position[0]); BLOCKS];
@@ -103,7 +105,7 @@ impl DropoutMask {
     }
 }
 
-/// The lower half of a lane.
+/// Returns the lower half of a lane.
 #[inline(always)]
 fn word(lane: u64) -> u64 {
     lane & u64::from(u32::MAX)

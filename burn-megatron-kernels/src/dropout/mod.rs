@@ -1,7 +1,7 @@
 //! Bias, dropout and residual in one operation, with masks from Philox counters.
 //!
-//! `y = residual + mask * (x + bias)`, where an element of the mask is `1 / (1 - p)` if its draw is
-//! kept and 0 otherwise. No mask is stored: the backward draws it again.
+//! The output is `y = residual + mask * (x + bias)`. An element of the mask is `1 / (1 - p)` if it
+//! is kept and 0 otherwise. No mask is stored: the backward draws it again.
 
 use burn::tensor::{DType, Tensor};
 
@@ -24,10 +24,9 @@ const NAME: &str = "bias_dropout_add";
 
 /// The random draws of a dropout mask.
 ///
-/// Element `e` (the flat, row-major index of this rank's tensor) takes draw number
-/// `first + (e / run) * pitch + e % run` of
-/// [`Stream::new(key, position)`](crate::philox::Stream::new). It is kept where
-/// `word < (1 - probability) * 2^32`.
+/// Element `e` (the flat, row-major index in this rank's tensor) uses draw number `first + (e /
+/// run) * pitch + e % run` of [`Stream::new(key, position)`](crate::philox::Stream::new). It is
+/// kept if `word < (1 - probability) * 2^32`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Draw {
     /// The probability that an element is dropped, in `[0, 1)`.
@@ -44,18 +43,23 @@ pub struct Draw {
     pub pitch: u64,
 }
 
-/// `residual + dropout(x + bias)` for `x` of any shape `[.., width]`, `bias` `[width]` of any float
-/// type and `residual` of the shape of `x`.
+/// Computes `residual + dropout(x + bias)`.
 ///
-/// Without a draw nothing is dropped; without a residual it is dropout alone. It computes in f32
-/// (f64 for f64) and rounds once, to the type of the residual: that of `x`, or f32 beside an `x` of
-/// 16 bits (a residual stream in f32). Without a residual the output has the type of `x`. A dropped
-/// value is multiplied with 0, so that one that is infinite or NaN stays visible, as NaN.
+/// - `x`: `[.., width]`.
+/// - `bias`: `[width]`, of any float type.
+/// - `residual`: the shape of `x`, in the type of `x`, or in f32 if `x` has 16 bits (a residual
+///   stream in f32).
+///
+/// Without a draw nothing is dropped. The function computes in f32 (f64 for f64) and rounds once,
+/// to the type of the residual, or of `x` without a residual. A dropped value is multiplied by 0,
+/// so that infinite and NaN values become NaN and stay visible.
 ///
 /// # Panics
 ///
-/// With a [`KernelError`]: shapes that do not agree, a probability out of `[0, 1)`, a run of 0,
-/// draws beyond 2^64, a residual of another type, an element type that the device does not support.
+/// Panics with a [`KernelError`] if
+/// - shapes do not agree, or the residual has another type,
+/// - the probability is not in `[0, 1)`, a run is 0, or draws exceed 2^64,
+/// - the device does not support the element type.
 ///
 /// # Example
 ///
@@ -85,11 +89,7 @@ pub fn bias_dropout_add<const D: usize>(
     bias_dropout_add_with(x, bias.map(Parameter::from), residual, draw)
 }
 
-/// [`bias_dropout_add`] with a bias whose gradient may go to a flat buffer.
-///
-/// # Panics
-///
-/// See [`bias_dropout_add`].
+/// Computes [`bias_dropout_add`] with a bias whose gradient may go to a flat buffer.
 pub fn bias_dropout_add_with<const D: usize>(
     x: Tensor<D>,
     bias: Option<Parameter>,
@@ -119,14 +119,14 @@ pub fn bias_dropout_add_with<const D: usize>(
     crate::apply(inputs, function)
 }
 
-/// Sizes of the tensor seen as rows.
+/// The sizes of the tensor as rows.
 #[derive(Clone, Copy, Debug)]
 struct RowSizes {
     elements: usize,
     width: usize,
 }
 
-/// The lower and the upper half of a number.
+/// Returns the lower and the upper half of a number.
 fn halves(value: u64) -> [u32; 2] {
     [value as u32, (value >> 32) as u32]
 }
@@ -139,18 +139,18 @@ struct DropoutMask {
     first: u64,
     run: usize,
     pitch: u64,
-    /// Words below it are kept.
+    /// The threshold below which a word is kept.
     threshold: u32,
     /// The factor of kept values.
     scale: f32,
 }
 
 impl DropoutMask {
-    /// The mask of `elements` elements; None where all of them are kept.
+    /// Creates the mask of `elements` elements, or returns `None` if all of them are kept.
     fn new(draw: Draw, elements: usize) -> Option<Self> {
         let keep = 1.0 - draw.probability;
         let threshold = u32::try_from((keep * 4_294_967_296.0) as u64).ok()?;
-        // Runs that follow each other are one run.
+        // Consecutive runs form a single run.
         let (run, pitch) = if draw.run >= elements || draw.pitch == draw.run as u64 {
             (elements, 0)
         } else {
@@ -167,14 +167,15 @@ impl DropoutMask {
         })
     }
 
-    /// The draw of an element.
+    /// Returns the draw of an element.
     #[inline(always)]
     fn draw(&self, element: usize) -> u64 {
         let (run, offset) = (element / self.run, element % self.run);
         self.first + run as u64 * self.pitch + offset as u64
     }
 
-    /// Whether four elements from a multiple of four on take the four words of one block.
+    /// Returns whether four elements, starting at a multiple of four, use the four words of one
+    /// block.
     #[cfg(feature = "cubecl")]
     fn is_aligned(&self) -> bool {
         let runs = self.pitch == 0 || self.run.is_multiple_of(4) && self.pitch.is_multiple_of(4);

@@ -268,7 +268,7 @@ fn nothing_gives_nothing_and_no_draw_keeps_all() {
     }
 }
 
-/// The panic of `work`.
+/// Returns the panic of `work`.
 fn message(work: impl FnOnce() -> Tensor<2>) -> String {
     let work = std::panic::AssertUnwindSafe(work);
     let panic = std::panic::catch_unwind(work).expect_err("the call must fail");

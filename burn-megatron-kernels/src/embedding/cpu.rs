@@ -1,4 +1,4 @@
-//! On Burn's CPU backend: the lookups of an id one after the other, blocks of rows in parallel.
+//! The CPU implementation: the lookups of an id one after the other, blocks of rows in parallel.
 
 use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, bf16, f16};
@@ -7,7 +7,7 @@ use super::AccumulateRowsOp;
 use crate::cpu::{Element, ROW_GRAIN, Real, for_each_task, own, slice, slice_mut, vectorized};
 use crate::launch::exactly;
 
-/// Rows of a task.
+/// The number of rows per task.
 const TASK_ROWS: usize = 256;
 
 /// Calls `$body` with the type of a gradient that is summed in f32.
@@ -30,7 +30,7 @@ macro_rules! for_32 {
     };
 }
 
-/// See [`accumulate_rows`](super::accumulate_rows).
+/// Adds the rows; see [`accumulate_rows`](super::accumulate_rows).
 pub(super) fn accumulate_rows(op: &AccumulateRowsOp, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
     let [gradient, flat] = exactly(inputs);
     vec![match flat.dtype() {

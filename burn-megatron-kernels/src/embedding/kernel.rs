@@ -1,5 +1,5 @@
-//! The CubeCL kernels: a cube adds up the lookups of a segment; another kernel adds the segments of ids
-//! that have several.
+//! The CubeCL kernels: a cube adds the lookups of a segment, and another kernel adds the segments
+//! of ids with several segments.
 
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::tensor::DType;
@@ -13,12 +13,12 @@ use crate::cube::instance::{AotList, instance, types};
 use crate::cube::{RowPlan, empty, launch, own, upload};
 use crate::launch::exactly;
 
-/// The most units of a cube.
+/// The maximum number of units per cube.
 const MAX_UNITS: u32 = 256;
-/// Rows that a unit has in flight.
+/// The number of rows that a unit has in flight.
 const AHEAD: u32 = 4;
 
-/// Sizes in vectors of a row.
+/// Sizes in vectors per row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct RowSizes {
     columns: usize,
@@ -32,8 +32,8 @@ impl RowSizes {
     }
 }
 
-/// Adds the lookups of a segment in order: to the flat buffer, whose table begins at vector `origin`, or as a
-/// part of an id. `segments` is where the segments begin in `table`.
+/// Adds the lookups of a segment in order, to the flat buffer or as a part of an id. The table in
+/// the flat buffer begins at vector `origin`. The segments in `table` begin at `segments`.
 #[cube(launch_unchecked)]
 fn segments_kernel<G: Float, F: Float, N: Size>(
     gradient: &Tensor<Vector<G, N>>,
@@ -58,7 +58,7 @@ fn segments_kernel<G: Float, F: Float, N: Size>(
         while column < columns {
             let mut sum = Vector::<f32, N>::new(0.0f32);
             let mut lookup = first;
-            // Several loads before the first sum, so that one wait is enough.
+            // Several loads before the first sum, so that they share one wait.
             while lookup + AHEAD <= end {
                 let mut loaded = Array::<Vector<G, N>>::new(comptime!(AHEAD as usize));
                 #[unroll]
@@ -88,8 +88,8 @@ fn segments_kernel<G: Float, F: Float, N: Size>(
     }
 }
 
-/// Adds the parts of an id in order, and their sum to the flat buffer. `splits` is where the split ids begin in
-/// `table`.
+/// Adds the parts of an id in order, and their sum to the flat buffer. The split ids in `table`
+/// begin at `splits`.
 #[cube(launch_unchecked)]
 fn parts_kernel<F: Float, N: Size>(
     parts: &Tensor<Vector<f32, N>>,
@@ -123,20 +123,20 @@ fn parts_kernel<F: Float, N: Size>(
     }
 }
 
-/// See [`accumulate_rows`](super::accumulate_rows).
+/// Adds the rows; see [`accumulate_rows`](super::accumulate_rows).
 pub(super) fn accumulate_rows(op: &AccumulateRowsOp, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
     let [gradient, flat] = exactly(inputs);
     let flat = own(flat);
     let table = SegmentTable::new(&op.lookups, op.found.clone(), op.first_row);
     let numbers = upload(&gradient, &table.numbers);
     let client = gradient.client.clone();
-    // A power of two divides both exactly if it divides this.
+    // A power of two that divides this value divides both.
     let vector = RowPlan::new(&client, gradient.dtype, op.width | op.offset).vector;
     let sizes = RowSizes::new(op.width / vector);
     let origin = (op.offset / vector) as u32;
     let parts = empty(&gradient, [table.parts.max(1), op.width], DType::F32);
     let types = [gradient.dtype, flat.dtype].map(dtype_to_storage_type);
-    // SAFETY: the table has lookups and rows that exist, and segments and parts without overlaps.
+    // SAFETY: the table has existing lookups and rows, and segments and parts without overlaps.
     unsafe {
         launch!(
             segments_kernel,
@@ -164,7 +164,7 @@ pub(super) fn accumulate_rows(op: &AccumulateRowsOp, inputs: Vec<CubeTensor>) ->
     vec![flat]
 }
 
-/// The embeddings of GPT-2 124M and XL, into f32.
+/// Adds the embeddings of GPT-2 124M and XL, into f32.
 pub(crate) fn aot_instances(list: &mut AotList) {
     let [(_, single, _), ..] = types();
     for (name, dtype, vector) in types() {

@@ -1,8 +1,9 @@
-//! The gradient of an embedding: each row of a gradient is added to the row that it was looked up from.
-//!
-//! Lookups are sorted by row on the host, so that one cube adds up those of a row in their order: the
-//! sum has the same bits in every run, needs no atomics, and reads and writes only rows that were
+//! The gradient of an embedding: each gradient row is added to the table row from which it was
 //! looked up.
+//!
+//! Lookups are sorted by row on the host, so that one cube adds the lookups of a row in order. The
+//! sum has the same bits in every run and needs no atomics. Only rows with lookups are read and
+//! written.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -28,21 +29,25 @@ pub use sorted::SortedLookups;
 
 const NAME: &str = "accumulate_rows";
 
-/// Adds `gradient` `[lookups, width]` to the rows `rows` of a table, whose gradient `[rows, width]` is at
-/// the place of `target`; returns the flat buffer, written in place if it is uniquely owned.
+/// Adds `gradient` `[lookups, width]` to the gradient `[rows, width]` of the rows `rows` of a
+/// table, which is at the place of `target`. Returns the flat buffer, which is updated in place if
+/// it is uniquely owned.
 ///
-/// Row `i` of the gradient goes to row `ids[i]` of the table, for the ids that `lookups` was made of;
-/// ids outside of `rows` are left out, as other ranks have their rows. The rows of one id are added in
-/// f32 (f64 for f64), in order: on the CPU one after the other, on CubeCL devices in parts of 128, which
-/// are then added in order. The sum is added to the buffer, or written where the place does not add, and
-/// rows without a lookup are 0 there.
+/// Row `i` of the gradient goes to row `ids[i]` of the table, where `ids` are the ids of `lookups`.
+/// Ids outside `rows` are skipped, because other ranks have these rows.
 ///
-/// On CubeCL devices the order is uploaded: 4 bytes for a lookup and up to 28 for an id.
+/// The rows of one id are added in order in f32 (f64 for f64): on the CPU one after the other, on
+/// CubeCL devices in parts of 128, which are then added in order. The sum is added to the buffer.
+/// If the place does not add, the sum overwrites the buffer and rows without a lookup become 0.
+///
+/// On CubeCL devices the order is uploaded: 4 bytes per lookup and up to 28 bytes per id.
 ///
 /// # Panics
 ///
-/// With a [`KernelError`] if the gradient has another number of rows than there are lookups, for a place
-/// that exceeds the buffer, and for a type of the buffer that does not agree with that of the gradient.
+/// Panics with a [`KernelError`] if
+/// - the number of gradient rows differs from the number of lookups,
+/// - the place exceeds the buffer,
+/// - the type of the buffer does not fit the type of the gradient.
 ///
 /// # Example
 ///
@@ -111,13 +116,13 @@ fn check_count(count: usize, lookups: &SortedLookups) -> Result<(), KernelError>
     Err(KernelError::shape(NAME, message))
 }
 
-/// Inputs: the gradient and the flat buffer.
+/// The addition as a device operation. Inputs: the gradient and the flat buffer.
 #[derive(Debug)]
 struct AccumulateRowsOp {
     lookups: Arc<SortedLookups>,
-    /// Indices of the ids whose rows are here.
+    /// The indices of the ids in the rows of this rank.
     found: Range<usize>,
-    /// The id of the first row that is here.
+    /// The id of the first row of this rank.
     first_row: usize,
     offset: usize,
     width: usize,

@@ -1,25 +1,25 @@
-//! Lookups sorted by what they read.
+//! Lookups sorted by the row that they read.
 
 use std::ops::Range;
 
-/// The lookups of some ids, sorted by id. Those of one id keep their order.
+/// Lookups sorted by id. Lookups with the same id keep their order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SortedLookups {
-    /// The lookups: indices into the ids.
+    /// The lookups, as indices into the ids.
     lookups: Vec<i32>,
-    /// The different ids, increasing.
+    /// The distinct ids in increasing order.
     ids: Vec<i32>,
-    /// Where the lookups of each id start, followed by the end of the last ones.
+    /// The start of the lookups of each id, followed by the end of the last lookups.
     starts: Vec<i32>,
 }
 
 impl SortedLookups {
-    /// Sorts the lookups of `ids`, at most 2^31 - 1. It takes `n log n` time, so call it where a thread
-    /// reads ahead.
+    /// Sorts the lookups of at most 2^31 - 1 `ids`. It takes `n log n` time, so call it in a thread
+    /// that reads ahead.
     ///
     /// # Panics
     ///
-    /// For more ids.
+    /// Panics if there are more ids.
     pub fn new(ids: &[i32]) -> Self {
         let Ok(_) = i32::try_from(ids.len()) else {
             panic!("{} lookups: expected at most {}", ids.len(), i32::MAX)
@@ -40,33 +40,33 @@ impl SortedLookups {
         sorted
     }
 
-    /// The number of lookups.
+    /// Returns the number of lookups.
     pub fn len(&self) -> usize {
         self.lookups.len()
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no lookups.
     pub fn is_empty(&self) -> bool {
         self.lookups.is_empty()
     }
 
-    /// Indices of the different ids that are in `ids`.
+    /// Returns the indices of the distinct ids that are in `ids`.
     pub(super) fn within(&self, ids: &Range<usize>) -> Range<usize> {
         let before = |end: usize| self.ids.partition_point(|id| i64::from(*id) < end as i64);
         before(ids.start)..before(ids.end)
     }
 
-    /// The id with this index.
+    /// Returns the id with this index.
     pub(super) fn id(&self, index: usize) -> usize {
         self.ids[index] as usize
     }
 
-    /// The range of the lookups of the id with this index, in [`all`](Self::all).
+    /// Returns the range in [`all`](Self::all) of the lookups of the id with this index.
     pub(super) fn range(&self, index: usize) -> Range<usize> {
         self.starts[index] as usize..self.starts[index + 1] as usize
     }
 
-    /// All lookups, by id.
+    /// Returns all lookups, by id.
     pub(super) fn all(&self) -> &[i32] {
         &self.lookups
     }

@@ -1,20 +1,20 @@
-//! The work of the kernels, as numbers: which cube adds up which lookups.
+//! The table that assigns lookups to the cubes of the kernels.
 
 use std::ops::Range;
 
 use super::SortedLookups;
 
-/// Lookups that a cube adds up. The lookups of an id are cut after as many, so that no cube takes much
-/// longer than the others.
+/// The maximum number of lookups per segment, and therefore per cube. Longer lists are split, so
+/// that no cube takes much longer than the others.
 pub(super) const SEGMENT_LOOKUPS: usize = 128;
-/// The part number of a segment that has all lookups of its id.
+/// The part number of a segment with all lookups of its id.
 pub(super) const WHOLE: u32 = u32::MAX;
-/// Numbers of a segment: its first lookup, how many, the row, and the number of its part.
+/// The numbers per segment: its first lookup, the number of lookups, the row, and the part number.
 pub(super) const SEGMENT: usize = 4;
-/// Numbers of an id in several parts: the first part, how many, and the row.
+/// The numbers per id with several parts: the first part, the number of parts, and the row.
 pub(super) const SPLIT: usize = 3;
 
-/// Lookups, then segments, then split ids.
+/// The table: lookups, then segments, then split ids.
 #[derive(Debug)]
 pub(super) struct SegmentTable {
     /// The words of the table, as unsigned numbers.
@@ -26,7 +26,8 @@ pub(super) struct SegmentTable {
 }
 
 impl SegmentTable {
-    /// For the ids with the indices `found`; row 0 is that of the id `first_row`.
+    /// Creates the table of the ids with the indices `found`. Row 0 is the row of the id
+    /// `first_row`.
     pub(super) fn new(sorted: &SortedLookups, found: Range<usize>, first_row: usize) -> Self {
         let all = sorted.range(found.start).start..sorted.range(found.end - 1).end;
         let (mut segments, mut splits, mut parts) = (vec![], vec![], 0u32);

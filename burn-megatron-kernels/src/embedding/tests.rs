@@ -16,7 +16,7 @@ fn doubles<const D: usize>(x: Tensor<D>) -> Vec<f64> {
     data.try_into_vec().expect("converted to f64")
 }
 
-/// The ids of a lookup in a table of 50 rows.
+/// Returns the ids of a lookup in a table of 50 rows.
 fn all_ids() -> Vec<(&'static str, Vec<i32>)> {
     let random = |i: usize| ((i * i * 7 + i * 13 + i / 11) % 50) as i32;
     let often = |i: usize| if i.is_multiple_of(3) { 17 } else { random(i) };
@@ -34,7 +34,7 @@ fn all_ids() -> Vec<(&'static str, Vec<i32>)> {
 
 const ROWS: usize = 50;
 
-/// The gradient of the table in f64, and the sum of magnitudes.
+/// Returns the gradient of the table in f64, and the sum of magnitudes.
 fn exact(ids: &[i32], gradient: &[f64], rows: &Range<usize>, width: usize) -> (Vec<f64>, Vec<f64>) {
     let mut sums = (vec![0.0; rows.len() * width], vec![0.0; rows.len() * width]);
     for (lookup, id) in ids.iter().enumerate() {

@@ -16,21 +16,22 @@ use crate::launch::{SimpleOp, Spec, launch_one};
 
 const NAME: &str = "clear";
 
-/// Elements that a cube of the kernel clears.
+/// The number of elements that a cube of the kernel clears.
 #[cfg_attr(not(feature = "cubecl"), allow(dead_code))]
 pub(super) const PIECE: usize = 4096;
 
-/// Ranges of a flat buffer, on a device: made once for several calls of [`clear`].
+/// Ranges of a flat buffer on a device, created once for several calls of [`clear`].
 #[derive(Clone, Debug)]
 pub struct Ranges {
     ranges: Arc<[Range<usize>]>,
-    /// On CubeCL devices `[2 * pieces]`: the first element of each piece, and its length.
+    /// The first element and the length of each piece, `[2 * pieces]`, on CubeCL devices.
     table: Option<Tensor<1, Int>>,
     pieces: usize,
 }
 
 impl Ranges {
-    /// These ranges, without empty ones. `device` is that of the buffer.
+    /// Creates ranges on `device`, which must be the device of the buffer. Empty ranges are left
+    /// out.
     pub fn new(ranges: impl IntoIterator<Item = Range<usize>>, device: &Device) -> Self {
         let ranges = ranges.into_iter().filter(|range| !range.is_empty());
         let ranges: Arc<[_]> = ranges.collect();
@@ -63,13 +64,13 @@ impl Ranges {
     }
 }
 
-/// `flat` `[length]` with zeros in these ranges, written in place if it is uniquely owned.
+/// Writes zeros to these ranges of `flat`, `[length]`, in place if `flat` is uniquely owned.
 ///
 /// On CubeCL devices this is one launch for all ranges.
 ///
 /// # Panics
 ///
-/// With a [`KernelError`](crate::KernelError) for a range that exceeds the buffer.
+/// Panics with a [`KernelError`](crate::KernelError) if a range exceeds the buffer.
 pub fn clear(flat: Tensor<1>, ranges: &Ranges) -> Tensor<1> {
     for range in ranges.ranges.iter() {
         accept(check_range(NAME, &flat, range.start, &[range.len()]));
@@ -85,7 +86,7 @@ pub fn clear(flat: Tensor<1>, ranges: &Ranges) -> Tensor<1> {
         #[cfg(feature = "cubecl")]
         cube: |(ranges, pieces), inputs| {
             let [flat, table] = exactly(inputs);
-            // What divides this divides every start and length.
+            // A number that divides this value divides every start and length.
             let bits = |bits, range: &Range<usize>| bits | range.start | range.end;
             let bits = ranges.iter().fold(0, bits);
             vec![super::kernel::clear(flat, table, *pieces, bits)]

@@ -1,14 +1,14 @@
-//! The same function composed of Burn's own operations.
+//! The reference function composed of Burn's own operations.
 
 use burn::tensor::Tensor;
 
 use crate::cpu::wide;
 
-/// [`accumulate`](super::accumulate) of Burn's operations.
+/// Computes [`accumulate`](super::accumulate) with Burn's operations.
 ///
 /// # Panics
 ///
-/// With the message of Burn, for a range that exceeds the buffer.
+/// Panics with Burn's message if a range exceeds the buffer.
 pub fn accumulate(flat: Tensor<1>, offset: usize, values: Tensor<1>, add: bool) -> Tensor<1> {
     let [count] = values.dims();
     // Burn does not slice an empty tensor.

@@ -1,11 +1,11 @@
-//! On Burn's CPU backend: one pass over the range, tasks of a fixed number of elements.
+//! The CPU implementation: one pass over the range in tasks of a fixed number of elements.
 
 use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, bf16, f16};
 
 use crate::cpu::{Element, ROW_GRAIN, for_each_task, for_float, own, slice, slice_mut, vectorized};
 
-/// See [`accumulate`](super::accumulate); both tensors are contiguous.
+/// Computes [`accumulate`](super::accumulate). Both tensors must be contiguous.
 pub(crate) fn accumulate(
     flat: FlexTensor,
     offset: usize,

@@ -1,4 +1,5 @@
-//! The CubeCL kernels: one vector of the buffer per unit, but where a launch may have nothing to do.
+//! The CubeCL kernels: one vector of the buffer per unit, except for launches that may have nothing
+//! to do.
 
 use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_storage_type;
@@ -9,10 +10,12 @@ use cubecl::prelude::*;
 use crate::cube::instance::{AotList, instance, types};
 use crate::cube::{RowPlan, launch, own};
 
-/// Units per cube. They share nothing, so any number that fills a multiprocessor works.
+/// The number of units per cube. Units share nothing, so any number that fills a multiprocessor
+/// works.
 const UNITS: u32 = 256;
 
-/// `first`: the vector of the buffer that the first vector of the values goes to.
+/// Writes or adds one vector per unit. `first` is the vector of the buffer that receives the first
+/// vector of the values.
 #[cube(launch_unchecked)]
 fn accumulate_kernel<F: Float, V: Float, N: Size>(
     flat: &mut [Vector<F, N>],
@@ -33,8 +36,8 @@ fn accumulate_kernel<F: Float, V: Float, N: Size>(
     }
 }
 
-/// See [`accumulate`](super::accumulate); both tensors are contiguous, the values of any shape and
-/// at least one.
+/// Computes [`accumulate`](super::accumulate). Both tensors must be contiguous. The values have any
+/// shape and at least one element.
 pub(crate) fn accumulate(
     flat: CubeTensor,
     offset: usize,
@@ -44,7 +47,7 @@ pub(crate) fn accumulate(
     let flat = own(flat);
     let client = flat.client.clone();
     let count = values.shape().num_elements();
-    // A power of two divides both exactly if it divides this.
+    // A power of two that divides this value divides both.
     let vector = RowPlan::new(&client, flat.dtype, offset | count).vector;
     let vectors = count / vector;
     let types = [flat.dtype, values.dtype];
@@ -61,7 +64,7 @@ pub(crate) fn accumulate(
     flat
 }
 
-/// A cube clears one piece: `table` has the first element and the length of each.
+/// Clears one piece per cube. `table` holds the first element and the length of each piece.
 #[cube(launch_unchecked)]
 fn clear_kernel<F: Float, N: Size>(
     flat: &mut [Vector<F, N>],
@@ -81,7 +84,7 @@ fn clear_kernel<F: Float, N: Size>(
     }
 }
 
-/// Zeros in the pieces of a table. What divides `bits` divides the starts and lengths of all.
+/// Clears the pieces of a table. A number that divides `bits` divides all starts and lengths.
 pub(super) fn clear(flat: CubeTensor, table: CubeTensor, pieces: usize, bits: usize) -> CubeTensor {
     let flat = own(flat);
     let client = flat.client.clone();
@@ -100,7 +103,8 @@ pub(super) fn clear(flat: CubeTensor, table: CubeTensor, pieces: usize, bits: us
     flat
 }
 
-/// Vectors of a unit, so that the cubes of a large tensor that is left as it is are few.
+/// The number of vectors per unit, which limits the number of cubes of a large tensor that is left
+/// unchanged.
 const SCALED_VECTORS: u32 = 32;
 
 #[cube(launch_unchecked)]
@@ -111,7 +115,7 @@ fn scale_kernel<F: Float, N: Size>(
     #[define(F)] _dtype: ElemType,
 ) {
     let factor = factor[0];
-    // Not `!=`, which is true of NaN by its definition: WGSL may assume that there is none.
+    // `!=` is true for NaN by definition, but WGSL may assume that there are no NaNs.
     let is_one = factor == 1.0;
     if !is_one {
         for step in 0..SCALED_VECTORS {
@@ -125,7 +129,7 @@ fn scale_kernel<F: Float, N: Size>(
     }
 }
 
-/// See [`scale`](super::scale); contiguous, with at least one element.
+/// Computes [`scale`](super::scale). The tensor must be contiguous and have at least one element.
 pub(super) fn scale(x: CubeTensor, factor: CubeTensor) -> CubeTensor {
     let x = own(x);
     let client = x.client.clone();
@@ -150,7 +154,8 @@ pub(super) fn scale(x: CubeTensor, factor: CubeTensor) -> CubeTensor {
     x
 }
 
-/// Sums in f32 of every type, and 16-bit sums; written over and added. Zeros in f32. Products of every type.
+/// Adds sums in f32 of every type and sums in 16 bits, overwriting and adding; zeros in f32;
+/// products of every type.
 pub(crate) fn aot_instances(list: &mut AotList) {
     let [(_, single, lanes), halves @ ..] = types();
     for add in [false, true] {
@@ -162,7 +167,7 @@ pub(crate) fn aot_instances(list: &mut AotList) {
                     accumulate_kernel::AccumulateKernel [_ _ _ _] (lanes, add, [single, dtype])
                 );
             } else {
-                // Values of 16 bits are all that is read, 64 bits at a time.
+                // Only the 16-bit values are read, 64 bits at a time.
                 instance!(
                     list.other("accumulate/{form}/f32/{values}"), UNITS,
                     accumulate_kernel::AccumulateKernel [_ _ _ _] (lanes, add, [single, dtype])

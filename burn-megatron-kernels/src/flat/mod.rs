@@ -1,10 +1,13 @@
-//! Writing into a flat buffer that holds many tensors, each at an offset of its own.
+//! Writes to a flat buffer that holds many tensors at different offsets.
 //!
-//! The gradients of many parameters share one buffer, so that they are reduced and stepped
-//! together. [`accumulate`] writes one of them there or adds it, widened, in one pass; [`clear`] writes
-//! zeros to ranges; [`scale`] multiplies gradients by a factor that is usually 1. If the gradient is a matrix
-//! product, [`gemm::accumulate_weight_gradient_at`](crate::gemm::accumulate_weight_gradient_at) needs no
-//! intermediate tensor. Not differentiable: nothing is recorded for autodiff.
+//! The gradients of many parameters share one buffer, so that they are reduced and updated
+//! together. [`accumulate`] writes or adds one gradient, widened, in one pass. [`clear`] writes
+//! zeros to ranges. [`scale`] multiplies gradients by a factor that is usually 1. For a gradient
+//! that is a matrix product,
+//! [`gemm::accumulate_weight_gradient_at`](crate::gemm::accumulate_weight_gradient_at) needs no
+//! intermediate tensor.
+//!
+//! The operations are not differentiable: nothing is recorded for autodiff.
 
 use burn::tensor::{DType, Tensor};
 
@@ -27,19 +30,19 @@ pub use scale::scale;
 
 const NAME: &str = "accumulate";
 
-/// `flat` with `values` written over its elements from `offset` on, or added to them if `add`:
-/// `flat[offset + i] (+)= values[i]`.
+/// Writes `values` to the elements of `flat` from `offset` on, or adds them if `add`: `flat[offset
+/// + i] (+)= values[i]`.
 ///
-/// `flat` is `[length]` in f32, f64, f16 or bf16, and written to in place if it is uniquely owned,
-/// copied otherwise. `values` is `[count]` of the type of `flat`, or f16 or bf16 beside f32. A
-/// count of 0 is valid. 16-bit sums are computed in f32 and rounded once.
+/// `flat` is `[length]` in f32, f64, f16 or bf16. It is updated in place if it is uniquely owned,
+/// and otherwise copied. `values` is `[count]` in the type of `flat`, or in f16 or bf16 if `flat`
+/// is f32. A count of 0 is valid. 16-bit sums are computed in f32 and rounded once.
 ///
 /// On CubeCL devices this is one launch, plus a copy if the values are not contiguous. It moves 128
-/// bits at a time if `offset` and `count` are multiples of as many elements.
+/// bits at a time if `offset` and `count` are multiples of the number of elements in 128 bits.
 ///
 /// # Panics
 ///
-/// With a [`KernelError`] for a range that exceeds the buffer, and for types that do not agree.
+/// Panics with a [`KernelError`] if the range exceeds the buffer, or if types do not agree.
 ///
 /// # Example
 ///
@@ -80,7 +83,7 @@ pub fn accumulate(flat: Tensor<1>, offset: usize, values: Tensor<1>, add: bool) 
     Tensor::from_dispatch(launch_one(op, inputs))
 }
 
-/// Refuses a range for a tensor of this shape that exceeds the buffer.
+/// Fails if the range of a tensor of this shape exceeds the buffer.
 pub(crate) fn check_range(
     operation: &'static str,
     flat: &Tensor<1>,

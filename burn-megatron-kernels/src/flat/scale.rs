@@ -1,4 +1,4 @@
-//! A tensor times a factor on the device.
+//! Scales a tensor by a factor on the device.
 
 use burn::backend::flex::FlexTensor;
 use burn::tensor::Tensor;
@@ -14,15 +14,18 @@ use crate::launch::{DeviceOp, InPlace, Spec, launch_one};
 
 const NAME: &str = "scale";
 
-/// `x` times `factor`, written in place if `x` is uniquely owned.
+/// Returns `x * factor`, written in place if `x` is uniquely owned.
 ///
-/// `x` is f32, f64, f16 or bf16, of any shape; `factor` is `[1]`, f32 (f64 for f64). A product is rounded once. Where the
-/// factor is 1, neither the CPU nor a CubeCL device reads or writes an element. It is one launch there, plus a copy if `x` is
-/// shared or not contiguous. Not differentiable: nothing is recorded for autodiff.
+/// - `x`: any shape, in f32, f64, f16 or bf16.
+/// - `factor`: `[1]` in f32 (f64 for f64).
+///
+/// Each product is rounded once. If the factor is 1, no element is read or written. On CubeCL
+/// devices this is one launch, plus a copy if `x` is shared or not contiguous. The function is not
+/// differentiable: nothing is recorded for autodiff.
 ///
 /// # Panics
 ///
-/// With a [`KernelError`] for a factor of another length or type.
+/// Panics with a [`KernelError`] if the factor has another length or type.
 ///
 /// # Example
 ///
@@ -43,7 +46,7 @@ pub fn scale<const D: usize>(x: Tensor<D>, factor: Tensor<1>) -> Tensor<D> {
     Tensor::from_dispatch(launch_one(ScaleOp, inputs))
 }
 
-/// Inputs: the tensor and the factor.
+/// The scaling as a device operation. Inputs: the tensor and the factor.
 #[derive(Debug)]
 struct ScaleOp;
 

@@ -11,7 +11,7 @@ fn wave(length: usize, phase: f64, device: &Device, dtype: DType) -> Tensor<1> {
     Tensor::from_data(data, (device, dtype))
 }
 
-/// The types of a buffer, each with the types of the values that go there.
+/// Returns the types of a buffer, each with the types of the values that go there.
 fn pairs(has: &[DType]) -> Vec<[DType; 2]> {
     let all = [
         [DType::F64, DType::F64],
@@ -25,8 +25,8 @@ fn pairs(has: &[DType]) -> Vec<[DType; 2]> {
     all.into_iter().filter(taken).collect()
 }
 
-/// The composition in f64, rounded to the type of the buffer: a sum of two values of a type that is
-/// made in a wide enough type and then rounded is the nearest one.
+/// Returns the composition in f64, rounded to the type of the buffer: a sum of two values of a type
+/// that is made in a wide enough type and then rounded is the nearest one.
 fn exact(flat: &Tensor<1>, offset: usize, values: &Tensor<1>, add: bool) -> TensorData {
     let double = |tensor: &Tensor<1>| {
         let data = tensor.clone().into_data().convert_dtype(DType::F64);

@@ -13,7 +13,7 @@ pub(super) fn format(operation: &'static str, format: Format) -> Result<(), Kern
     check_option(operation, fits, "format", "E2M1", "E4M3 or E5M2")
 }
 
-/// Checks for a scalar `[1]` in f32.
+/// Checks that a tensor is a scalar `[1]` in f32.
 pub(super) fn one(
     operation: &'static str,
     name: &'static str,
@@ -26,7 +26,7 @@ pub(super) fn one(
     check_type(operation, name, tensor.dtype(), F32)
 }
 
-/// Checks for scales in f32 that have this one.
+/// Checks that scales are in f32 and have element `index`.
 pub(super) fn element(
     operation: &'static str,
     scales: &Tensor<1>,
@@ -39,7 +39,7 @@ pub(super) fn element(
     check_type(operation, "scales", scales.dtype(), F32)
 }
 
-/// Checks for a log in f32 that has this entry.
+/// Checks that a log is in f32 and has entry `slot`.
 pub(super) fn entry(
     operation: &'static str,
     log: &Tensor<1>,

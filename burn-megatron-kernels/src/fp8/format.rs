@@ -1,21 +1,22 @@
-//! The 8- and 4-bit formats, and their codes one by one.
+//! The 8-bit and 4-bit formats, and conversion of single values.
 //!
-//! E4M3, E5M2: Micikevicius et al. 2022, arXiv:2209.05433. E2M1, E8M0: OCP Microscaling Formats (MX)
-//! Specification 1.0. Everything here is arithmetic on bits, so that every device can do the same.
+//! E4M3 and E5M2: Micikevicius et al. 2022, arXiv:2209.05433. E2M1 and E8M0: OCP Microscaling
+//! Formats (MX) Specification 1.0. All conversions are arithmetic on bits, so that every device can
+//! compute the same.
 
-/// A float of 8 or 4 bits.
+/// A floating-point format of 8 or 4 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Format {
-    /// 4 bits of exponent, 3 of mantissa: up to 448, no infinity, one NaN.
+    /// 4 exponent bits and 3 mantissa bits: up to 448, no infinity, one NaN.
     E4M3,
-    /// 5 bits of exponent, 2 of mantissa: up to 57 344, with infinity and NaN.
+    /// 5 exponent bits and 2 mantissa bits: up to 57 344, with infinity and NaN.
     E5M2,
-    /// 2 bits of exponent, 1 of mantissa: 0, 0.5, 1, 1.5, 2, 3, 4, 6. No infinity, no NaN.
+    /// 2 exponent bits and 1 mantissa bit: 0, 0.5, 1, 1.5, 2, 3, 4, 6. No infinity, no NaN.
     E2M1,
 }
 
 impl Format {
-    /// The largest finite value.
+    /// Returns the largest finite value.
     pub const fn max(self) -> f32 {
         match self {
             Self::E4M3 => 448.0,
@@ -24,7 +25,7 @@ impl Format {
         }
     }
 
-    /// The smallest value above zero.
+    /// Returns the smallest value above zero.
     pub const fn min_positive(self) -> f32 {
         match self {
             Self::E4M3 => 1.0 / 512.0,
@@ -33,7 +34,7 @@ impl Format {
         }
     }
 
-    /// Bits of the mantissa.
+    /// Returns the number of mantissa bits.
     pub const fn mantissa_bits(self) -> u32 {
         match self {
             Self::E4M3 => 3,
@@ -42,7 +43,7 @@ impl Format {
         }
     }
 
-    /// Returns the number that is added to an exponent before it is stored.
+    /// Returns the exponent bias.
     pub const fn bias(self) -> u32 {
         match self {
             Self::E4M3 => 7,
@@ -51,7 +52,7 @@ impl Format {
         }
     }
 
-    /// Bits of a code.
+    /// Returns the number of bits of a code.
     pub const fn bits(self) -> u32 {
         match self {
             Self::E4M3 | Self::E5M2 => 8,
@@ -59,7 +60,7 @@ impl Format {
         }
     }
 
-    /// The code of the largest finite value.
+    /// Returns the code of the largest finite value.
     pub const fn max_code(self) -> u8 {
         match self {
             Self::E4M3 => 0x7e,
@@ -68,8 +69,8 @@ impl Format {
         }
     }
 
-    /// The code of NaN; for formats without NaN that of the largest value, as in PTX's
-    /// `cvt.rn.satfinite`.
+    /// Returns the code of NaN. For formats without NaN, returns the code of the largest value, as
+    /// PTX's `cvt.rn.satfinite` does.
     pub const fn nan_code(self) -> u8 {
         match self {
             Self::E4M3 | Self::E5M2 => 0x7f,
@@ -77,9 +78,9 @@ impl Format {
         }
     }
 
-    /// The code of the nearest value, ties to the even code. Values beyond the largest one,
-    /// infinities included, saturate to it: the infinities of E5M2 are never written.
-    // No branch: loops over it become SIMD code.
+    /// Returns the code of the nearest value, ties to the even code. Values beyond the largest
+    /// value, including infinities, saturate to it, so the infinities of E5M2 are never written.
+    // No branch, so that loops over it become SIMD code.
     #[inline(always)]
     pub fn encode(self, value: f32) -> u8 {
         let bits = value.to_bits();
@@ -87,8 +88,8 @@ impl Format {
         let sign = (bits >> 31) << (self.bits() - 1);
         let (mantissa, bias) = (self.mantissa_bits(), self.bias());
         let dropped = 23 - mantissa;
-        // Below the smallest normal value: a float whose last bit is the smallest step is added,
-        // which rounds as the processor does.
+        // Below the smallest normal value, a float whose last bit is the smallest step is added,
+        // which rounds like the processor.
         let step = (127 + 1 - bias + dropped) << 23;
         let sum = f32::from_bits(magnitude) + f32::from_bits(step);
         let small = sum.to_bits().wrapping_sub(step);
@@ -96,14 +97,14 @@ impl Format {
         let rounded = magnitude + ((1 << (dropped - 1)) - 1) + odd;
         let normal = (rounded >> dropped).wrapping_sub((127 - bias) << mantissa);
         let is_small = magnitude < (128 - bias) << 23;
-        // Rounding up can pass the largest code.
+        // Rounding up can exceed the largest code.
         let code = if is_small { small } else { normal }.min(u32::from(self.max_code()));
         let is_nan = magnitude > 0x7f80_0000;
         let nan = u32::from(self.nan_code());
         (if is_nan { nan } else { sign | code }) as u8
     }
 
-    /// The value of a code, exactly; higher bits are ignored.
+    /// Returns the exact value of a code. Higher bits are ignored.
     pub fn decode(self, code: u8) -> f32 {
         let (mantissa, bias) = (self.mantissa_bits(), self.bias());
         let sign = (u32::from(code) >> (self.bits() - 1) & 1) << 31;
@@ -123,17 +124,17 @@ impl Format {
     }
 }
 
-/// The rounding of a value between two powers of two to one of them.
+/// The rounding of a value to one of the two adjacent powers of two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Rounding {
-    /// To the nearer one; from halfway, `1.5 * 2^n`, up. That is rounding to nearest even: of the two
-    /// significands, 1 and 2 halves of the upper power, 2 is even.
+    /// To the nearest power. A value halfway, `1.5 * 2^n`, is rounded up, which is rounding to
+    /// nearest even: counted in halves of the upper power, the significands are 1 and 2.
     Nearest,
-    /// To the upper one.
+    /// To the upper power.
     Up,
 }
 
-/// E8M0: a power of two from 2^-127 to 2^127 as its exponent plus 127; 255 is NaN.
+/// E8M0: a power of two from 2^-127 to 2^127, stored as its exponent plus 127. Code 255 is NaN.
 pub mod e8m0 {
     use super::Rounding;
 
@@ -143,17 +144,17 @@ pub mod e8m0 {
     /// The code of the largest value, 2^127.
     pub const MAX: u8 = 254;
 
-    /// The code of `value` as a power of two.
+    /// Returns the code of `value`, rounded to a power of two.
     ///
-    /// Values below 2^-127, 0 included, become 2^-127; values beyond 2^127 and infinity become
-    /// 2^127. NaN and negative values become NaN, -0 does not.
+    /// Values below 2^-127, including 0, become 2^-127. Values beyond 2^127 and infinity become
+    /// 2^127. NaN and negative values except -0 become NaN.
     pub fn encode(value: f32, rounding: Rounding) -> u8 {
         let bits = value.to_bits();
         if bits & 0x7fff_ffff > 0x7f80_0000 || bits > 0x8000_0000 {
             return NAN;
         }
         let (exponent, mantissa) = (bits >> 23 & 0xff, bits & 0x007f_ffff);
-        // 2^-127 itself is subnormal in f32: half of the mantissa of what lies below 2^-126.
+        // 2^-127 is subnormal in f32: its mantissa is half of the range below 2^-126.
         let up = match (rounding, exponent) {
             (Rounding::Nearest, 0) => mantissa >= 0x0060_0000,
             (Rounding::Nearest, _) => mantissa >= 0x0040_0000,
@@ -163,12 +164,12 @@ pub mod e8m0 {
         (exponent + u32::from(up)).min(u32::from(MAX)) as u8
     }
 
-    /// The code of the scale by which a block whose largest magnitude is `amax` fits below
-    /// `max` = 448 of E4M3: `amax / 448`, rounded up to a power of two. 0 gives the smallest scale,
-    /// infinity the largest, NaN gives NaN.
+    /// Returns the code of the scale for an E4M3 block whose largest magnitude is `amax`:
+    /// `amax / 448`, rounded up to a power of two. 0 gives the smallest scale, infinity the
+    /// largest, and NaN gives NaN.
     ///
-    /// 448 is `1.75 * 2^8`, so this needs no division: the exponent goes down by 8, and up by one
-    /// where the mantissa is above 1.75.
+    /// 448 is `1.75 * 2^8`, so no division is needed: the exponent decreases by 8, and increases by
+    /// one if the mantissa is above 1.75.
     pub fn of_amax(amax: f32) -> u8 {
         let bits = amax.to_bits() & 0x7fff_ffff;
         if bits > 0x7f80_0000 {
@@ -181,7 +182,7 @@ pub mod e8m0 {
         ((bits >> 23) + up).saturating_sub(8) as u8
     }
 
-    /// The value of a code.
+    /// Returns the value of a code.
     pub fn decode(code: u8) -> f32 {
         match code {
             0 => f32::from_bits(0x0040_0000),

@@ -1,8 +1,8 @@
 //! 8-bit floats: formats, quantisers, and products of quantised matrices.
 //!
-//! A linear layer that trains in 8 bits computes three products, and each sums over another
-//! dimension of its two factors. [`quantize`] reads a matrix once and writes the copies for these
-//! products: rowwise, as it is, summed over the columns, and columnwise, transposed. [`multiply`]
+//! A linear layer that trains in 8 bits computes three products, each of which sums over another
+//! dimension of its factors. [`quantize`] reads a matrix once and writes the copies for these
+//! products: rowwise (as it is, summed over the columns) and columnwise (transposed). [`multiply`]
 //! and [`accumulate_at`] multiply two such matrices.
 //!
 //! ```text
@@ -11,8 +11,8 @@
 //! dw = x^T dy     x columnwise [in, tokens]   dy columnwise [out, tokens]
 //! ```
 //!
-//! The formulas are those of Transformer Engine. Not differentiable: nothing is recorded for
-//! autodiff.
+//! The formulas follow Transformer Engine. The operations are not differentiable: nothing is
+//! recorded for autodiff.
 
 mod check;
 pub(crate) mod codec;

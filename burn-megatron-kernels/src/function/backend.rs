@@ -1,6 +1,6 @@
 //! The only module that uses the backend traits of Burn.
 //!
-//! One extension operation serves every [`Function`](super::Function): its primitives are wrapped
+//! One extension operation serves every [`Function`](super::Function). Its primitives are wrapped
 //! into `DispatchTensor`s on the way in and unwrapped on the way out, on any backend.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -21,9 +21,9 @@ use super::observe::{ObservedCall, ObservedForward};
 use super::{MAX_INPUTS, SharedFunction};
 use crate::record::run_function;
 
-/// Float tensors of one backend, as many as the function takes.
+/// Float tensors of one backend, of any number.
 ///
-/// `#[backend_extension]` does not understand `Vec` arguments, so the conversion is by hand.
+/// `#[backend_extension]` does not support `Vec` arguments, so the conversion is written by hand.
 pub struct TensorList<B: Backend>(pub Vec<FloatTensor<B>>);
 
 impl<B: Backend> ExtensionType<B> for TensorList<B> {
@@ -82,7 +82,7 @@ impl FunctionOps for Flex {
     }
 }
 
-/// On shapes alone.
+/// Runs the function on shapes alone.
 impl FunctionOps for Capture {
     fn apply_function(inputs: TensorList<Self>, function: SharedFunction) -> TensorList<Self> {
         TensorList(run_function(inputs.0, function))
@@ -142,7 +142,7 @@ where
     (outputs, saved)
 }
 
-/// The same, with what an observer of the call sees of its backward.
+/// Computes the forward, and returns what an observer of the call needs for its backward.
 fn observed_forward<B: Backend>(
     inputs: Vec<FloatTensor<B>>,
     function: &SharedFunction,
@@ -163,7 +163,7 @@ where
     (outputs.collect(), saved, observed)
 }
 
-/// The gradients that the backward has come to, of the outputs of one call.
+/// The gradients of the outputs of one call that the backward has computed so far.
 type OutputGradients<B> = Arc<Mutex<Vec<Option<FloatTensor<B>>>>>;
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -172,9 +172,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// The recorded step of a function of `N` inputs.
 ///
-/// The node of a function with one output is that output. With several outputs, each is a
-/// [`RecordedOutput`] that depends on the node of the function: their steps run before this one and
-/// leave their gradients in its state.
+/// For a function with a single output, the node of the function is the output. With several
+/// outputs, each output is a [`RecordedOutput`] that depends on the node of the function. The steps
+/// of the outputs run before this step and leave their gradients in its state.
 #[derive(Debug)]
 struct RecordedFunction;
 

@@ -1,8 +1,8 @@
 //! Differentiable operations, defined by their forward and their backward.
 //!
-//! [`apply`] runs a [`Function`] on up to [`MAX_INPUTS`] inputs. Both directions see plain tensors
-//! (no autodiff) on any backend, so a function is written once on `Tensor<D>`. Only `backend.rs`
-//! uses the backend traits of Burn.
+//! [`apply`] runs a [`Function`] on up to [`MAX_INPUTS`] inputs. Both directions get plain tensors
+//! (no autodiff) on any backend, so that a function is written once with `Tensor<D>`. Only
+//! `backend.rs` uses the backend traits of Burn.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -19,19 +19,19 @@ pub(crate) use backend::forward;
 use backend::{FunctionOps, TensorList};
 pub use observe::{CallObserver, observed};
 
-/// The largest number of inputs a [`Function`] can have.
+/// The maximum number of inputs of a [`Function`].
 pub const MAX_INPUTS: usize = 7;
 
-/// The inputs of a function, or what it saves for its backward.
+/// The inputs of a function, or the tensors saved for its backward.
 pub type Tensors = Vec<DispatchTensor>;
 
-/// Gradients of the inputs of a function, or of its outputs.
+/// The gradients of the inputs or outputs of a function.
 pub type Gradients = Vec<Option<DispatchTensor>>;
 
 /// A differentiable operation with one float output.
 ///
-/// Inputs, saved tensors and gradients are rank-erased; turn them into `Tensor<D>` with
-/// `Tensor::from_dispatch`. Everything seen here is outside of the autodiff graph.
+/// Inputs, saved tensors and gradients are rank-erased. Convert them to `Tensor<D>` with
+/// `Tensor::from_dispatch`. All of them are outside the autodiff graph.
 pub trait Function: Debug + Send + Sync + 'static {
     /// Computes the output, and the tensors to save for the backward.
     ///
@@ -40,15 +40,14 @@ pub trait Function: Debug + Send + Sync + 'static {
 
     /// Computes one gradient per input from the gradient of the output.
     ///
-    /// `needed[i]` is false if input `i` is not tracked: its gradient may be omitted, and is
-    /// ignored otherwise. `None` for a tracked input means that its gradient was delivered another
-    /// way.
+    /// `needed[i]` is false if input `i` is not tracked. Its gradient may be omitted and is
+    /// ignored. `None` for a tracked input means that the gradient was delivered in another way.
     fn backward(&self, saved: Tensors, gradient: DispatchTensor, needed: &[bool]) -> Gradients;
 }
 
-/// A differentiable operation with several float outputs; otherwise a [`Function`].
+/// A differentiable operation with several float outputs. It otherwise corresponds to [`Function`].
 pub trait MultiFunction: Debug + Send + Sync + 'static {
-    /// The path of its type.
+    /// Returns the path of the type.
     fn name(&self) -> &'static str {
         std::any::type_name::<Self>()
     }
@@ -56,18 +55,19 @@ pub trait MultiFunction: Debug + Send + Sync + 'static {
     /// Computes the outputs, and the tensors to save for the backward.
     fn forward(&self, inputs: Vec<DispatchTensor>) -> (Vec<DispatchTensor>, Vec<DispatchTensor>);
 
-    /// Computes one gradient per input from those of the outputs. An output that the loss does not
-    /// depend on has none.
+    /// Computes one gradient per input from the gradients of the outputs. The gradient of an output
+    /// is `None` if the loss does not depend on it.
     fn backward(&self, saved: Tensors, gradients: Gradients, needed: &[bool]) -> Gradients;
 }
 
-/// Runs `function` on `inputs` and records it where an input is tracked.
+/// Runs `function` on `inputs` and records it if an input is tracked.
 ///
 /// An untracked input counts as a constant.
 ///
 /// # Panics
 ///
-/// With no inputs or more than [`MAX_INPUTS`], and when `O` is not the rank of the output.
+/// Panics without inputs or with more than [`MAX_INPUTS`], and if `O` is not the rank of the
+/// output.
 ///
 /// # Example
 ///
@@ -106,11 +106,12 @@ pub fn apply<const O: usize>(inputs: Vec<DispatchTensor>, function: impl Functio
     output
 }
 
-/// [`apply`] for `K` outputs of one rank. All are tracked if any input is.
+/// Computes [`apply`] for `K` outputs of the same rank. All outputs are tracked if any input is
+/// tracked.
 ///
 /// # Panics
 ///
-/// As [`apply`], and when the function has another number of outputs.
+/// Panics in the same cases as [`apply`], and if the function has another number of outputs.
 pub fn apply_multi<const O: usize, const K: usize>(
     inputs: Vec<DispatchTensor>,
     function: impl MultiFunction,
@@ -148,12 +149,12 @@ impl<F: Function> MultiFunction for SingleOutput<F> {
     }
 }
 
-/// A function, shared by the backends that a call passes through.
+/// A function shared by the backends that a call passes through.
 #[derive(Clone, Debug)]
 pub(crate) struct SharedFunction(pub(crate) Arc<dyn MultiFunction>);
 
 impl SharedFunction {
-    /// The name of its type, without its parameters and modules.
+    /// Returns the name of the type without its parameters and modules.
     pub(crate) fn name(&self) -> String {
         let whole = self.0.name();
         let without = whole.split('<').next().unwrap_or(whole);

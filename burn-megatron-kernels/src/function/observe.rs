@@ -1,7 +1,7 @@
-//! Watches the calls of functions: what they read, and what they return.
+//! Observes the inputs and results of function calls.
 //!
-//! [`observed`] lets an observer see the calls that its body makes on this thread, and the backward of these calls, on
-//! any thread. Without an observer nothing is read or kept.
+//! [`observed`] passes an observer the calls that its body makes on this thread, and the backward
+//! of these calls on any thread. Without an observer nothing is read or kept.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -11,16 +11,18 @@ use burn::backend::DispatchTensor;
 
 use super::Gradients;
 
-/// Sees the calls of functions, and may change what they return.
+/// An observer of function calls, which may change their results.
 pub trait CallObserver: Send + Sync + 'static {
-    /// The tensors that a forward is about to read, or the gradients that the backward of the call `forward` is; returns a
-    /// number that the observer gets back with the result.
+    /// Receives the tensors that a forward is about to read. With a call number `forward`, receives
+    /// the gradients that the backward of that call is about to read. Returns a number that the
+    /// observer gets back with the result.
     fn inputs(&self, forward: Option<u64>, tensors: &[&DispatchTensor]) -> u64;
 
-    /// The outputs of a forward; returns a number of the call, which the observer gets back in its backward.
+    /// Receives the outputs of a forward, and may change them. Returns the call number, which the
+    /// observer gets back in the backward.
     fn outputs(&self, function: &str, inputs: u64, outputs: &mut [DispatchTensor]) -> u64;
 
-    /// The gradients of the inputs of the call `forward`, from its backward.
+    /// Receives the gradients of the inputs of the call `forward`, computed by its backward.
     fn gradients(
         &self,
         function: &str,
@@ -34,7 +36,7 @@ thread_local! {
     static CURRENT: RefCell<Option<Arc<dyn CallObserver>>> = const { RefCell::new(None) };
 }
 
-/// Restores the outer observer, also where the body unwinds.
+/// Restores the outer observer, even if the body unwinds.
 struct Restore(Option<Arc<dyn CallObserver>>);
 
 impl Drop for Restore {
@@ -43,7 +45,8 @@ impl Drop for Restore {
     }
 }
 
-/// Runs `body`, whose calls of functions `observer` sees instead of an outer one.
+/// Runs `body` with `observer` as the observer of its function calls, in place of an outer
+/// observer.
 pub fn observed<T>(observer: Arc<dyn CallObserver>, body: impl FnOnce() -> T) -> T {
     let _restore = Restore(CURRENT.replace(Some(observer)));
     body()
@@ -56,7 +59,7 @@ pub(super) struct ObservedForward {
 }
 
 impl ObservedForward {
-    /// A forward of these inputs; `None` without an observer.
+    /// Starts a forward of these inputs. Returns `None` without an observer.
     pub fn begin(inputs: &[DispatchTensor]) -> Option<Self> {
         let observer = CURRENT.with_borrow(Clone::clone)?;
         let inputs = observer.inputs(None, &inputs.iter().collect::<Vec<_>>());

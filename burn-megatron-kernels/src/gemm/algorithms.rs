@@ -1,8 +1,9 @@
-//! The algorithms of cuBLASLt that a run uses: those of the library's heuristic, unless others were chosen.
+//! The cuBLASLt algorithms of a run: the choice of the library's heuristic by default.
 //!
-//! [`time_algorithms`] times the candidates of the heuristic for each product of some work, and returns the fastest.
-//! [`use_algorithms`] has later products computed by such choices. Nothing is timed otherwise: a choice changes the
-//! order of sums, so all ranks of a run must use the same.
+//! [`time_algorithms`] times the candidates of the heuristic for each product of some work and
+//! returns the fastest. [`use_algorithms`] makes later products use these algorithms. Nothing else
+//! is timed. The algorithm determines the order of sums, so all ranks of a run must use the same
+//! algorithms.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Display};
@@ -10,23 +11,24 @@ use std::fmt::{self, Display};
 use burn::tensor::Device;
 use serde::{Deserialize, Serialize};
 
-/// A device and a version of cuBLASLt, for which an algorithm is chosen.
+/// A device and a version of cuBLASLt, for which algorithms are chosen.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GemmLibrary {
-    /// The name of the device, by its driver.
+    /// The name of the device as reported by its driver.
     pub device: String,
-    /// The version of cuBLASLt: 120901 is 12.9.1.
+    /// The version of cuBLASLt, for example 120901 for 12.9.1.
     pub cublaslt: usize,
 }
 
-/// Algorithms that were chosen by time.
+/// Algorithms that were chosen by timing.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GemmAlgorithms {
-    /// The library with which they were timed.
+    /// The library with which the algorithms were timed.
     pub library: GemmLibrary,
-    /// By product: its sizes, the layouts of its matrices, its types and its epilogue.
+    /// The algorithms, keyed by product: its sizes, the layouts of its matrices, its types and its
+    /// epilogue.
     pub products: BTreeMap<String, GemmAlgorithm>,
 }
 
@@ -34,9 +36,9 @@ pub struct GemmAlgorithms {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GemmAlgorithm {
-    /// `cublasLtMatmulAlgo_t`, which NVIDIA allows to be kept for the same version of the library.
+    /// The `cublasLtMatmulAlgo_t`. NVIDIA allows storing it for the same version of the library.
     pub algorithm: [u64; 8],
-    /// Its place among the candidates; the heuristic's own choice is 0.
+    /// The index among the candidates. Index 0 is the choice of the heuristic.
     pub candidate: usize,
     /// The median times of all candidates in microseconds, in the order of the heuristic.
     pub microseconds: Vec<f64>,
@@ -45,11 +47,11 @@ pub struct GemmAlgorithm {
 /// The settings of [`time_algorithms`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GemmTiming {
-    /// The most candidates of a product.
+    /// The maximum number of candidates per product.
     pub candidates: usize,
-    /// Measured rounds, in each of which every candidate has its turn.
+    /// The number of measured rounds. Every candidate runs once per round.
     pub rounds: usize,
-    /// Runs of a candidate in its turn.
+    /// The number of runs of a candidate per round.
     pub runs: usize,
 }
 
@@ -65,23 +67,24 @@ impl Display for GemmLibrary {
     }
 }
 
-/// The device and its version of cuBLASLt.
+/// Returns the device and its version of cuBLASLt.
 ///
 /// # Errors
 ///
-/// Why there is none.
+/// Returns the reason if cuBLASLt is not available.
 pub fn gemm_library(device: &Device) -> Result<GemmLibrary, String> {
     by::library(device)
 }
 
-/// Runs `work` with each of its products on `device` computed by every candidate in turn. Returns the fastest ones.
+/// Runs `work`, computes each of its products on `device` with every candidate, and returns the
+/// fastest candidates.
 ///
-/// Products that are added to a buffer are added several times: what `work` computes must not be used. Calls from
-/// several threads at once time each other's products.
+/// Products that are added to a buffer are added several times, so the results of `work` must not
+/// be used. Concurrent calls from several threads also time each other's products.
 ///
 /// # Errors
 ///
-/// Why there is no cuBLASLt, or its error.
+/// Returns the reason if cuBLASLt is not available, or its error.
 pub fn time_algorithms(
     device: &Device,
     timing: GemmTiming,
@@ -90,12 +93,13 @@ pub fn time_algorithms(
     by::time(device, timing, work)
 }
 
-/// Computes later products on `device` by these algorithms, and the others as before. An algorithm that the library no
-/// longer accepts is left out with a warning.
+/// Makes later products on `device` use these algorithms. Products without an algorithm stay
+/// unchanged. An algorithm that the library no longer accepts is skipped with a warning.
 ///
 /// # Errors
 ///
-/// If they were chosen for another device or version of the library, or there is no cuBLASLt.
+/// Returns an error if the algorithms were chosen for another device or library version, or if
+/// cuBLASLt is not available.
 pub fn use_algorithms(device: &Device, algorithms: &GemmAlgorithms) -> Result<(), String> {
     let own = gemm_library(device)?;
     if own != algorithms.library {

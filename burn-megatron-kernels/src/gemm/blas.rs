@@ -1,8 +1,9 @@
-//! Products on the CPU by a BLAS library that is opened at run time: Intel MKL, OpenBLAS or BLIS.
+//! Products on the CPU with a BLAS library that is opened at run time: Intel MKL, OpenBLAS or BLIS.
 //!
-//! The library computes on the calling thread; the result is cut over the threads of this process, along its longer side,
-//! into parts that depend on its sizes and the number of threads alone. So a product has the same bits in every run with
-//! as many threads. Unlike those of the `gemm` crate, the bits of a row may depend on the rows beside it.
+//! The library computes on the calling thread. The result is split over the threads of this process
+//! along its longer side. The parts depend only on the sizes and the number of threads, so a
+//! product has the same bits in every run with the same number of threads. Unlike with the `gemm`
+//! crate, the bits of a row may depend on the other rows.
 
 use std::ffi::{c_int, c_void};
 use std::fmt::{self, Debug, Display};
@@ -19,23 +20,24 @@ use crate::cpu::{Real, for_each_task};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CpuGemm {
-    /// The `gemm` crate, which is always there. The bits of a row do not depend on the other rows.
+    /// The `gemm` crate, which is always available. The bits of a row do not depend on the other
+    /// rows.
     #[default]
     #[serde(rename = "gemm")]
     Crate,
-    /// Intel's oneMKL: `libmkl_rt`, as in the Python package `mkl`.
+    /// Intel oneMKL: `libmkl_rt`, for example from the Python package `mkl`.
     Mkl,
-    /// OpenBLAS: `libopenblas`, as in the package `libopenblas0-pthread`.
+    /// OpenBLAS: `libopenblas`, for example from the package `libopenblas0-pthread`.
     OpenBlas,
-    /// BLIS: `libblis`, as in the package `libblis4-pthread`.
+    /// BLIS: `libblis`, for example from the package `libblis4-pthread`.
     Blis,
 }
 
 impl CpuGemm {
-    /// All of them.
+    /// All libraries.
     pub const ALL: [Self; 4] = [Self::Crate, Self::Mkl, Self::OpenBlas, Self::Blis];
 
-    /// The name in recipes and flags.
+    /// Returns the name used in recipes and flags.
     pub fn name(self) -> &'static str {
         match self {
             Self::Crate => "gemm",
@@ -45,7 +47,7 @@ impl CpuGemm {
         }
     }
 
-    /// The file names to try, in order, on the library search path.
+    /// Returns the file names to try, in order, on the library search path.
     fn files(self) -> &'static [&'static str] {
         match self {
             Self::Crate => &[],
@@ -65,7 +67,7 @@ impl CpuGemm {
         }
     }
 
-    /// The function that, called with 1, makes each call compute on its own thread.
+    /// Returns the name of a function that takes 1 and makes each call compute on its own thread.
     fn sequential(self) -> &'static str {
         match self {
             Self::Crate => "",
@@ -87,11 +89,11 @@ impl CpuGemm {
         }
     }
 
-    /// Opens the library, once in a process; `None` for the [crate](Self::Crate).
+    /// Opens the library once per process. Returns `None` for the [crate](Self::Crate).
     ///
     /// # Errors
     ///
-    /// [`BlasError`] if it is missing or is another library.
+    /// Returns [`BlasError`] if the library is missing or is another library.
     pub fn open(self) -> Result<Option<Blas>, BlasError> {
         if self == Self::Crate {
             return Ok(None);
@@ -119,35 +121,35 @@ impl FromStr for CpuGemm {
     }
 }
 
-/// A name that is no [`CpuGemm`].
+/// The error for a name that is not a [`CpuGemm`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("invalid gemm \"{0}\": expected gemm, mkl, openblas or blis")]
 pub struct UnknownCpuGemm(pub String);
 
-/// Why a library cannot be used.
+/// The reason why a library cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BlasError {
-    /// It was not found.
+    /// The library was not found.
     #[error("cannot open {}: {cause}; to install it: {}", .kind.files().join(" or "), .kind.install())]
     Missing {
         /// The library.
         kind: CpuGemm,
-        /// The error for the last name.
+        /// The error for the last file name.
         cause: String,
     },
-    /// It has not the functions of a BLAS.
+    /// The library lacks a BLAS function.
     #[error("{file} has no function {function}; to install {kind}: {}", .kind.install())]
     Function {
         /// The library.
         kind: CpuGemm,
-        /// The name that was opened.
+        /// The file name that was opened.
         file: &'static str,
-        /// The function that is missing.
+        /// The missing function.
         function: &'static str,
     },
 }
 
-/// `cblas_sgemm` and `cblas_dgemm`.
+/// The type of `cblas_sgemm` and `cblas_dgemm`.
 type Gemm<W> = unsafe extern "C" fn(
     c_int,
     c_int,
@@ -180,7 +182,7 @@ struct Functions {
     double: Gemm<f64>,
     #[cfg(test)]
     calls: std::sync::atomic::AtomicUsize,
-    /// Keeps it open.
+    /// Keeps the library open.
     _library: Library,
 }
 
@@ -198,8 +200,8 @@ impl Functions {
     }
 
     fn of(kind: CpuGemm, file: &'static str, library: Library) -> Result<Self, BlasError> {
-        // SAFETY: the functions have these signatures in all versions with 32-bit integers, which these file names
-        // are of.
+        // SAFETY: the functions have these signatures in all versions with 32-bit integers, to
+        // which these file names belong.
         unsafe {
             let missing = |function| BlasError::Function {
                 kind,
@@ -254,18 +256,18 @@ impl Debug for Blas {
     }
 }
 
-/// `openblas (libopenblas.so.0)`
+/// Formats as `openblas (libopenblas.so.0)`.
 impl Display for Blas {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} ({})", self.kind(), self.functions.file)
     }
 }
 
-/// A matrix at the beginning of its elements.
+/// A slice that starts with a matrix.
 type Factor<'a, W> = (&'a [W], Matrix);
 
 impl Blas {
-    /// Which library it is.
+    /// Returns the kind of the library.
     pub fn kind(self) -> CpuGemm {
         self.functions.kind
     }
@@ -278,7 +280,8 @@ impl Blas {
             .load(std::sync::atomic::Ordering::Relaxed)
     }
 
-    /// `result = left right`, or `result += left right`, of matrices inside of their slices; the result is row by row.
+    /// Computes `result = left right`, or `result += left right`, for matrices inside their slices.
+    /// The result is row-major.
     pub(super) fn multiply<W: Real>(
         self,
         left: Factor<'_, W>,
@@ -303,7 +306,7 @@ impl Blas {
             for_each_task(0..rows.div_ceil(size), |i| {
                 let (first, count) = (i * size, size.min(rows - i * size));
                 let left = rows_of(left, first, count);
-                // SAFETY: the rows of each part are its own.
+                // SAFETY: the parts have disjoint rows.
                 unsafe { self.call(left, right, out.at(first * columns), columns, add) };
             });
         } else {
@@ -312,18 +315,18 @@ impl Blas {
                 let (first, count) = (i * size, size.min(columns - i * size));
                 let (values, transposed) = rows_of((right.0, right.1.transpose()), first, count);
                 let right = (values, transposed.transpose());
-                // SAFETY: the columns of each part are its own.
+                // SAFETY: the parts have disjoint columns.
                 unsafe { self.call(left, right, out.at(first), columns, add) };
             });
         }
     }
 
-    /// One call, on this thread.
+    /// Runs one call on this thread.
     ///
     /// # Safety
     ///
-    /// `result` is valid for the rows of `left` at `leading` elements from one to the next, each of the columns of `right`,
-    /// which nothing else reads or writes.
+    /// `result` must be valid for the rows of `left`, each with the columns of `right`, at a
+    /// distance of `leading` elements. Nothing else may read or write these elements.
     unsafe fn call<W: Real>(
         self,
         (left, left_matrix): Factor<'_, W>,
@@ -343,7 +346,8 @@ impl Blas {
         };
         let size = |size: usize| size as c_int;
         let beta = if add { W::ONE } else { W::ZERO };
-        // SAFETY: `W` is the type of the function that is called; the matrices are inside of their slices.
+        // SAFETY: `W` is the type of the function that is called; the matrices are inside their
+        // slices.
         unsafe {
             macro_rules! call {
                 ($function:expr) => {
@@ -373,10 +377,10 @@ impl Blas {
     }
 }
 
-/// Rows or columns that a part of the result is a multiple of.
+/// The number of rows or columns of which the parts of a result are multiples.
 const PART: usize = 16;
 
-/// Some rows of a matrix.
+/// Returns some rows of a matrix.
 fn rows_of<W>((values, matrix): Factor<'_, W>, first: usize, count: usize) -> Factor<'_, W> {
     let offset = match matrix.transposed {
         true => first,
@@ -389,20 +393,20 @@ fn rows_of<W>((values, matrix): Factor<'_, W>, first: usize, count: usize) -> Fa
     (&values[offset.min(values.len())..], matrix)
 }
 
-/// A result that threads write parts of.
+/// A result whose parts are written by different threads.
 #[derive(Clone, Copy)]
 struct Out<W>(*mut W);
 
-// SAFETY: each thread writes elements of its own.
+// SAFETY: each thread writes only its own elements.
 unsafe impl<W: Send> Send for Out<W> {}
 unsafe impl<W: Send> Sync for Out<W> {}
 
 impl<W> Out<W> {
     /// # Safety
     ///
-    /// The element is in the result.
+    /// The element must be in the result.
     unsafe fn at(&self, element: usize) -> *mut W {
-        // SAFETY: as the caller says.
+        // SAFETY: guaranteed by the caller.
         unsafe { self.0.add(element) }
     }
 }

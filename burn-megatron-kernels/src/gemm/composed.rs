@@ -1,11 +1,11 @@
-//! The same functions composed of Burn's own operations.
+//! Reference functions composed of Burn's own operations.
 
 use burn::tensor::Tensor;
 
 use crate::cpu::wide;
 use crate::flat::composed::accumulate;
 
-/// [`linear`](super::linear) of Burn's operations.
+/// Computes [`linear`](super::linear) with Burn's operations.
 pub fn linear(x: Tensor<2>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> Tensor<2> {
     let (dtype, own) = (x.dtype(), wide(x.dtype()));
     let product = x.cast(own).matmul(weight.cast(own));
@@ -16,13 +16,15 @@ pub fn linear(x: Tensor<2>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> Tenso
     sum.cast(dtype)
 }
 
-/// [`accumulate_weight_gradient`](super::accumulate_weight_gradient) of Burn's operations.
+/// Computes [`accumulate_weight_gradient`](super::accumulate_weight_gradient) with Burn's
+/// operations.
 pub fn accumulate_weight_gradient(x: Tensor<2>, gradient: Tensor<2>, into: Tensor<2>) -> Tensor<2> {
     let own = into.dtype();
     into + x.cast(own).transpose().matmul(gradient.cast(own))
 }
 
-/// [`accumulate_weight_gradient_at`](super::accumulate_weight_gradient_at) of Burn's operations.
+/// Computes [`accumulate_weight_gradient_at`](super::accumulate_weight_gradient_at) with Burn's
+/// operations.
 pub fn accumulate_weight_gradient_at(
     x: Tensor<2>,
     gradient: Tensor<2>,

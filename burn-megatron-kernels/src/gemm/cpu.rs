@@ -1,12 +1,13 @@
-//! The engine of Burn's CPU backend: the `gemm` crate, straight into the result.
+//! The engine of Burn's CPU backend: the `gemm` crate, which writes directly to the result.
 //!
 //! The epilogue is the initial value of the result: the rows of a bias, or the range of a flat
-//! buffer. The crate works on the pool of the calling thread.
+//! buffer. The crate uses the thread pool of the calling thread.
 //!
-//! An element of the result has the same bits in a product of one row and of many, by any number of threads: it is a
-//! chain of multiplications and additions in the order of the depth, which is cut into [`depths`] here, not by the
-//! sizes of the caches. The crate sums products of one row, of a small result or of a depth of two in other orders;
-//! those are made by [`row`](super::row). So a token's output does not depend on the tokens beside it.
+//! An element of the result has the same bits for any number of rows and threads. It is a chain of
+//! multiplications and additions in the order of the depth, which is split into [`depths`] here and
+//! not by the sizes of the caches. The crate sums products of one row, of a small result or of a
+//! depth of two in other orders, so [`row`](super::row) computes these. As a result, the output of
+//! a token does not depend on the other tokens.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -25,19 +26,19 @@ use crate::cpu::{
 
 pub(super) const NAME: &str = "the gemm crate";
 
-/// Products of two factors below which one thread is as fast as many.
+/// The number of multiplications below which one thread is as fast as many.
 const MIN_PARALLEL_PRODUCTS: usize = 192 * 192 * 192;
 
-/// Rows up to which the time of a product is that of reading the right factor.
+/// The number of rows up to which the time of a product is the time to read the right factor.
 const FEW_ROWS: usize = 16;
-/// Elements of the right factor from which several threads read it.
+/// The number of elements of the right factor from which several threads read it.
 const MIN_PARALLEL_READ: usize = 256 * 1024;
 
-/// The largest result that the crate may compute by other sums.
+/// The largest result that the crate may sum in another order.
 const SMALL_RESULT: usize = 256;
-/// The largest depth that it does.
+/// The largest depth that the crate may sum in another order.
 const SMALL_DEPTH: usize = 2;
-/// The largest depth that it sums in one chain.
+/// The largest depth that the crate sums in one chain.
 const MAX_CHAIN: usize = 512;
 
 /// The `gemm` crate, or a library.
@@ -46,7 +47,7 @@ struct CpuEngine {
     blas: Option<Blas>,
 }
 
-/// The product of a kernel's inputs.
+/// Computes the product of a kernel's inputs.
 pub(super) fn multiply(product: GemmOp, inputs: Vec<FlexTensor>) -> FlexTensor {
     let mut inputs = inputs.into_iter();
     let (Some(first), Some(second)) = (inputs.next(), inputs.next()) else {
@@ -75,7 +76,7 @@ fn matrix_of(tensor: &FlexTensor) -> Option<Matrix> {
     Matrix::of([shape[0], shape[1]], [strides[0], strides[1]])
 }
 
-/// The tensor and its layout, copied if its strides are not supported.
+/// Returns the tensor and its layout. Copies the tensor if its strides are not supported.
 fn to_matrix(tensor: FlexTensor) -> (FlexTensor, Matrix) {
     match matrix_of(&tensor) {
         Some(matrix) => (tensor, matrix),
@@ -107,7 +108,7 @@ impl GemmEngine<FlexTensor> for CpuEngine {
     }
 }
 
-/// The factors are of the type that is computed in.
+/// Computes a product whose factors have the type used for computation.
 fn exact<W: Real>(
     blas: Option<Blas>,
     problem: &GemmProblem,
@@ -135,7 +136,7 @@ fn exact<W: Real>(
     }
 }
 
-/// 16-bit factors are widened, each in its own layout.
+/// Computes a product of 16-bit factors, which are widened in their own layouts.
 fn widened(
     blas: Option<Blas>,
     problem: &GemmProblem,
@@ -181,7 +182,7 @@ fn widened(
     }
 }
 
-/// The values of a contiguous tensor of f32, f16 or bf16 in f32.
+/// Returns the values of a contiguous tensor of f32, f16 or bf16 as f32.
 pub(crate) fn singles(tensor: &FlexTensor) -> Cow<'_, [f32]> {
     match tensor.dtype() {
         DType::F16 => Cow::Owned(converted(slice::<f16>(tensor), Element::wide)),
@@ -190,7 +191,7 @@ pub(crate) fn singles(tensor: &FlexTensor) -> Cow<'_, [f32]> {
     }
 }
 
-/// A tensor in f32, f16 or bf16 of values in f32.
+/// Returns a tensor in f32, f16 or bf16 with values given in f32.
 pub(crate) fn of_singles(values: Vec<f32>, dtype: DType, shape: [usize; 2]) -> FlexTensor {
     match dtype {
         DType::F16 => tensor(converted(&values, f16::narrow), shape),
@@ -217,7 +218,7 @@ fn converted<A: Element, B: Element>(from: &[A], convert: impl Fn(A) -> B + Sync
     to
 }
 
-/// `left right`, in new memory that holds the bias before.
+/// Computes `left right` in new memory, added to the bias.
 fn product<W: Real>(
     blas: Option<Blas>,
     problem: &GemmProblem,
@@ -238,7 +239,7 @@ fn product<W: Real>(
     result
 }
 
-/// The flat buffer with the product from an element on.
+/// Returns the flat buffer with the product written at an element.
 fn into_flat<W: Real>(
     blas: Option<Blas>,
     problem: &GemmProblem,
@@ -257,7 +258,7 @@ fn into_flat<W: Real>(
     flat
 }
 
-/// `result = left right`, or `result += left right`.
+/// Computes `result = left right`, or `result += left right`.
 fn gemm_into<W: Real>(
     blas: Option<Blas>,
     problem: &GemmProblem,
@@ -282,8 +283,8 @@ fn gemm_into<W: Real>(
     blas.multiply(left, right, result, add, parallel);
 }
 
-/// `result = left right`, or `result += left right`, on the calling thread. Factors are the matrices at the
-/// beginning of their slices; the result is row by row.
+/// Computes `result = left right`, or `result += left right`, on the calling thread. The factors
+/// start at the beginning of their slices, and the result is row-major.
 pub(crate) fn multiply_alone<W: Real>(
     left: (&[W], Matrix),
     right: (&[W], Matrix),
@@ -354,7 +355,7 @@ fn multiply_into<W: Real>(
     }
 }
 
-/// Asserts that the factors are inside of their slices, and that all sizes agree.
+/// Asserts that the factors are inside their slices, and that all sizes agree.
 fn check<W>(left: (&[W], Matrix), right: (&[W], Matrix), result: &[W]) {
     for (values, matrix) in [left, right] {
         assert!(
@@ -367,7 +368,8 @@ fn check<W>(left: (&[W], Matrix), right: (&[W], Matrix), result: &[W]) {
     assert_eq!(right.1.rows, left.1.columns);
 }
 
-/// The parts of the depth whose products are summed in one chain each: even ones.
+/// Returns the parts of the depth whose products are summed in one chain each. The parts have
+/// nearly equal sizes.
 pub(super) fn depths(depth: usize) -> impl Iterator<Item = Range<usize>> {
     let size = depth.div_ceil(depth.div_ceil(MAX_CHAIN).max(1));
     (0..depth)
@@ -375,7 +377,7 @@ pub(super) fn depths(depth: usize) -> impl Iterator<Item = Range<usize>> {
         .map(move |first| first..(first + size).min(depth))
 }
 
-/// Elements from the first of a matrix to behind its last.
+/// Returns the number of elements from the first to the last element of a matrix, inclusive.
 fn extent(matrix: Matrix) -> usize {
     let (count, length) = if matrix.transposed {
         (matrix.columns, matrix.rows)

@@ -17,13 +17,13 @@ use super::op::GemmOp;
 use crate::cube::{empty, own};
 use crate::flat::kernel::accumulate;
 
-/// A product is written directly into a flat buffer at multiples of this many bytes.
+/// The alignment in bytes with which a product is written directly to a flat buffer.
 pub(crate) const FLAT_ALIGNMENT: usize = 16;
 
-/// Required alignment of buffers in bytes, which cuBLASLt assumes; others are copied.
+/// The buffer alignment in bytes that cuBLASLt assumes. Other buffers are copied.
 const ALIGNMENT: u64 = 256;
 
-/// The product of a kernel's inputs.
+/// Computes the product of a kernel's inputs.
 pub(crate) fn multiply(product: GemmOp, inputs: Vec<CubeTensor>) -> CubeTensor {
     let mut inputs = inputs.into_iter();
     let (Some(first), Some(second)) = (inputs.next(), inputs.next()) else {
@@ -59,7 +59,7 @@ pub(crate) fn multiply(product: GemmOp, inputs: Vec<CubeTensor>) -> CubeTensor {
     }
 }
 
-/// The flat buffer with a product that `engine` computes `plain`.
+/// Returns the flat buffer with a product added or written, for which `engine` computes `plain`.
 fn product_into_flat(
     engine: &dyn GemmEngine<CubeTensor>,
     plain: &GemmProblem,
@@ -91,7 +91,7 @@ fn matrix_of(tensor: &CubeTensor) -> Option<Matrix> {
     )
 }
 
-/// The tensor and its layout, copied if no engine supports its strides.
+/// Returns the tensor and its layout. Copies the tensor if no engine supports its strides.
 pub(super) fn to_matrix(tensor: CubeTensor) -> (CubeTensor, Matrix) {
     let tensor = aligned(tensor);
     match matrix_of(&tensor) {
@@ -124,7 +124,7 @@ pub(crate) fn aligned(tensor: CubeTensor) -> CubeTensor {
     }
 }
 
-/// A sum over nothing, or a result without elements.
+/// Returns the result of a sum over nothing, or a result without elements.
 fn without_products(problem: &GemmProblem, operands: Operands<CubeTensor>) -> CubeTensor {
     let [rows, columns, _] = problem.sizes();
     let shape = Shape::from([rows, columns]);
@@ -160,7 +160,7 @@ fn float(dtype: DType) -> FloatDType {
     }
 }
 
-/// Burn's matmul, then an addition.
+/// The engine that uses Burn's matmul, followed by an addition.
 #[derive(Debug)]
 struct BurnMatmul;
 
@@ -198,7 +198,7 @@ impl GemmEngine<CubeTensor> for BurnMatmul {
         let product = result.unwrap_or_else(|error| panic!("{BURN} failed: {error:?}"));
         let Some(bias) = epilogue else { return product };
         let bias = cast(row(bias, problem.right.columns), between);
-        // The first operand is what may be written to.
+        // The first operand may be overwritten.
         cast(CubeBackend::float_add(product, bias), problem.result)
     }
 }
@@ -211,7 +211,7 @@ fn cast(tensor: CubeTensor, dtype: DType) -> CubeTensor {
     }
 }
 
-/// The fastest engine of the device that supports the problem.
+/// Returns the fastest engine of the device that supports the problem.
 fn choose(device: &CubeDevice, problem: &GemmProblem) -> Arc<dyn GemmEngine<CubeTensor>> {
     let refusal = match fastest(device) {
         Ok(engine) => match engine.supports(problem) {
@@ -220,14 +220,14 @@ fn choose(device: &CubeDevice, problem: &GemmProblem) -> Arc<dyn GemmEngine<Cube
         },
         Err(reason) => reason,
     };
-    // On other devices nothing is missing.
+    // Other devices lack no library, so there is no warning.
     if matches!(device, CubeDevice::Cuda(_)) {
         warn_once(format!("matrices are multiplied by {BURN}: {refusal}"));
     }
     Arc::new(BurnMatmul)
 }
 
-/// The engine that is faster than Burn's matmul, or why there is none.
+/// Returns the engine that is faster than Burn's matmul, or the reason why there is none.
 #[cfg(feature = "cuda")]
 fn fastest(device: &CubeDevice) -> Result<Arc<dyn GemmEngine<CubeTensor>>, String> {
     match device {
@@ -253,9 +253,9 @@ pub(crate) fn warn_once(warning: String) {
     }
 }
 
-/// Why a CUDA device multiplies by Burn's matmul, if it does.
+/// Returns the reason why a CUDA device uses Burn's matmul, if it does.
 pub(super) fn slow_reason(device: &CubeDevice) -> Option<String> {
-    // On other devices nothing is missing.
+    // Other devices lack no library.
     match device {
         CubeDevice::Cuda(_) => fastest(device).err(),
         _ => None,

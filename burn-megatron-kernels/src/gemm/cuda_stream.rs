@@ -1,8 +1,8 @@
 //! The only module that uses CubeCL's CUDA server: the addresses of buffers, and its stream.
 //!
 //! Work that is submitted here runs on the thread that submits CubeCL's own launches, in order with
-//! them, and neither the caller nor the GPU waits. None of this is documented by CubeCL; it holds
-//! for the version that the workspace pins.
+//! them. Neither the caller nor the GPU waits. CubeCL does not document this; it holds for the
+//! version that the workspace pins.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -29,13 +29,13 @@ pub(super) struct Submitter {
 }
 
 impl Submitter {
-    /// The one of `device`.
+    /// Returns the submitter of `device`.
     ///
     /// # Errors
     ///
-    /// The error of the driver.
+    /// Returns the error of the driver.
     pub(super) fn of(device: &CudaDevice) -> Result<Self, String> {
-        // CubeCL works in the primary context, and so does this.
+        // CubeCL uses the primary context, and so does this code.
         let context = CudaContext::new(device.index).map_err(|error| format!("{error:?}"))?;
         Ok(Self {
             device: device.clone(),
@@ -44,21 +44,21 @@ impl Submitter {
         })
     }
 
-    /// The compute capability of the device.
+    /// Returns the compute capability of the device.
     ///
     /// # Errors
     ///
-    /// The error of the driver.
+    /// Returns the error of the driver.
     pub(super) fn capability(&self) -> Result<(i32, i32), String> {
         let capability = self.context.compute_capability();
         capability.map_err(|error| format!("{error:?}"))
     }
 
-    /// The name of the device.
+    /// Returns the name of the device.
     ///
     /// # Errors
     ///
-    /// The error of the driver.
+    /// Returns the error of the driver.
     pub(super) fn name(&self) -> Result<String, String> {
         self.context.name().map_err(|error| format!("{error:?}"))
     }
@@ -67,11 +67,11 @@ impl Submitter {
         DeviceHandle::new(self.device.to_id())
     }
 
-    /// Runs `work` with the device's context current and waits for its result, not for the GPU.
+    /// Runs `work` with the device's context current and waits for its result, but not for the GPU.
     ///
     /// # Errors
     ///
-    /// The error of `work`, or its panic.
+    /// Returns the error of `work`, or the message of its panic.
     pub(super) fn wait<R: Send>(
         &self,
         work: impl FnOnce() -> Result<R, String> + Send,
@@ -84,16 +84,17 @@ impl Submitter {
         outcome.map_err(|error| format!("{error:?}"))?
     }
 
-    /// Runs `work`, which enqueues something on the stream of the last buffer, with the addresses
-    /// of the buffers in order. `written` names the buffers that the work writes.
+    /// Runs `work`, which enqueues operations on the stream of the last buffer, with the addresses
+    /// of the buffers in order. `written` lists the buffers that the work writes.
     ///
-    /// The stream waits for work of other streams on the buffers, and their memory is kept until
+    /// The stream waits for the work of other streams on the buffers. Their memory is kept until
     /// the enqueued work has run. If `work` fails or panics, reading a buffer of `written` fails,
-    /// and so does reading what CubeCL computes from it.
+    /// and so does reading results that CubeCL computes from it.
     ///
     /// # Panics
     ///
-    /// If earlier submitted work has failed or panicked: its output must not be read.
+    /// Panics if earlier submitted work has failed or panicked, because its output must not be
+    /// read.
     pub(super) fn submit(
         &self,
         buffers: Vec<Handle>,
@@ -157,15 +158,16 @@ fn run(
         .map(|resource| resource.resource().ptr)
         .collect();
     bind(context)?;
-    // Kept until the work is on the stream: when it is dropped, memory of other streams is released
-    // behind that work.
+    // Kept until the work is on the stream. When it is dropped, memory of other streams is released
+    // after that work.
     let mut streams = server
         .write_streams()
         .resolve(stream, bindings.iter())
         .map_err(|error| format!("{error:?}"))?;
     let current = streams.current();
     for binding in bindings {
-        // A graph that is captured keeps the pages of these addresses: a replay writes to them again.
+        // A graph that is being captured keeps the pages of these addresses, because a replay
+        // writes to them again.
         let location = binding.memory.descriptor().location();
         current.capturing.touch(binding.stream, location);
     }

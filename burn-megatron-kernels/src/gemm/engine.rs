@@ -5,48 +5,48 @@ use std::fmt::Debug;
 
 use burn::tensor::DType;
 
-/// An engine for matrix products on tensors `T`: of Flex or of CubeCL.
+/// An engine for matrix products on tensors `T` of Flex or CubeCL.
 pub trait GemmEngine<T>: Debug + Send + Sync {
-    /// The name used in messages.
+    /// Returns the name used in messages.
     fn name(&self) -> &'static str;
 
     /// Checks whether the engine supports `problem`.
     ///
     /// # Errors
     ///
-    /// The reason why not, in words.
+    /// Returns the reason if the engine does not support it.
     fn supports(&self, problem: &GemmProblem) -> Result<(), String>;
 
     /// Computes a problem that it [supports](Self::supports).
     fn multiply(&self, problem: &GemmProblem, operands: Operands<T>) -> T;
 }
 
-/// `result = left right`, with an epilogue.
+/// A product `result = left right` with an epilogue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct GemmProblem {
-    /// `[m, k]`.
+    /// The left factor, `[m, k]`.
     pub left: Matrix,
-    /// `[k, n]`.
+    /// The right factor, `[k, n]`.
     pub right: Matrix,
     /// The type of both factors.
     pub factors: DType,
-    /// The type of the result, which is row-major without gaps, or a flat buffer.
+    /// The type of the result, which is a row-major matrix without gaps, or a flat buffer.
     pub result: DType,
     /// The epilogue.
     pub epilogue: Epilogue,
 }
 
-/// The epilogue of a product: an addition to it, or the buffer into which it is written.
+/// The epilogue of a product: an addition to it, or the buffer to which it is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Epilogue {
-    /// Nothing.
+    /// No epilogue.
     Nothing,
-    /// A row of `n` elements in the type of the result, to each row.
+    /// Adds a row of `n` elements in the type of the result to each row.
     Bias,
-    /// The product is stored row by row in a flat buffer of the type of the result, whose other
-    /// elements stay.
+    /// Stores the product row by row in a flat buffer of the type of the result. Other elements of
+    /// the buffer stay unchanged.
     Flat {
-        /// Whether it is added to what is there, or written over it.
+        /// Whether to add to the existing elements; otherwise they are overwritten.
         add: bool,
     },
 }
@@ -54,32 +54,32 @@ pub enum Epilogue {
 /// The tensors of a [`GemmProblem`].
 #[derive(Debug)]
 pub struct Operands<T> {
-    /// `[m, k]`.
+    /// The left factor, `[m, k]`.
     pub left: T,
-    /// `[k, n]`.
+    /// The right factor, `[k, n]`.
     pub right: T,
-    /// See [`GemmProblem::epilogue`]: a bias `[n]`, or a flat buffer, which is copied unless
-    /// uniquely owned.
+    /// The tensor of [`GemmProblem::epilogue`]: a bias `[n]`, or a flat buffer, which is copied
+    /// unless it is uniquely owned.
     pub epilogue: Option<T>,
-    /// The element of the flat buffer that the product begins at; 0 if there is none.
+    /// The element of the flat buffer at which the product begins; 0 without a buffer.
     pub offset: usize,
 }
 
-/// The memory layout of a matrix: row by row, or transposed column by column.
+/// The memory layout of a matrix: row-major, or column-major if `transposed`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Matrix {
-    /// Its rows.
+    /// The number of rows.
     pub rows: usize,
-    /// Its columns.
+    /// The number of columns.
     pub columns: usize,
-    /// Elements from one row to the next, or if `transposed` from one column to the next.
+    /// The number of elements between the starts of two rows, or of two columns if `transposed`.
     pub leading: usize,
-    /// Whether the elements of a column are contiguous, not those of a row.
+    /// Whether columns are contiguous in memory instead of rows.
     pub transposed: bool,
 }
 
 impl Matrix {
-    /// A matrix without gaps, row by row.
+    /// Returns the layout of a row-major matrix without gaps.
     pub fn contiguous(rows: usize, columns: usize) -> Self {
         Self {
             rows,
@@ -89,11 +89,11 @@ impl Matrix {
         }
     }
 
-    /// The matrix `[rows, columns]` with these strides in elements; `None` if neither its rows nor
-    /// its columns are contiguous, or if they overlap.
+    /// Returns the layout of a matrix `[rows, columns]` with these strides in elements. Returns
+    /// `None` if neither its rows nor its columns are contiguous, or if they overlap.
     pub fn of([rows, columns]: [usize; 2], strides: [isize; 2]) -> Option<Self> {
         let [row, column] = strides;
-        // An empty matrix has every layout; its strides may be 0.
+        // An empty matrix has every layout. Its strides may be 0.
         let nothing = rows == 0 || columns == 0;
         // The stride of a dimension of size 1 is irrelevant.
         let leading = |count: usize, stride: isize, least: usize| match count {
@@ -117,7 +117,7 @@ impl Matrix {
             .or(by_columns.map(|leading| matrix_of(true, leading)))
     }
 
-    /// The transposed matrix, in the same memory.
+    /// Returns the transposed matrix in the same memory.
     pub fn transpose(self) -> Self {
         Self {
             rows: self.columns,
@@ -129,24 +129,25 @@ impl Matrix {
 }
 
 impl GemmProblem {
-    /// Rows of the result, columns of the result, and what is summed over.
+    /// Returns the rows of the result, the columns of the result, and the size of the summed
+    /// dimension.
     pub fn sizes(&self) -> [usize; 3] {
         [self.left.rows, self.right.columns, self.left.columns]
     }
 
-    /// The same product for a library that takes matrices column by column.
+    /// Returns the same product for a column-major library.
     pub fn column_major(&self) -> ColumnMajor {
         ColumnMajor::of(self.left, self.right)
     }
 }
 
-/// `D = op(A) op(B)` with column-major matrices, in the terms of BLAS: `D` is `m x n`, `op(A)`
-/// `m x k`, `op(B)` `k x n`.
+/// A product `D = op(A) op(B)` of column-major matrices, as in BLAS: `D` is `m x n`, `op(A)` is
+/// `m x k` and `op(B)` is `k x n`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ColumnMajor {
-    /// Rows of `D`.
+    /// The number of rows of `D`.
     pub m: usize,
-    /// Columns of `D`.
+    /// The number of columns of `D`.
     pub n: usize,
     /// The size of the summed dimension.
     pub k: usize,
@@ -154,29 +155,29 @@ pub struct ColumnMajor {
     pub a: Operand,
     /// The second factor, before its transposition.
     pub b: Operand,
-    /// Elements from one column of `D` to the next.
+    /// The number of elements between the starts of two columns of `D`.
     pub leading: usize,
 }
 
-/// The memory layout of a factor, column by column.
+/// The memory layout of a column-major factor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Operand {
-    /// Rows in memory.
+    /// The number of rows in memory.
     pub rows: usize,
-    /// Columns in memory.
+    /// The number of columns in memory.
     pub columns: usize,
-    /// Elements from one column to the next.
+    /// The number of elements between the starts of two columns.
     pub leading: usize,
-    /// Whether the library is to transpose it.
+    /// Whether the library has to transpose the factor.
     pub transpose: bool,
 }
 
 impl ColumnMajor {
-    /// `left right` for a library that takes matrices column by column.
+    /// Returns `left right` for a column-major library.
     ///
-    /// A row-major matrix is a column-major transposed one, and `(left right)^T` is
-    /// `right^T left^T`. So the library's first factor is `right`, its second `left`, and what it
-    /// writes is the row-major result; a bias for each column here is one for each row there.
+    /// A row-major matrix is a transposed column-major matrix, and `(left right)^T` is
+    /// `right^T left^T`. Therefore `right` is the library's first factor and `left` its second, and
+    /// the library writes the row-major result. A bias per column here is a bias per row there.
     pub fn of(left: Matrix, right: Matrix) -> Self {
         Self {
             m: right.columns,
@@ -188,7 +189,7 @@ impl ColumnMajor {
         }
     }
 
-    /// The memory layout of `D`.
+    /// Returns the memory layout of `D`.
     pub fn result(&self) -> Operand {
         Operand {
             rows: self.m,
@@ -200,7 +201,7 @@ impl ColumnMajor {
 }
 
 impl Operand {
-    /// The transposed of a row-major matrix.
+    /// Returns a row-major matrix as a transposed column-major matrix.
     fn of(matrix: Matrix) -> Self {
         let Matrix {
             rows,

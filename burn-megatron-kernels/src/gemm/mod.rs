@@ -1,18 +1,19 @@
 //! Matrix products, and the trait of the engines that compute them.
 //!
-//! [`linear`] and [`accumulate_weight_gradient`] (or [`accumulate_weight_gradient_at`], into a flat
-//! buffer of many gradients) are what a linear layer needs in its forward and its backward; the
-//! gradient of its input is `linear(gradient, weight.transpose(), None)`, which copies no weight:
-//! transposed matrices are read in place. 16-bit factors are multiplied exactly and summed in f32,
-//! and a bias is added before the result is rounded.
+//! A linear layer uses [`linear`] in its forward and [`accumulate_weight_gradient`] in its
+//! backward. [`accumulate_weight_gradient_at`] writes to a flat buffer of many gradients. The
+//! gradient of the input is `linear(gradient, weight.transpose(), None)`, which copies no weight,
+//! because transposed matrices are read in place. 16-bit factors are multiplied exactly and summed
+//! in f32, and a bias is added before the result is rounded.
 //!
 //! | device | engine |
 //! |---|---|
 //! | Flex | the `gemm` crate, or a [BLAS library](Blas) |
-//! | CUDA | cuBLASLt, on the stream that Burn's kernels run on |
-//! | CUDA where cuBLASLt is missing or refuses, and other CubeCL devices | Burn's matmul |
+//! | CUDA | cuBLASLt, on the stream of Burn's kernels |
+//! | CUDA if cuBLASLt is missing or rejects the product, and other CubeCL devices | Burn's matmul |
 //!
-//! [`engine_of`] returns the one of a device. Not differentiable: nothing is recorded for autodiff.
+//! [`engine_of`] describes the engine of a device. The operations are not differentiable: nothing
+//! is recorded for autodiff.
 
 use burn::backend::DispatchDevice;
 use burn::tensor::{DType, Device, Tensor};
@@ -48,15 +49,19 @@ pub use engine::{ColumnMajor, Epilogue, GemmEngine, GemmProblem, Matrix, Operand
 
 use op::GemmOp;
 
-/// `x weight + bias`.
+/// Computes `x weight + bias`.
 ///
-/// `x` is `[rows, in]`, `weight` `[in, out]`, `bias` `[out]`, the result `[rows, out]`, all of one
-/// type. On one device the result does not depend on the number of threads; on the CPU a row of it does not depend on the
-/// other rows, nor on their number.
+/// - `x`: `[rows, in]`.
+/// - `weight`: `[in, out]`.
+/// - `bias`: `[out]`.
+/// - returns `[rows, out]`.
+///
+/// All tensors have the same type. On a given device the result does not depend on the number of
+/// threads. On the CPU, a row of the result does not depend on the other rows or their number.
 ///
 /// # Panics
 ///
-/// With a [`KernelError`] for sizes or types that do not agree.
+/// Panics with a [`KernelError`] if sizes or types do not agree.
 ///
 /// # Example
 ///
@@ -75,11 +80,11 @@ pub fn linear(x: Tensor<2>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> Tenso
     linear_by(None, x, weight, bias)
 }
 
-/// [`linear`] by a library on the CPU; other devices ignore it.
+/// Computes [`linear`] with the given library on the CPU. Other devices ignore the library.
 ///
 /// # Panics
 ///
-/// See [`linear`].
+/// Panics in the same cases as [`linear`].
 pub fn linear_by(
     blas: Option<Blas>,
     x: Tensor<2>,
@@ -92,16 +97,18 @@ pub fn linear_by(
     Tensor::from_dispatch(launch_one(GemmOp::Linear { blas }, inputs))
 }
 
-/// `into + x^T gradient`, written in place if `into` is uniquely owned.
+/// Computes `into + x^T gradient`, in place if `into` is uniquely owned.
 ///
-/// [`accumulate_weight_gradient_at`] does so inside of a flat buffer.
+/// - `x`: `[rows, in]`.
+/// - `gradient`: `[rows, out]`, in the type of `x`.
+/// - `into`: `[in, out]` in f32 (f64 for f64).
 ///
-/// `x` is `[rows, in]` and `gradient` `[rows, out]`, of one type; `into` is `[in, out]` in f32, or
-/// f64 for f64. On one device the result does not depend on the number of threads.
+/// On a given device the result does not depend on the number of threads.
+/// [`accumulate_weight_gradient_at`] computes the same in a flat buffer.
 ///
 /// # Panics
 ///
-/// With a [`KernelError`] for sizes or types that do not agree.
+/// Panics with a [`KernelError`] if sizes or types do not agree.
 pub fn accumulate_weight_gradient(x: Tensor<2>, gradient: Tensor<2>, into: Tensor<2>) -> Tensor<2> {
     accept(check_accumulate(&x, &gradient, &into));
     let [inputs, outputs] = into.dims();
@@ -113,20 +120,23 @@ pub fn accumulate_weight_gradient(x: Tensor<2>, gradient: Tensor<2>, into: Tenso
     weight_gradient(None, x, gradient, flat, 0, true).reshape([inputs, outputs])
 }
 
-/// `flat` with `x^T gradient`, row by row, over its elements from `offset` on, or added to them if
-/// `add`; written in place if `flat` is uniquely owned.
+/// Writes `x^T gradient`, row by row, to the elements of `flat` from `offset` on, or adds it if
+/// `add`. `flat` is updated in place if it is uniquely owned.
 ///
-/// `x` is `[rows, in]` and `gradient` `[rows, out]`, of one type; `flat` is `[length]` in f32, or f64
-/// for f64, with room for `in * out` elements. Without rows the product is 0. On one device the
-/// result does not depend on the number of threads.
+/// - `x`: `[rows, in]`.
+/// - `gradient`: `[rows, out]`, in the type of `x`.
+/// - `flat`: `[length]` in f32 (f64 for f64), with space for `in * out` elements.
 ///
-/// The product goes straight into the buffer on the CPU, and on CUDA where the range starts at a
-/// multiple of 16 bytes; elsewhere it is computed first and then written there by
-/// [`flat::accumulate`](crate::flat::accumulate)'s kernel.
+/// Without rows the product is 0. On a given device the result does not depend on the number of
+/// threads.
+///
+/// The product is written directly to the buffer on the CPU, and on CUDA if the range starts at a
+/// multiple of 16 bytes. Otherwise it is computed first, and the kernel of
+/// [`flat::accumulate`](crate::flat::accumulate) writes it to the buffer.
 ///
 /// # Panics
 ///
-/// With a [`KernelError`] for sizes or types that do not agree, and for a range that exceeds the
+/// Panics with a [`KernelError`] if sizes or types do not agree, or if the range exceeds the
 /// buffer.
 ///
 /// # Example
@@ -152,11 +162,12 @@ pub fn accumulate_weight_gradient_at(
     accumulate_weight_gradient_at_by(None, x, gradient, flat, offset, add)
 }
 
-/// [`accumulate_weight_gradient_at`] by a library on the CPU; other devices ignore it.
+/// Computes [`accumulate_weight_gradient_at`] with the given library on the CPU. Other devices
+/// ignore the library.
 ///
 /// # Panics
 ///
-/// See [`accumulate_weight_gradient_at`].
+/// Panics in the same cases as [`accumulate_weight_gradient_at`].
 pub fn accumulate_weight_gradient_at_by(
     blas: Option<Blas>,
     x: Tensor<2>,
@@ -186,12 +197,14 @@ fn weight_gradient(
     Tensor::from_dispatch(launch_one(op, inputs))
 }
 
-/// Describes the engine that multiplies matrices on a device by default, and why it is not a faster one.
+/// Describes the default matrix product engine of a device, and the reason why no faster engine is
+/// used.
 pub fn engine_of(device: &Device) -> String {
     describe(device.as_dispatch())
 }
 
-/// Why matrices are multiplied by a slow engine on a CUDA device. `None` on other devices, and where cuBLASLt multiplies.
+/// Returns the reason why a CUDA device multiplies matrices with a slow engine. Returns `None` on
+/// other devices, and if cuBLASLt is used.
 pub fn slow_reason(device: &Device) -> Option<String> {
     match device.clone().inner().as_dispatch() {
         #[cfg(feature = "cubecl")]

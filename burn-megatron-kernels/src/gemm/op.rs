@@ -15,27 +15,27 @@ pub(super) const LINEAR: &str = "linear";
 pub(super) const WEIGHT_GRADIENT: &str = "accumulate_weight_gradient";
 pub(super) const WEIGHT_GRADIENT_AT: &str = "accumulate_weight_gradient_at";
 
-/// A product of the two first inputs; the third, if any, is added or written to.
+/// A product of the first two inputs. The third input, if any, is added or written to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum GemmOp {
-    /// Inputs: `x`, the weight, and the bias if there is one.
+    /// `x weight + bias`. Inputs: `x`, the weight, and the bias if there is one.
     Linear {
-        /// The library that multiplies on the CPU, if not the `gemm` crate.
+        /// The library that multiplies on the CPU; `None` for the `gemm` crate.
         blas: Option<Blas>,
     },
-    /// Inputs: `x`, the gradient, and the flat buffer.
+    /// `x^T gradient`. Inputs: `x`, the gradient, and the flat buffer.
     WeightGradient {
-        /// The element of the buffer that the product begins at.
+        /// The element of the buffer at which the product begins.
         offset: usize,
-        /// Whether it is added to what is there.
+        /// Whether to add to the existing elements.
         add: bool,
-        /// The library that multiplies on the CPU, if not the `gemm` crate.
+        /// The library that multiplies on the CPU; `None` for the `gemm` crate.
         blas: Option<Blas>,
     },
 }
 
 impl GemmOp {
-    /// The product of two matrices in `factors`, with a third input or without.
+    /// Returns the product of two matrices in `factors`, with or without a third input.
     pub(super) fn problem(
         self,
         left: Matrix,
@@ -57,7 +57,7 @@ impl GemmOp {
         }
     }
 
-    /// The offset of the result in the third input.
+    /// Returns the offset of the result in the third input.
     pub(super) fn offset(self) -> usize {
         match self {
             Self::Linear { .. } => 0,

@@ -1,4 +1,4 @@
-//! A request to cuBLASLt, in types that need no CUDA.
+//! A request to cuBLASLt, in types that do not require CUDA.
 
 use std::fmt::{self, Display};
 
@@ -10,36 +10,38 @@ use crate::fp8::Format;
 /// A product of column-major matrices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Request {
-    /// Sizes, and the layout of the factors.
+    /// The sizes, and the layouts of the factors.
     pub layout: ColumnMajor,
-    /// The types of the elements of `A` and `B`.
+    /// The element types of `A` and `B`.
     pub factors: [Element; 2],
-    /// The type of `D`, and of a bias.
+    /// The type of `D` and of a bias.
     pub result: DType,
     /// The epilogue.
     pub epilogue: Epilogue,
-    /// The activation of the product, after its epilogue.
+    /// The activation of the product, applied after its epilogue.
     pub gelu: Option<Gelu>,
     /// The scaling of 8-bit factors.
     pub scaled: Option<Scaled>,
 }
 
-/// GELU in its tanh form, around a product. The auxiliary matrix has the sizes, the type and the layout of `D`.
+/// GELU (tanh approximation) next to a product. The auxiliary matrix has the sizes, the type and
+/// the layout of `D`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Gelu {
-    /// `D` is GELU of the product with its bias, which is stored in the auxiliary matrix.
+    /// `D` is GELU of the product with its bias. The product with its bias is stored in the
+    /// auxiliary matrix.
     Forward,
-    /// `D` is the product times the derivative of GELU at the auxiliary matrix. A bias is not added, but
-    /// its gradient computed.
+    /// `D` is the product times the derivative of GELU at the auxiliary matrix. A bias is not
+    /// added, but its gradient is computed.
     Gradient,
 }
 
-/// The type of the elements of a factor.
+/// The element type of a factor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Element {
-    /// A type of Burn's.
+    /// A type that Burn has.
     Plain(DType),
-    /// A type that Burn has not.
+    /// A type that Burn lacks.
     Fp8(Format),
 }
 
@@ -48,16 +50,17 @@ pub(crate) enum Element {
 pub(crate) struct Scaled {
     /// The scale modes of `A` and of `B`.
     pub modes: [ScaleMode; 2],
-    /// Whether sums may be kept in the registers of the tensor cores all along.
+    /// Whether sums may stay in the registers of the tensor cores.
     pub fast: bool,
 }
 
-/// The part of a matrix that shares a scale, with the values of `cublasLtMatmulMatrixScale_t`: bindings for older
-/// versions of CUDA lack some of the names, while the library that is opened may know them.
+/// The part of a matrix that shares a scale, with the values of `cublasLtMatmulMatrixScale_t`.
+/// Bindings for older CUDA versions lack some of the names, even if the opened library supports
+/// them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(i32)]
 pub(crate) enum ScaleMode {
-    /// The whole matrix: `SCALAR_32F`.
+    /// The complete matrix: `SCALAR_32F`.
     Tensor = 0,
     /// 32 elements of a row, as E8M0: `VEC32_UE8M0`.
     Mx = 2,
@@ -80,8 +83,8 @@ impl From<&GemmProblem> for Request {
     }
 }
 
-/// All of it, as algorithms are kept by: `m x n x k`, the types, each matrix with its leading dimension and `T` if it is
-/// transposed, and what follows the product.
+/// Formats the complete request as the key of stored algorithms: `m x n x k`, the types, each
+/// matrix with its leading dimension and `T` if it is transposed, and the epilogues.
 impl Display for Request {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ColumnMajor {
@@ -127,12 +130,12 @@ impl Display for Request {
     }
 }
 
-/// A GPU and the version of cuBLASLt that works on it.
+/// A GPU and its version of cuBLASLt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Chip {
-    /// The compute capability: 9.0 is Hopper.
+    /// The compute capability, for example 9.0 for Hopper.
     pub capability: (i32, i32),
-    /// The number that the library returns: 120901 is 12.9.1.
+    /// The version number of the library, for example 120901 for 12.9.1.
     pub version: usize,
 }
 

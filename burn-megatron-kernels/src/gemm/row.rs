@@ -1,7 +1,8 @@
-//! Products of single rows on the CPU, with the bits that the `gemm` crate gives to the rows of a larger product: each
-//! element is a chain of multiplications and additions, in the order of the depth, per [part](depths) of it.
+//! Products of single rows on the CPU, with the same bits as the rows of a larger product by the
+//! `gemm` crate. Each element is a chain of multiplications and additions in the order of the
+//! depth, per [part](depths) of the depth.
 //!
-//! They take the time of reading the right factor, once for each row.
+//! The products take the time to read the right factor once per row.
 
 use std::borrow::Cow;
 
@@ -14,13 +15,13 @@ use super::engine::Matrix;
 use super::row_avx2::Transposing;
 use crate::cpu::{Real, for_each_task, unfused};
 
-/// Columns that stay in registers.
+/// The number of columns that stay in registers.
 const LANES: usize = 16;
-/// Steps of the depth for each reading of a partial sum.
+/// The number of depth steps per read of a partial sum.
 const STEPS: usize = 8;
 
-/// `result = left right`, or `result += left right`, row by row. Factors are the matrices at the beginning of their
-/// slices; the result is row by row.
+/// Computes `result = left right`, or `result += left right`. The factors start at the beginning of
+/// their slices, and the result is row-major.
 pub(super) fn multiply<W: Real>(
     (left, left_matrix): (&[W], Matrix),
     (right, right_matrix): (&[W], Matrix),
@@ -61,7 +62,7 @@ pub(super) fn multiply<W: Real>(
     }
 }
 
-/// A row of a matrix, copied if it is not contiguous.
+/// Returns a row of a matrix, copied if it is not contiguous.
 fn row_of<W: Real>(values: &[W], matrix: Matrix, row: usize) -> Cow<'_, [W]> {
     if matrix.transposed {
         let column = |k: usize| values[k * matrix.leading + row];
@@ -71,7 +72,8 @@ fn row_of<W: Real>(values: &[W], matrix: Matrix, row: usize) -> Cow<'_, [W]> {
     }
 }
 
-/// Some columns of one row of a product. A struct, because a closure this large would not be inlined into SIMD code.
+/// Some columns of one row of a product. It is a struct because a closure of this size would not be
+/// inlined into SIMD code.
 struct RowTask<'a, W> {
     /// The row of the left factor.
     x: &'a [W],
@@ -107,7 +109,8 @@ impl<W: Real> RowTask<'_, W> {
         }
     }
 
-    /// Computes the first columns where the processor has instructions for it; returns how many.
+    /// Computes the first columns, if the processor has instructions for it. Returns the number of
+    /// columns.
     #[inline(always)]
     fn whole_columns(&mut self) -> usize {
         #[cfg(target_arch = "x86_64")]
@@ -126,7 +129,7 @@ impl<W: Real> RowTask<'_, W> {
         0
     }
 
-    /// Takes a sum into the result.
+    /// Writes or adds a sum to the result.
     #[inline(always)]
     fn put(&mut self, column: usize, sum: W, is_first: bool) {
         let result = &mut self.result[column];
@@ -137,7 +140,7 @@ impl<W: Real> RowTask<'_, W> {
         };
     }
 
-    /// Of a right factor that lies row by row.
+    /// Computes the columns for a row-major right factor.
     #[inline(always)]
     fn row_by_row<const FUSED: bool>(&mut self) {
         let count = self.result.len();
@@ -163,7 +166,7 @@ impl<W: Real> RowTask<'_, W> {
         }
     }
 
-    /// Of a right factor that lies column by column, from a column on.
+    /// Computes the columns from a column on, for a column-major right factor.
     #[inline(always)]
     fn column_by_column<const FUSED: bool>(&mut self, from: usize) {
         let mut column = from;
@@ -187,7 +190,7 @@ impl<W: Real> RowTask<'_, W> {
     }
 }
 
-/// Adds the products of some factors with their rows to sums, [`LANES`] at a time.
+/// Adds products of factors and rows to sums, [`LANES`] at a time.
 #[inline(always)]
 fn chains<W: Real, const FUSED: bool>(sums: &mut [W], factors: &[W], rows: [&[W]; STEPS]) {
     let whole = sums.len() / LANES * LANES;

@@ -1,5 +1,5 @@
-//! The product of one row and a factor that lies column by column, in f32 on AVX2: blocks of 8 columns and 8 steps of the
-//! depth are transposed in registers, so that 8 chains of additions are one register.
+//! The product of one row and a column-major factor in f32 with AVX2. Blocks of 8 columns and 8
+//! depth steps are transposed in registers, so that one register holds 8 chains of additions.
 
 use std::arch::x86_64::__m256;
 
@@ -8,18 +8,18 @@ use pulp::x86::V3;
 
 use super::cpu::depths;
 
-/// Columns of a register, and steps of the depth of a block.
+/// The number of columns per register, and of depth steps per block.
 const WIDTH: usize = 8;
-/// Blocks side by side, so that one is transposed while the chain of the other waits.
+/// The number of adjacent blocks. One block is transposed while the chain of the other waits.
 const BLOCKS: usize = 2;
 
-/// Whole blocks of columns; returns how many columns those are.
+/// Computes complete blocks of columns and returns the number of columns.
 pub(super) struct Transposing<'a> {
     pub simd: V3,
     pub x: &'a [f32],
-    /// From the first column on.
+    /// The right factor, from the first column on.
     pub right: &'a [f32],
-    /// Elements from column to column.
+    /// The number of elements between the starts of two columns.
     pub leading: usize,
     pub result: &'a mut [f32],
     pub add: bool,
@@ -61,7 +61,7 @@ impl NullaryFnOnce for Transposing<'_> {
     }
 }
 
-/// The first 8 elements of 8 columns, as 8 rows.
+/// Returns the first 8 elements of 8 columns as 8 rows.
 #[inline(always)]
 fn transposed(simd: V3, columns: &[f32], leading: usize) -> [__m256; WIDTH] {
     let avx = simd.avx;

@@ -1,8 +1,8 @@
-//! Gradients of parameters that a backward adds to a flat buffer itself, instead of returning them.
+//! Parameter gradients that a backward adds directly to a flat buffer instead of returning them.
 //!
 //! A buffer holds the gradients of many parameters. An operation with a [`Parameter`] that has a
-//! [`GradientBuffer`] computes sums of its gradients in f32 (f64 for f64) and adds them there as they
-//! are: without a tensor of their own, and without rounding to the type of the parameter.
+//! [`GradientBuffer`] computes its gradient sums in f32 (f64 for f64) and adds them to the buffer.
+//! The gradients need no separate tensors and are not rounded to the type of the parameter.
 
 use std::fmt;
 use std::sync::Arc;
@@ -21,31 +21,32 @@ mod tests;
 /// The place of one gradient in a flat buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// Index of its first element.
+    /// The index of the first element.
     pub offset: usize,
-    /// Whether to add to the elements; they are overwritten otherwise.
+    /// Whether to add to the elements; otherwise they are overwritten.
     pub add: bool,
 }
 
 /// A flat buffer, and the places of some gradients in it.
 #[derive(Debug)]
 pub struct FlatGradients {
-    /// `[length]` in f32, f16 or bf16; in f64 for operations in f64.
+    /// The buffer, `[length]` in f32, f16 or bf16, or in f64 for operations in f64.
     pub flat: Tensor<1>,
-    /// One for each gradient, without overlaps.
+    /// The place of each gradient. Places do not overlap.
     pub places: Vec<Place>,
 }
 
-/// Holds the gradients of parameters, which it knows by numbers.
+/// A store for the gradients of parameters, which are identified by numbers.
 pub trait GradientBuffer: Send + Sync {
-    /// Accumulates the gradients of these parameters, one of one use of each.
+    /// Accumulates gradients of these parameters, one use of each parameter.
     ///
-    /// `compute` must be called exactly once. Called with the places of the gradients in one flat buffer,
-    /// it returns that buffer with the gradients in it. Called without, it returns the gradients, flat.
+    /// `compute` must be called exactly once. If it gets the places of the gradients in one flat
+    /// buffer, it returns that buffer with the gradients in it. Otherwise it returns the gradients
+    /// as flat tensors.
     fn accumulate(&self, parameters: &[usize], compute: ComputeGradients<'_>);
 
-    /// Accumulates the gradient of one use of a weight, which may be computed later. `compute` must be called exactly once;
-    /// by default it is at once.
+    /// Accumulates the gradient of one use of a weight, which may be computed later. `compute` must
+    /// be called exactly once. By default it is called immediately.
     fn accumulate_later(&self, parameter: usize, compute: WeightGradientFn) {
         let mut compute = Some(compute);
         self.accumulate(&[parameter], &mut |target| match compute.take() {
@@ -55,26 +56,26 @@ pub trait GradientBuffer: Send + Sync {
     }
 }
 
-/// The computation of a weight gradient.
+/// A function that computes a weight gradient.
 ///
-/// Called with the one place of the gradient in a flat buffer, it returns that buffer with the gradient in
-/// it; called without, it returns the gradient alone, flat.
+/// If it gets the place of the gradient in a flat buffer, it returns that buffer with the gradient
+/// in it. Otherwise it returns the gradient as a flat tensor.
 pub type WeightGradientFn = Box<dyn FnOnce(Option<FlatGradients>) -> Tensor<1> + Send>;
 
-/// See [`GradientBuffer::accumulate`].
+/// A function that computes gradients; see [`GradientBuffer::accumulate`].
 pub type ComputeGradients<'a> = &'a mut dyn FnMut(Option<FlatGradients>) -> Vec<Tensor<1>>;
 
-/// A vector that an operation reads, and where its gradient goes: to the graph, if not to a buffer.
+/// A vector that an operation reads, and the destination of its gradient: the graph or a buffer.
 #[derive(Clone, Debug)]
 pub struct Parameter {
-    /// `[n]`; not tracked where there is a destination.
+    /// The value, `[n]`. It is not tracked if there is a destination.
     pub value: Tensor<1>,
-    /// Where the gradient goes.
+    /// The destination of the gradient. `None`: the graph.
     pub destination: Option<Destination>,
 }
 
 impl Parameter {
-    /// The value and the destination of a parameter, where there is one.
+    /// Splits an optional parameter into its value and its destination.
     pub(crate) fn into_parts(parameter: Option<Self>) -> (Option<Tensor<1>>, Option<Destination>) {
         match parameter {
             Some(Self { value, destination }) => (Some(value), destination),
@@ -88,12 +89,12 @@ impl Parameter {
 pub struct Destination {
     /// The number of the parameter.
     pub parameter: usize,
-    /// The buffer. The parameters of one operation have the same.
+    /// The buffer. All parameters of an operation have the same buffer.
     pub buffer: Arc<dyn GradientBuffer>,
 }
 
 impl Destination {
-    /// See [`GradientBuffer::accumulate_later`].
+    /// Accumulates a gradient; see [`GradientBuffer::accumulate_later`].
     pub fn accumulate_later(
         &self,
         compute: impl FnOnce(Option<FlatGradients>) -> Tensor<1> + Send + 'static,
@@ -116,12 +117,12 @@ impl fmt::Debug for Destination {
     }
 }
 
-/// Has the buffer of these parameters accumulate their gradients, which `compute` computes beside
-/// another result; returns that result.
+/// Accumulates the gradients of these parameters in their buffer. `compute` computes the gradients
+/// together with another result, which the function returns.
 ///
 /// # Panics
 ///
-/// If the buffer does not call `compute` exactly once.
+/// Panics if the buffer does not call `compute` exactly once.
 pub fn accumulate<R>(
     destinations: &[&Destination],
     compute: impl FnOnce(Option<FlatGradients>) -> (R, Vec<Tensor<1>>),
@@ -144,7 +145,7 @@ pub fn accumulate<R>(
     }
 }
 
-/// Refuses a flat buffer for sums of `length` elements each, of values of type `dtype`.
+/// Checks a flat buffer for sums of `length` elements each, of values of type `dtype`.
 pub(crate) fn check(
     operation: &'static str,
     target: &FlatGradients,
@@ -164,7 +165,8 @@ pub(crate) fn check(
     check_option(operation, is_valid, name, value, fits)
 }
 
-/// The inputs of a kernel that writes sums of `length` elements to `target`, and their places there.
+/// Returns the inputs of a kernel that writes sums of `length` elements to `target`, and the places
+/// of the sums.
 pub(crate) fn split(
     operation: &'static str,
     target: Option<FlatGradients>,

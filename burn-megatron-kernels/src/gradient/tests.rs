@@ -23,7 +23,7 @@ struct TestBuffer {
 }
 
 impl TestBuffer {
-    /// A buffer of parameters of [`WIDTH`] elements.
+    /// Creates a buffer of parameters of [`WIDTH`] elements.
     fn new(flat: Tensor<1>, add: bool) -> Self {
         Self {
             flat: Mutex::new(Some(flat)),
@@ -49,7 +49,7 @@ fn offset(parameter: usize, width: usize) -> usize {
     3 + parameter * (width + 5)
 }
 
-/// The values of a buffer of three parameters.
+/// Returns the values of a buffer of three parameters.
 fn buffer(width: usize, device: &Device, dtype: DType) -> Tensor<1> {
     wave(&[offset(3, width)], 0.9, device, dtype)
 }
@@ -90,7 +90,7 @@ fn draw() -> Draw {
     }
 }
 
-/// The operations, and how many of the parameters each has.
+/// Returns the operations, and how many of the parameters each has.
 fn operations() -> Vec<(&'static str, usize, Run)> {
     const NORM: NormOptions = NormOptions {
         epsilon: 1e-5,
@@ -192,7 +192,7 @@ fn gradients(
     (leaf.grad(&all).expect("it has a gradient"), found.collect())
 }
 
-/// All parameters have their gradients in a buffer.
+/// Returns all parameters have their gradients in a buffer.
 fn into(buffer: &Arc<TestBuffer>) -> [Use; 3] {
     [(); 3].map(|()| Use::Buffer(buffer.clone()))
 }

@@ -1,8 +1,8 @@
-//! The only module of a launch that uses Burn internals: which backend a tensor is on, and its
+//! The only module of a launch that uses Burn internals: the backend of a tensor, and its
 //! primitive.
 //!
-//! With `fusion` a kernel is queued as an opaque operation and runs when the stream drains, so
-//! operations around it still fuse with each other.
+//! With `fusion`, a kernel is queued as an opaque operation and runs when the stream drains.
+//! Operations around it still fuse with each other.
 
 use std::sync::Arc;
 
@@ -37,7 +37,7 @@ pub(crate) fn check_float(
     dtype: DType,
     device: &DispatchDevice,
 ) -> Result<(), KernelError> {
-    // No CubeCL kernel here computes in f64: CUDA's tensors in Burn have no such type.
+    // No CubeCL kernel here computes in f64, because Burn's CUDA tensors do not support f64.
     let has = |dtype: &DType| {
         (*dtype != DType::F64 || has_f64(device)) && Dispatch::supports_dtype(device, *dtype)
     };
@@ -58,7 +58,7 @@ fn has_f64(device: &DispatchDevice) -> bool {
     }
 }
 
-/// Runs the kernel's form for the backend of the inputs.
+/// Runs the implementation for the backend of the inputs.
 pub(super) fn run(
     kernel: Arc<dyn DeviceOp>,
     inputs: Vec<DispatchTensor>,
@@ -86,8 +86,9 @@ pub(super) fn run(
     }
 }
 
-/// Identifies the memory that a tensor is in, as long as something refers to it: no other memory of the process ever has the
-/// same number. `None` where there is none, as on the CPU and with `fusion`.
+/// Returns an identifier of a tensor's memory, valid as long as the memory is referenced. No other
+/// memory of the process ever has the same identifier. Returns `None` without an identifier, as on
+/// the CPU and with `fusion`.
 pub(crate) fn memory_id(tensor: &DispatchTensor) -> Option<usize> {
     match &tensor.kind {
         #[cfg(all(feature = "cubecl", not(feature = "fusion")))]
@@ -102,8 +103,8 @@ fn mixed(operation: &str, device: &str, other: &DispatchTensorKind) -> ! {
     panic!("{operation}: one tensor is on {device}, another is {other:?}: expected one device")
 }
 
-/// The outputs must have the declared shapes and types; checked only where that is cheap compared
-/// to the work.
+/// Checks that the outputs have the declared shapes and types, if the check is cheap compared to
+/// the work.
 fn check_results<T: TensorMetadata>(operation: &str, results: &[T], outputs: &[Spec]) {
     let given = results
         .iter()
@@ -115,7 +116,7 @@ fn check_results<T: TensorMetadata>(operation: &str, results: &[T], outputs: &[S
     );
 }
 
-/// Floats, integers and truth values are all one primitive on this backend.
+/// Returns the primitive, which is the same for floats, integers and booleans on this backend.
 fn flex(tensor: BackendTensor<Flex>) -> FlexTensor {
     match tensor {
         BackendTensor::Float(tensor) | BackendTensor::Int(tensor) | BackendTensor::Bool(tensor) => {

@@ -21,7 +21,7 @@ mod tests;
 
 pub(crate) use backend::{check_float, memory_id};
 
-/// Shape and type of a tensor.
+/// The shape and the type of a tensor.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Spec {
     /// The dimensions.
@@ -31,7 +31,7 @@ pub(crate) struct Spec {
 }
 
 impl Spec {
-    /// A tensor of these dimensions and this type.
+    /// Creates the spec of a tensor with these dimensions and this type.
     pub(crate) fn new(shape: impl Into<Shape>, dtype: DType) -> Self {
         Self {
             shape: shape.into(),
@@ -39,18 +39,18 @@ impl Spec {
         }
     }
 
-    /// Shape and type of a rank-erased tensor.
+    /// Returns the shape and the type of a rank-erased tensor.
     pub(crate) fn of_any(tensor: &DispatchTensor) -> Self {
         Self::new(tensor.shape(), tensor.dtype())
     }
 
-    /// Shape and type of `tensor`.
+    /// Returns the shape and the type of `tensor`.
     pub(crate) fn of<const D: usize, K: Basic>(tensor: &Tensor<D, K>) -> Self {
         Self::new(tensor.shape(), tensor.dtype())
     }
 }
 
-/// An output that is written over an input, by their places.
+/// The indices of an input and of the output that is written over it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct InPlace {
     pub input: usize,
@@ -67,40 +67,40 @@ impl InPlace {
 
 /// One operation on plain tensors, with an implementation for each kind of backend.
 ///
-/// [`outputs`](Self::outputs) is called first. Shapes are checked by the public function that
-/// launches the operation. Inputs are contiguous unless [`strided`](Self::strided) returns true. A
-/// uniquely owned input may be written to and returned as an output.
+/// [`outputs`](Self::outputs) is called first. The public function that launches the operation
+/// checks the shapes. Inputs are contiguous unless [`strided`](Self::strided) returns true. A
+/// uniquely owned input may be overwritten and returned as an output.
 pub(crate) trait DeviceOp: Debug + Send + Sync + 'static {
-    /// The name used in errors.
+    /// Returns the name used in errors.
     fn name(&self) -> &'static str;
 
-    /// Shapes and types of the outputs.
+    /// Returns the shapes and types of the outputs.
     fn outputs(&self, inputs: &[Spec]) -> Vec<Spec>;
 
-    /// The input and the output that share memory if the input is uniquely owned and contiguous. A plan of the memory reads
-    /// it; buffers of gradients need none.
+    /// Returns the input and the output that share memory if the input is uniquely owned and
+    /// contiguous. A memory plan reads this information; gradient buffers do not need it.
     fn in_place(&self) -> Option<InPlace> {
         None
     }
 
-    /// Whether the implementations support strided inputs.
+    /// Returns whether the implementations support strided inputs.
     fn strided(&self) -> bool {
         false
     }
 
-    /// On Burn's CPU backend.
+    /// Runs the operation on Burn's CPU backend.
     fn cpu(&self, inputs: Vec<FlexTensor>) -> Vec<FlexTensor>;
 
-    /// On any CubeCL device: CUDA, WebGPU and the others.
+    /// Runs the operation on a CubeCL device, such as CUDA or WebGPU.
     #[cfg(feature = "cubecl")]
     fn cube(&self, inputs: Vec<CubeTensor>) -> Vec<CubeTensor>;
 }
 
-/// A [`DeviceOp`] that is one function for each kind of backend, with outputs of known shapes.
+/// A [`DeviceOp`] with one function per kind of backend, and outputs of known shapes.
 #[derive(Debug)]
 pub(crate) struct SimpleOp<P> {
     pub name: &'static str,
-    /// The argument of both functions that is no tensor.
+    /// The argument of both functions that is not a tensor.
     pub parameters: P,
     pub outputs: Vec<Spec>,
     pub cpu: fn(&P, Vec<FlexTensor>) -> Vec<FlexTensor>,
@@ -131,8 +131,8 @@ impl<P: Debug + Send + Sync + 'static> DeviceOp for SimpleOp<P> {
 ///
 /// # Panics
 ///
-/// With a [`KernelError`](crate::KernelError): an element type that the device does not support, a
-/// tensor with too many elements, a backend without an implementation.
+/// Panics with a [`KernelError`](crate::KernelError) if the device does not support an element
+/// type, a tensor has too many elements, or the backend has no implementation.
 pub(crate) fn launch(kernel: impl DeviceOp, inputs: Vec<DispatchTensor>) -> Vec<DispatchTensor> {
     let specs: Vec<_> = inputs.iter().map(Spec::of_any).collect();
     let outputs = kernel.outputs(&specs);
@@ -152,7 +152,7 @@ pub(crate) fn exactly<T, const N: usize>(tensors: Vec<T>) -> [T; N] {
     }
 }
 
-/// [`launch`] for a kernel with one output.
+/// Runs [`launch`] for a kernel with one output.
 pub(crate) fn launch_one(kernel: impl DeviceOp, inputs: Vec<DispatchTensor>) -> DispatchTensor {
     launch(kernel, inputs).remove(0)
 }

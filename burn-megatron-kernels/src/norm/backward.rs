@@ -1,4 +1,5 @@
-//! The autodiff functions of the norms: what is saved, and which kernel computes the gradients.
+//! The autodiff functions of the norms: the saved tensors, and the kernel that computes the
+//! gradients.
 
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::{DType, Tensor};
@@ -18,26 +19,27 @@ use crate::launch::{SimpleOp, Spec, exactly, launch};
 pub(super) struct NormFormula {
     /// The name of the operation.
     pub name: &'static str,
-    /// Whether the mean is subtracted: LayerNorm.
+    /// Whether the mean is subtracted (LayerNorm).
     pub centred: bool,
     pub options: NormOptions,
 }
 
 impl NormFormula {
-    /// Numbers kept of a row: one over the deviation, and for LayerNorm the mean in two parts,
-    /// because one float cannot hold a large mean to a fraction of a small deviation.
+    /// Returns the number of saved statistics per row: the reciprocal of the deviation, and for
+    /// LayerNorm the mean in two parts. One float cannot hold a large mean with the precision of a
+    /// small deviation.
     pub(super) fn statistics(&self) -> usize {
         if self.centred { 3 } else { 1 }
     }
 }
 
-/// The inputs beside `x` and the weight: `[x, residual?, weight, bias?, x_bias?]`.
+/// The inputs other than `x` and the weight: `[x, residual?, weight, bias?, x_bias?]`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct NormInputs {
     /// Whether there is a residual, which is added to `x`.
     pub residual: bool,
     pub bias: bool,
-    /// The type of the bias of `x`; only with a residual.
+    /// The type of the bias of `x`, which requires a residual.
     pub x_bias: Option<DType>,
 }
 
@@ -69,46 +71,47 @@ impl NormInputs {
     }
 }
 
-/// One of each of the weight, the bias and the bias of `x`, in this order.
+/// Values for the weight, the bias and the bias of `x`, in this order.
 pub(super) type EachParameter<T> = [T; 3];
 
-/// The place of the bias of `x` in [`EachParameter`].
+/// The index of the bias of `x` in [`EachParameter`].
 const X_BIAS: usize = 2;
 
-/// The requested gradients: of the input, or of the sum; and of the parameters.
+/// The requested gradients of the input (or of the sum) and of the parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct NormGradients {
-    /// Also where that of the bias of `x` is requested, which is the sum of its rows.
+    /// Whether the gradient of the input is requested. It is also needed for the gradient of the
+    /// bias of `x`, which is the sum of its rows.
     pub input: bool,
     pub parameters: EachParameter<bool>,
 }
 
 impl NormGradients {
-    /// The number of requested gradients of parameters.
+    /// Returns the number of requested parameter gradients.
     pub(super) fn sums(&self) -> usize {
         self.parameters.iter().filter(|wanted| **wanted).count()
     }
 }
 
-/// `[x, residual?, weight, bias?, x_bias?]` to `[y, statistics, sum?]`.
+/// The forward, from `[x, residual?, weight, bias?, x_bias?]` to `[y, statistics, sum?]`.
 #[derive(Debug)]
 pub(super) struct NormForwardOp {
     pub formula: NormFormula,
     pub inputs: NormInputs,
 }
 
-/// `[source, statistics, gradient, weight, so far?, flat?]` to the gradients that are requested;
-/// with places, those of the parameters are the flat buffer.
+/// The backward, from `[source, statistics, gradient, weight, so far?, flat?]` to the requested
+/// gradients. With places, the flat buffer replaces the parameter gradients.
 #[derive(Debug)]
 pub(super) struct NormBackwardOp {
     pub formula: NormFormula,
     pub wanted: NormGradients,
-    /// The type of the gradients of the parameters.
+    /// The type of the parameter gradients.
     pub sums: DType,
     pub places: Option<Vec<Place>>,
 }
 
-/// A norm of tensors.
+/// A norm with the destinations of its gradients.
 #[derive(Debug)]
 pub(super) struct Norm {
     pub formula: NormFormula,
@@ -144,7 +147,7 @@ impl Norm {
         launch(op, tensors)
     }
 
-    /// The norm of `[sum, weight, bias?, ..]`, and its statistics.
+    /// Returns the norm of `[sum, weight, bias?, ..]` and its statistics.
     fn of_sum(&self, mut tensors: Tensors) -> [DispatchTensor; 2] {
         let of_sum = NormInputs {
             residual: false,
@@ -156,7 +159,7 @@ impl Norm {
     }
 }
 
-/// A norm without a residual and a bias of `x`.
+/// A norm without a residual and without a bias of `x`.
 #[derive(Debug)]
 pub(super) struct NormFunction(pub Norm);
 
@@ -178,15 +181,16 @@ impl Function for NormFunction {
     }
 }
 
-/// A norm of a residual stream as a [`MultiFunction`] with the outputs `[norm, sum]`, of rank `D`; the sum is
-/// `(x + x_bias) + residual`, or is given.
+/// A norm of a residual stream as a [`MultiFunction`] with the outputs `[norm, sum]`, of rank `D`.
+/// The sum is `(x + x_bias) + residual`, or is given.
 ///
-/// Its inputs are those of a norm of a stream; it saves the sum and what its backward needs beside it.
+/// The inputs are the inputs of the stream's norm. The function saves the sum and the other tensors
+/// for its backward.
 #[derive(Debug)]
 pub struct StreamNormFunction<const D: usize> {
-    /// Without a residual the first input is the sum.
+    /// The norm. Without a residual the first input is the sum.
     pub(super) norm: Norm,
-    /// The type of `x`. The sum has that of the residual.
+    /// The type of `x`. The sum has the type of the residual.
     pub(super) dtype: DType,
 }
 
@@ -223,7 +227,7 @@ impl<const D: usize> MultiFunction for StreamNormFunction<D> {
         if terms == 1 {
             return results;
         }
-        // The gradient of the sum is that of both of its terms.
+        // Both terms of the sum have the gradient of the sum.
         let gradient = results.remove(0);
         let to_x = |gradient| {
             let gradient = Tensor::<D>::from_dispatch(gradient);
@@ -235,12 +239,13 @@ impl<const D: usize> MultiFunction for StreamNormFunction<D> {
 }
 
 impl<const D: usize> StreamNormFunction<D> {
-    /// The inputs that are added.
+    /// Returns the number of inputs that are added.
     fn terms(&self) -> usize {
         if self.norm.inputs.residual { 2 } else { 1 }
     }
 
-    /// The norm once more, to the bit, from what the forward has saved and the bias that it was given.
+    /// Computes the norm again from the saved tensors of the forward and its bias. The result has
+    /// the same bits.
     pub fn norm_again(
         &self,
         saved: &[DispatchTensor],
@@ -251,17 +256,18 @@ impl<const D: usize> StreamNormFunction<D> {
         norm
     }
 
-    /// The number of the bias among the inputs, if there is one.
+    /// Returns the index of the bias among the inputs, if there is one.
     pub fn bias_input(&self) -> Option<usize> {
         self.norm.inputs.bias.then(|| self.terms() + 1)
     }
 
-    /// Whether the gradient of some parameter goes to a buffer.
+    /// Returns whether the gradient of a parameter goes to a flat buffer.
     pub fn has_buffer(&self) -> bool {
         self.norm.destinations.iter().any(Option::is_some)
     }
 
-    /// The gradients of `[sum, weight, bias?, x_bias?]` where the loss does not depend on the norm.
+    /// Returns the gradients of `[sum, weight, bias?, x_bias?]` if the loss does not depend on the
+    /// norm.
     fn of_sum_alone(&self, gradient: DispatchTensor, needed: &[bool]) -> Gradients {
         let mut results = vec![None; needed.len() + 1 - self.terms()];
         if let (Some(dtype), Some(last)) = (self.norm.inputs.x_bias, results.last_mut()) {
@@ -277,16 +283,17 @@ impl<const D: usize> StreamNormFunction<D> {
 /// The values from which a backward computes the gradients.
 struct BackwardSource<'a> {
     norm: &'a Norm,
-    /// `[source, statistics, weight]`
+    /// The saved tensors, `[source, statistics, weight]`.
     saved: Tensors,
     /// The gradient of the norm.
     gradient: DispatchTensor,
-    /// The gradient of the sum's other users, to which the kernel adds its own.
+    /// The gradient from the other users of the sum, to which the kernel adds its gradient.
     so_far: Option<DispatchTensor>,
 }
 
 impl BackwardSource<'_> {
-    /// The gradients of `[source, weight, bias?, x_bias?]`. Those of parameters with destinations go there.
+    /// Returns the gradients of `[source, weight, bias?, x_bias?]`. Gradients with destinations go
+    /// there.
     fn gradients(self, needed: &[bool]) -> Gradients {
         let given = self.norm.given();
         let inputs = self.norm.inputs;
@@ -315,7 +322,7 @@ impl BackwardSource<'_> {
                 (results, sums.collect())
             })
         };
-        // One for the input even where only the bias of `x` needs it.
+        // The gradient of the input is computed even if only the bias of `x` needs it.
         let input = wanted.input && !needed[0];
         let mut results = results.into_iter().skip(usize::from(input));
         needed
@@ -324,7 +331,7 @@ impl BackwardSource<'_> {
             .collect()
     }
 
-    /// The requested gradients, those of the parameters in their types.
+    /// Returns the requested gradients. Parameter gradients have the types of the parameters.
     fn narrowed(self, wanted: NormGradients) -> Tensors {
         let weight = self.saved[2].dtype();
         let x_bias = self.norm.inputs.x_bias.unwrap_or(weight);
@@ -344,7 +351,8 @@ impl BackwardSource<'_> {
         results
     }
 
-    /// The requested gradients; with a target, those of the parameters are the flat buffer.
+    /// Returns the requested gradients. With a target, the flat buffer replaces the parameter
+    /// gradients.
     fn launch(self, wanted: NormGradients, sums: DType, target: Option<FlatGradients>) -> Tensors {
         let mut inputs = self.saved;
         let formula = self.norm.formula;

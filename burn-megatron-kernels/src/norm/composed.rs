@@ -1,13 +1,13 @@
-//! The norms composed of Burn's own operations, differentiated by Burn.
+//! Reference norms, composed of Burn's own operations and differentiated by Burn.
 //!
-//! The same formulas in the same precision, with every intermediate tensor in memory.
+//! They use the same formulas in the same precision, with every intermediate tensor in memory.
 
 use burn::tensor::Tensor;
 
 use super::{NormKind, NormOptions};
 use crate::cpu::wide;
 
-/// [`layer_norm`](super::layer_norm), unfused.
+/// Computes [`layer_norm`](super::layer_norm) without fusion.
 pub fn layer_norm<const D: usize>(
     x: Tensor<D>,
     weight: Tensor<1>,
@@ -21,7 +21,7 @@ pub fn layer_norm<const D: usize>(
     affine(normalised, weight, bias, options).cast(dtype)
 }
 
-/// [`rms_norm`](super::rms_norm), unfused.
+/// Computes [`rms_norm`](super::rms_norm) without fusion.
 pub fn rms_norm<const D: usize>(
     x: Tensor<D>,
     weight: Tensor<1>,
@@ -32,7 +32,7 @@ pub fn rms_norm<const D: usize>(
     affine(normalised, weight, None, options).cast(dtype)
 }
 
-/// [`add_normalise`](super::add_normalise), unfused.
+/// Computes [`add_normalise`](super::add_normalise) without fusion.
 pub fn add_normalise<const D: usize>(
     kind: NormKind,
     x: Tensor<D>,
@@ -57,7 +57,7 @@ pub fn add_normalise<const D: usize>(
     (y.cast(dtype), sum)
 }
 
-/// `x / sqrt(mean(x^2) + epsilon)` over the last dim.
+/// Computes `x / sqrt(mean(x^2) + epsilon)` over the last dim.
 fn by_mean_square<const D: usize>(x: Tensor<D>, options: NormOptions) -> Tensor<D> {
     let square = (x.clone() * x.clone()).mean_dim(D - 1);
     x / (square + options.epsilon).sqrt()

@@ -1,4 +1,4 @@
-//! The CPU implementations: one pass over memory, a row at a time, in parallel over tasks of whole
+//! The CPU implementations: one pass over memory, a row at a time, with parallel tasks of complete
 //! rows.
 
 use burn::backend::flex::FlexTensor;
@@ -11,10 +11,10 @@ use crate::cpu::{
     Element, Real, add, for_each_task, for_float, rows_per_task, slice, tensor, vectorized, widen,
 };
 
-/// Partial sums of one row: two AVX-512 registers of f32.
+/// The number of partial sums per row: two AVX-512 registers of f32.
 const PARTIALS: usize = 32;
 
-/// See [`NormForwardOp`].
+/// Computes the forward; see [`NormForwardOp`].
 pub(super) fn forward(op: &NormForwardOp, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
     let inputs = op.inputs.split(&inputs);
     let dtype = inputs.x.dtype();
@@ -26,7 +26,7 @@ pub(super) fn forward(op: &NormForwardOp, inputs: Vec<FlexTensor>) -> Vec<FlexTe
     })
 }
 
-/// See [`NormBackwardOp`].
+/// Computes the backward; see [`NormBackwardOp`].
 pub(super) fn backward(op: &NormBackwardOp, mut inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
     let flat = op.places.as_ref().and_then(|_| inputs.pop());
     let dtype = inputs[2].dtype();
@@ -40,7 +40,7 @@ pub(super) fn backward(op: &NormBackwardOp, mut inputs: Vec<FlexTensor>) -> Vec<
     outputs
 }
 
-/// A parameter in the type of the computation.
+/// Converts a parameter to the type of the computation.
 fn parameter<R: Real>(values: &FlexTensor, offset: R) -> Vec<R> {
     for_float!(values.dtype(), W => {
         let value = |w: &W| R::of(w.wide().double()) + offset;
@@ -48,7 +48,7 @@ fn parameter<R: Real>(values: &FlexTensor, offset: R) -> Vec<R> {
     })
 }
 
-/// The factors of a row: the weight, or one more.
+/// Returns the factors of a row: the weight, or the weight plus one.
 fn factors<R: Real>(formula: NormFormula, weight: &FlexTensor) -> Vec<R> {
     let offset = if formula.options.zero_centered {
         R::ONE
@@ -58,7 +58,8 @@ fn factors<R: Real>(formula: NormFormula, weight: &FlexTensor) -> Vec<R> {
     parameter(weight, offset)
 }
 
-/// Sums of `terms` over pairs of two rows, in an order that depends on the length alone.
+/// Returns the sums of `terms` over pairs of elements of two rows, in an order that depends only on
+/// the length.
 #[inline(always)]
 fn sums<R: Real, const K: usize>(a: &[R], b: &[R], terms: impl Fn(R, R) -> [R; K]) -> [R; K] {
     let mut partial = [[R::ZERO; PARTIALS]; K];
@@ -90,9 +91,10 @@ fn sums<R: Real, const K: usize>(a: &[R], b: &[R], terms: impl Fn(R, R) -> [R; K
     total
 }
 
-/// One over the deviation, and the mean in two parts (0 for RMSNorm).
+/// Returns the reciprocal of the deviation, and the mean in two parts (0 for RMSNorm).
 ///
-/// The sum of what is left after the first part corrects it, and the variance, for its rounding.
+/// The second part is the sum of the rest after the first part. It corrects the mean and the
+/// variance for the rounding of the first part.
 #[inline(always)]
 fn statistics<R: Real>(formula: NormFormula, row: &[R]) -> [R; 3] {
     let count = R::of(row.len() as f64);
@@ -116,7 +118,7 @@ fn statistics<R: Real>(formula: NormFormula, row: &[R]) -> [R; 3] {
     [R::ONE / (variance + epsilon).root(), mean, rest]
 }
 
-/// Rows of a forward that are done by one thread.
+/// Rows of a forward that one thread computes.
 struct NormForwardTask<'a, X: Element, S: Element> {
     x: &'a [X],
     residual: Option<(&'a [S], &'a mut [S])>,
@@ -172,7 +174,7 @@ impl<X: Element, S: Element<Wide = X::Wide>> NormForwardTask<'_, X, S> {
     }
 }
 
-/// Adds a row of the residual. The sum, rounded to the residual's type, is what is normalised.
+/// Adds a row of the residual. The sum is rounded to the residual's type before it is normalised.
 #[inline(always)]
 fn add_residual<S: Element>(residual: &[S], sum: &mut [S], row: &mut [S::Wide]) {
     for ((row, sum), residual) in row.iter_mut().zip(sum).zip(residual) {
@@ -229,7 +231,7 @@ where
     outputs
 }
 
-/// Rows of a backward that are done by one thread.
+/// Rows of a backward that one thread computes.
 struct NormBackwardTask<'a, Y: Element, S: Element> {
     source: &'a [S],
     statistics: &'a [Y::Wide],
@@ -237,7 +239,7 @@ struct NormBackwardTask<'a, Y: Element, S: Element> {
     so_far: Option<&'a [S]>,
     /// The gradient of the input.
     dx: Option<&'a mut [S]>,
-    /// The sums over its rows.
+    /// The sums over the rows of the task.
     of_parameters: EachParameter<Option<&'a mut [Y::Wide]>>,
 }
 
@@ -303,7 +305,7 @@ impl<Y: Element, S: Element<Wide = Y::Wide>> NormBackwardTask<'_, Y, S> {
     }
 }
 
-/// The gradient of the input, and the sums for the parameters, where requested.
+/// Returns the gradient of the input and the sums for the parameters, as requested.
 fn backward_as<Y, S>(
     formula: NormFormula,
     wanted: NormGradients,
@@ -320,7 +322,7 @@ where
     let so_far = inputs.get(4).map(slice::<S>);
     let factors: Vec<Y::Wide> = factors(formula, weight);
     let (width, kept) = (factors.len(), formula.statistics());
-    // Larger tasks than the forward's, as each has sums of its own.
+    // Larger tasks than in the forward, because each task has its own sums.
     let grain = 4 * rows_per_task(width);
     let tasks = (source.len() / width).div_ceil(grain);
 

@@ -1,17 +1,17 @@
-//! LayerNorm and RMSNorm over the last dim, alone or with the residual addition before them.
+//! LayerNorm and RMSNorm over the last dim, alone or with the preceding residual addition.
 //!
-//! With `n` the width of a row `x`, `w` the weight (`1 + w` if
-//! [`zero_centered`](NormOptions::zero_centered)) and `b` the bias:
+//! With a row `x` of width `n`, the weight `w` (`1 + w` if
+//! [`zero_centered`](NormOptions::zero_centered)) and the bias `b`:
 //!
 //! - LayerNorm (Ba et al., 2016): `y = (x - mean(x)) / sqrt(mean((x - mean(x))^2) + epsilon) w + b`
 //! - RMSNorm (Zhang and Sennrich, 2019): `y = x / sqrt(mean(x^2) + epsilon) w`
 //!
-//! Statistics are computed in f32 (in f64 for f64), the variance from the deviations and never as a
-//! difference of squares. The backward keeps the input and 1 or 3 numbers of each row, not the
-//! normalised values.
+//! Statistics are computed in f32 (f64 for f64). The variance is computed from the deviations and
+//! never as a difference of squares. The backward keeps the input and 1 or 3 numbers per row, not
+//! the normalised values.
 //!
-//! The weight and the bias may be of another float type than `x`; their gradients come in their own
-//! type. The bias is taken in the weight's type.
+//! The weight and the bias may have a float type other than the type of `x`; their gradients have
+//! their own type. The bias is converted to the type of the weight.
 
 use burn::backend::DispatchTensor;
 use burn::tensor::{DType, Tensor};
@@ -45,14 +45,15 @@ pub enum NormKind {
 /// Options of the norms.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct NormOptions {
-    /// Added to the variance, or to the mean square: a positive number, 0 included.
+    /// The number added to the variance, or to the mean square; 0 or more.
     pub epsilon: f64,
-    /// Whether the weight is used as `1 + w`, so that it starts at 0 and decays towards 1.
+    /// Whether the weight is used as `1 + w`, so that it starts at 0 and weight decay pulls the
+    /// factor towards 1.
     pub zero_centered: bool,
 }
 
 impl NormOptions {
-    /// A weight that is used as it is.
+    /// Creates options with a weight that is used unchanged.
     pub fn new(epsilon: f64) -> Self {
         Self {
             epsilon,
@@ -61,12 +62,14 @@ impl NormOptions {
     }
 }
 
-/// LayerNorm of `x` `[.., n]` with a weight and a bias `[n]`.
+/// Computes LayerNorm of `x`, `[.., n]`, with a weight and a bias, `[n]` each.
 ///
 /// # Panics
 ///
-/// With a [`KernelError`] for sizes that differ, an empty last dim, an epsilon that is negative or
-/// not finite, and a type that the device does not support.
+/// Panics with a [`KernelError`] if
+/// - sizes differ, or the last dim is empty,
+/// - epsilon is negative or not finite,
+/// - the device does not support a type.
 pub fn layer_norm<const D: usize>(
     x: Tensor<D>,
     weight: Tensor<1>,
@@ -77,11 +80,11 @@ pub fn layer_norm<const D: usize>(
     normalise(NormKind::Layer, x, weight.into(), bias, options)
 }
 
-/// RMSNorm of `x` `[.., n]` with a weight `[n]`.
+/// Computes RMSNorm of `x`, `[.., n]`, with a weight `[n]`.
 ///
 /// # Panics
 ///
-/// See [`layer_norm`].
+/// Panics in the same cases as [`layer_norm`].
 ///
 /// # Example
 ///
@@ -104,13 +107,14 @@ pub fn rms_norm<const D: usize>(
     normalise(NormKind::Rms, x, weight.into(), None, options)
 }
 
-/// Computes [`layer_norm`] or [`rms_norm`] with parameters whose gradients may go to a flat buffer. Next to a parameter
-/// with a destination, a parameter without one must be a constant.
+/// Computes [`layer_norm`] or [`rms_norm`] with parameters whose gradients may go to a flat buffer.
+/// Next to a parameter with a destination, a parameter without one must be a constant.
 ///
 /// # Panics
 ///
-/// The errors of [`layer_norm`]. Also a [`KernelError`] for RMSNorm with a bias, and for a tracked parameter without a
-/// destination next to a parameter with a destination.
+/// Panics in the same cases as [`layer_norm`]. Also panics with a [`KernelError`] for RMSNorm with
+/// a bias, and for a tracked parameter without a destination next to a parameter with a
+/// destination.
 pub fn normalise<const D: usize>(
     kind: NormKind,
     x: Tensor<D>,
@@ -133,17 +137,19 @@ pub fn normalise<const D: usize>(
     apply(inputs, function)
 }
 
-/// Returns `(norm(sum), sum)` with `sum = (x + x_bias) + residual`, rounded once, in one pass. The norm is the norm of
-/// [`normalise`], and `x_bias` is a bias `[n]` of `x` of any float type.
+/// Returns `(norm(sum), sum)` with `sum = (x + x_bias) + residual`, rounded once, in one pass. The
+/// norm is computed as in [`normalise`], and `x_bias` is a bias `[n]` of `x` of any float type.
 ///
-/// The residual has the type of `x`, or f32 if `x` has 16 bits. The sum is computed in f32 and has the type of the
-/// residual; the norm is computed from the rounded sum and has the type of `x`. In the backward, the gradient from the other users of the sum is added by the
-/// kernel of the norm's gradient, whose result is the gradient of `x` and of the residual. The kernel
-/// sums the gradient of the bias of `x` too.
+/// The residual has the type of `x`, or f32 if `x` has 16 bits. The sum is computed in f32 and has
+/// the type of the residual. The norm is computed from the rounded sum and has the type of `x`.
+///
+/// In the backward, one kernel computes the norm's gradient and adds the gradient from the other
+/// users of the sum. Its result is the gradient of `x` and of the residual. The kernel also sums
+/// the gradient of the bias of `x`.
 ///
 /// # Panics
 ///
-/// As [`normalise`], and for a residual of another shape or type.
+/// Panics in the same cases as [`normalise`], and if the residual has another shape or type.
 pub fn add_normalise<const D: usize>(
     kind: NormKind,
     x: Tensor<D>,
@@ -161,23 +167,25 @@ pub fn add_normalise<const D: usize>(
     stream.normalise(kind, weight, bias, options)
 }
 
-/// A residual stream that is normalised: see [`add_normalise`].
+/// A residual stream to normalise; see [`add_normalise`].
 #[derive(Clone, Debug)]
 pub struct StreamNorm<const D: usize> {
-    /// The value that is added to the stream. Without a residual it is the stream itself.
+    /// The value added to the stream. Without a residual it is the stream itself.
     pub x: Tensor<D>,
     /// The stream so far.
     pub residual: Option<Tensor<D>>,
-    /// The bias of `x`. It must be part of a sum that is given; then only its gradient is computed here.
+    /// The bias of `x`. If the sum is given, the bias must already be part of it, and only its
+    /// gradient is computed.
     pub x_bias: Option<Parameter>,
 }
 
 impl<const D: usize> StreamNorm<D> {
-    /// The norm and the sum. Those of a given sum and their gradients have the bits of [`add_normalise`].
+    /// Returns the norm and the sum. With a given sum, results and gradients have the same bits as
+    /// [`add_normalise`].
     ///
     /// # Panics
     ///
-    /// See [`add_normalise`].
+    /// Panics in the same cases as [`add_normalise`].
     pub fn normalise(
         self,
         kind: NormKind,
@@ -185,14 +193,14 @@ impl<const D: usize> StreamNorm<D> {
         bias: Option<Parameter>,
         options: NormOptions,
     ) -> (Tensor<D>, Tensor<D>) {
-        // The weight and the bias have no part in the sum.
+        // The weight and the bias do not affect the sum.
         let on_autodiff = self.is_autodiff();
         let (function, inputs) = self.into_function(kind, weight, bias, options);
         let [y, sum] = apply_multi(inputs, function);
         (y, if on_autodiff { sum } else { sum.inner() })
     }
 
-    /// Whether the sum has autodiff.
+    /// Returns whether the sum has autodiff.
     pub fn is_autodiff(&self) -> bool {
         let terms = [Some(&self.x), self.residual.as_ref()];
         let mut terms = terms.into_iter().flatten();
@@ -200,12 +208,12 @@ impl<const D: usize> StreamNorm<D> {
         terms.any(|term| term.is_autodiff()) || of_bias.is_some_and(|bias| bias.value.is_autodiff())
     }
 
-    /// The operation, as a part of another one, and its inputs: `x`, then the residual, the weight, the bias and the
-    /// bias of `x`, where there are any.
+    /// Returns the operation as a part of another operation, and its inputs: `x`, then the
+    /// residual, the weight, the bias and the bias of `x`, if present.
     ///
     /// # Panics
     ///
-    /// See [`add_normalise`].
+    /// Panics in the same cases as [`add_normalise`].
     pub fn into_function(
         self,
         kind: NormKind,
@@ -273,7 +281,7 @@ impl GivenParameters {
         }
     }
 
-    /// The number of parameters whose gradients go to the graph.
+    /// Returns the number of parameters whose gradients go to the graph.
     fn tracked(&self) -> usize {
         let is_tracked = |parameter: &&Parameter| {
             let Parameter { value, destination } = parameter;
@@ -282,7 +290,7 @@ impl GivenParameters {
         self.each().into_iter().flatten().filter(is_tracked).count()
     }
 
-    /// The values; that of the bias in the type of the weight.
+    /// Returns the values. The bias is converted to the type of the weight.
     fn into_values(self) -> Vec<DispatchTensor> {
         let dtype = self.weight.value.dtype();
         let bias = self.bias.map(|bias| bias.value.cast::<DType>(dtype));

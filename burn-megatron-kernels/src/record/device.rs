@@ -22,7 +22,7 @@ use crate::launch::{DeviceOp, InPlace, Spec};
 /// A tensor of the recording device, of any type.
 pub(super) type Primitive = FloatTensor<Capture>;
 
-/// The operation that stands for an event among the recorded ones.
+/// The operation that marks an event among the recorded operations.
 const EVENT: &str = "burn-megatron event";
 
 thread_local! {
@@ -92,7 +92,7 @@ pub(super) fn capture<T>(
     ))
 }
 
-/// The panic of a body.
+/// The error of a body that panicked.
 struct Failure(RecordError);
 
 impl Failure {
@@ -113,7 +113,7 @@ fn handle(device: &Device) -> Primitive {
     }
 }
 
-/// Floats, integers and truth values are all one primitive on this backend.
+/// Returns the primitive, which is the same for floats, integers and booleans on this backend.
 fn primitive(tensor: BackendTensor<Capture>) -> Primitive {
     match tensor {
         BackendTensor::Float(tensor) | BackendTensor::Int(tensor) | BackendTensor::Bool(tensor) => {
@@ -143,7 +143,7 @@ fn described(tensor: &DispatchTensor) -> Option<TensorIr> {
     }
 }
 
-/// The number by which a recording knows a tensor; `None` on another device.
+/// Returns the identifier of a tensor in a recording, or `None` on another device.
 pub fn tensor_id<const D: usize, K: Basic>(tensor: &Tensor<D, K>) -> Option<TensorId> {
     described(&tensor.clone().into_dispatch()).map(|it| it.id)
 }
@@ -177,7 +177,7 @@ impl Recorder {
     }
 }
 
-/// The outputs of a kernel, of the shapes that it declares.
+/// Returns the outputs of a kernel with the shapes that it declares.
 pub(crate) fn launch_on_shapes(
     kernel: &dyn DeviceOp,
     inputs: Vec<DispatchTensor>,
@@ -213,7 +213,7 @@ pub(crate) fn launch_on_shapes(
     wrapped.collect()
 }
 
-/// A tensor that an operation makes.
+/// Returns a tensor that an operation creates.
 fn created(tensor: &Primitive) -> TensorIr {
     use burn::backend::TensorMetadata;
     TensorIr::uninit(tensor.id(), tensor.shape(), tensor.dtype())
@@ -291,7 +291,7 @@ pub(super) fn run_backward(call: usize, needed: &[bool]) {
     let Some(Some((((function, saved), outputs), client, needed))) = taken else {
         return;
     };
-    // Declared as made here: they come from the backward of what uses the outputs.
+    // Declared as created here: the gradients come from the backward of the users of the outputs.
     let gradient = |ir: &TensorIr| {
         let tensor = RouterTensor::new(
             client.create_empty_handle(),

@@ -1,12 +1,13 @@
 //! Records the operations of a model on shapes alone, so that its memory can be planned.
 //!
-//! [`record`] gives a body a device on which nothing is computed or allocated (Burn's capture device). Every operation
-//! on its tensors is recorded in order: those of Burn, the kernels of this crate with the shapes that they declare, and
-//! around them the calls of a [`Function`](crate::Function) with the tensors that its forward saves. The device has no
-//! autodiff; [`backward`] runs the backward of a recorded call.
+//! [`record`] gives a body a device on which nothing is computed or allocated (Burn's capture
+//! device). Every operation on its tensors is recorded in order: Burn's operations, and the kernels
+//! of this crate with the shapes that they declare. Calls of a [`Function`](crate::Function) are
+//! recorded around them, with the tensors that the forward saves. The device has no autodiff;
+//! [`backward`] runs the backward of a recorded call.
 //!
-//! A thread records for itself. What cannot be known from shapes, such as the tokens of an expert, a caller takes from
-//! [`ShapeSettings`].
+//! Each thread has its own recording. [`ShapeSettings`] provides properties that shapes do not
+//! determine, such as the number of tokens of an expert.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -33,12 +34,13 @@ pub use replay::Replay;
 /// The properties that shapes alone do not determine.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ShapeSettings {
-    /// The rows of the experts of the fullest rank, divided by those of an average rank; at least 1.
+    /// The number of rows of the experts on the fullest rank, divided by the average over ranks; at
+    /// least 1.
     pub expert_imbalance: f64,
 }
 
 impl Default for ShapeSettings {
-    /// Balanced experts.
+    /// Returns the settings of balanced experts.
     fn default() -> Self {
         Self {
             expert_imbalance: 1.0,
@@ -49,13 +51,13 @@ impl Default for ShapeSettings {
 /// A call of a [`Function`](crate::Function).
 #[derive(Clone, Debug)]
 pub struct RecordedCall {
-    /// The name of its type.
+    /// The name of the function's type.
     pub name: String,
-    /// Its inputs.
+    /// The inputs of the call.
     pub inputs: Vec<TensorIr>,
     /// The tensors that the forward saves for the backward.
     pub saved: Vec<TensorIr>,
-    /// Its outputs.
+    /// The outputs of the call.
     pub outputs: Vec<TensorIr>,
     /// The gradients of the outputs and of the inputs, if [`backward`] was called.
     pub gradients: Option<RecordedGradients>,
@@ -66,53 +68,53 @@ pub struct RecordedCall {
 /// The gradients of a [`RecordedCall`].
 #[derive(Clone, Debug)]
 pub struct RecordedGradients {
-    /// Of its outputs, made for the call.
+    /// The gradients of the outputs, created for the call.
     pub outputs: Vec<TensorIr>,
-    /// Of its inputs, where the backward returns them.
+    /// The gradients of the inputs, if the backward returns them.
     pub inputs: Vec<Option<TensorIr>>,
 }
 
-/// Something that was recorded, in order. Calls are given by their index in [`Recording::calls`].
+/// A recorded step. Calls are given by their index in [`Recording::calls`].
 #[derive(Clone, Debug)]
 pub enum RecordedStep {
     /// An operation.
     Operation(OperationIr),
-    /// The forward of a call begins; what follows until its end is inside of it.
+    /// The start of a call's forward. The steps up to its end belong to it.
     Forward(usize),
-    /// It ends.
+    /// The end of a call's forward.
     ForwardEnd(usize),
-    /// The backward of a call begins.
+    /// The start of a call's backward.
     Backward(usize),
-    /// It ends.
+    /// The end of a call's backward.
     BackwardEnd(usize),
     /// A [`note`] of a caller.
     Note(Note),
 }
 
-/// A value that a caller of [`note`] puts among the operations.
+/// A value that a caller of [`note`] adds to the recorded steps.
 pub type Note = Arc<dyn Any + Send + Sync>;
 
-/// All that happened on a recording device.
+/// The steps recorded on a device.
 #[derive(Clone, Debug, Default)]
 pub struct Recording {
-    /// In order.
+    /// The steps in order.
     pub steps: Vec<RecordedStep>,
     /// The calls of functions.
     pub calls: Vec<RecordedCall>,
-    /// The tensors that were given with values, such as parameters that were moved to the device.
+    /// Tensors that were created from values, such as parameters that were moved to the device.
     pub values: BTreeMap<TensorId, TensorData>,
 }
 
-/// Why something cannot be recorded.
+/// The reason why operations cannot be recorded.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RecordError {
-    /// The thread records already.
+    /// The thread is already recording.
     #[error("this thread records already: expected one recording at a time")]
     Nested,
     /// The operations do not form a graph.
     #[error("the operations cannot be recorded: {0}")]
     Graph(String),
-    /// An operation has no form on shapes: it reads values, or uses a backend directly.
+    /// An operation cannot run on shapes alone: it reads values, or uses a backend directly.
     #[error("{operation} has no form on shapes alone: {reason}")]
     NoShapes {
         /// The operation.
@@ -122,20 +124,20 @@ pub enum RecordError {
     },
 }
 
-/// The record of a thread.
+/// The recorder of a thread.
 struct Recorder {
     settings: ShapeSettings,
-    /// Any tensor of the device: it has the client by which operations are recorded.
+    /// A tensor of the device, which has the client that records operations.
     handle: Primitive,
     events: Vec<RecordedStep>,
     calls: Vec<RecordedCall>,
-    /// Of each call, what its backward needs.
+    /// For each call, the data for its backward.
     backwards: Vec<Option<(SharedFunction, Vec<DispatchTensor>)>>,
-    /// The functions around what is recorded now, outermost first.
+    /// The functions that contain the current operation, outermost first.
     inside: Vec<usize>,
-    /// The type of the last function that was entered, also after it panicked.
+    /// The type of the last function that was entered, even if it panicked.
     last: Option<String>,
-    /// Tensors that are older than this one are constants.
+    /// The first tensor that is not a constant. Older tensors are constants.
     first_variable: Option<TensorId>,
 }
 
@@ -143,7 +145,7 @@ thread_local! {
     static CURRENT: RefCell<Option<Recorder>> = const { RefCell::new(None) };
 }
 
-/// Stops recording also where the body unwinds.
+/// Stops recording, even if the body unwinds.
 struct Stop;
 
 impl Drop for Stop {
@@ -152,11 +154,11 @@ impl Drop for Stop {
     }
 }
 
-/// Runs `body` on a device that records; its tensors must not leave it.
+/// Runs `body` on a device that records. The tensors of the device must not leave the body.
 ///
 /// # Errors
 ///
-/// [`RecordError`], with the operation that has no form on shapes.
+/// Returns [`RecordError`], with the name of an operation that cannot run on shapes alone.
 pub fn record<T>(
     settings: ShapeSettings,
     body: impl FnOnce(&Device) -> T,
@@ -176,10 +178,10 @@ fn hide_panics() {
 
 type PanicHook = Box<dyn Fn(&panic::PanicHookInfo<'_>) + Sync + Send>;
 
-/// A hook that is not called for panics inside recordings.
+/// Returns a hook that is not called for panics inside recordings.
 fn outside_recordings(hook: PanicHook) -> PanicHook {
     Box::new(move |panic| {
-        // The recorder may be borrowed where the panic began.
+        // The recorder may be borrowed at the point of the panic.
         let is_recording = CURRENT.try_with(|current| match current.try_borrow() {
             Ok(current) => current.is_some(),
             Err(_) => true,
@@ -190,45 +192,50 @@ fn outside_recordings(hook: PanicHook) -> PanicHook {
     })
 }
 
-/// Marks every tensor that exists now as a constant: [`backward`] computes no gradient of a constant. The parameters of a model
-/// are constants, as they enter the graph through an operation or take their gradients through a hook.
+/// Marks every existing tensor as a constant, for which [`backward`] computes no gradient. The
+/// parameters of a model are constants, because they enter the graph through an operation or get
+/// their gradients through a hook.
 pub fn begin_variables() {
     with(|recorder| recorder.first_variable = Some(recorder.handle.client.create_empty_handle()));
 }
 
-/// Whether this thread records.
+/// Returns whether this thread is recording.
 pub fn is_recording() -> bool {
     CURRENT.with_borrow(Option::is_some)
 }
 
-/// Whether this thread records, outside of any function: an operation is recorded for a backward then.
+/// Returns whether this thread is recording outside of any function. Operations are then recorded
+/// for a backward.
 pub fn is_recording_calls() -> bool {
     CURRENT.with_borrow(|current| matches!(current, Some(it) if it.inside.is_empty()))
 }
 
-/// Returns the properties that shapes alone do not determine, or `None` where nothing is recorded.
+/// Returns the properties that shapes alone do not determine, or `None` if this thread is not
+/// recording.
 pub fn shape_settings() -> Option<ShapeSettings> {
     CURRENT.with_borrow(|current| current.as_ref().map(|it| it.settings))
 }
 
-/// Puts a value among the recorded operations; does nothing where nothing is recorded.
+/// Adds a value to the recorded operations. Does nothing if this thread is not recording.
 pub fn note(value: impl Any + Send + Sync) {
     with(|recorder| recorder.push(RecordedStep::Note(Arc::new(value))));
 }
 
-/// The calls recorded so far.
+/// Returns the number of calls recorded so far.
 pub fn calls() -> usize {
     with(|recorder| recorder.calls.len()).unwrap_or_default()
 }
 
-/// Runs the backward of a call, once, for gradients of all of its outputs.
+/// Runs the backward of a call once, with gradients of all of its outputs.
 ///
-/// `needed` selects the inputs whose gradients are computed. [Constants](begin_variables) never have a gradient.
+/// `needed` selects the inputs whose gradients are computed. [Constants](begin_variables) never
+/// have a gradient.
 pub fn backward(call: usize, needed: &[bool]) {
     device::run_backward(call, needed);
 }
 
-/// Runs `body`, a forward inside of a backward, and then the backward of each of its calls, in reverse.
+/// Runs `body`, which is a forward inside a backward, and then the backward of each of its calls in
+/// reverse order.
 pub fn second_pass(body: impl FnOnce()) {
     let outer = with(|recorder| (std::mem::take(&mut recorder.inside), recorder.calls.len()));
     body();
@@ -239,7 +246,8 @@ pub fn second_pass(body: impl FnOnce()) {
     with(|recorder| recorder.inside = outer);
 }
 
-/// Runs the backward of each call from this one on, in reverse, with gradients of all inputs.
+/// Runs the backward of each call from call `first` on in reverse order, with gradients of all
+/// inputs.
 pub fn backward_since(first: usize) {
     for call in (first..calls()).rev() {
         let inputs = with(|recorder| recorder.calls[call].inputs.len()).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Recorded operations, one at a time, on a device with values.
+//! Replays recorded operations, one at a time, on a device with values.
 
 #[cfg(any(feature = "cuda", feature = "wgpu"))]
 use burn::backend::Cube;
@@ -11,50 +11,54 @@ use burn_router::{CustomOpRegistry, TensorInterpreter};
 use super::RecordedCall;
 use crate::function::{SharedFunction, forward};
 
-/// Runs operations of a [`Recording`](super::Recording) on the values that it is given.
+/// Runs operations of a [`Recording`](super::Recording) on given values.
 ///
-/// A tensor is known by its number in the recording, and lives until an operation has consumed it (its status there is
-/// read-write) or it is [forgotten](Self::forget).
+/// A tensor is identified by its number in the recording. It lives until an operation consumes it
+/// (its status there is read-write) or until it is [forgotten](Self::forget).
 pub struct Replay(Box<dyn Interpreter>);
 
 impl Replay {
-    /// Operations on `device` as a program would run them there: with the feature `fusion` a GPU fuses those that nothing
-    /// reads in between. `None` for a device that is neither the CPU (Flex) nor one of CubeCL's.
+    /// Creates a replay on `device` that runs operations as a program would. With the feature
+    /// `fusion`, a GPU fuses operations whose intermediate results are not read. Returns `None` for
+    /// a device that is neither the CPU (Flex) nor a CubeCL device.
     pub fn new(device: &Device) -> Option<Self> {
         of_device(device.as_dispatch())
     }
 
-    /// Operations on a GPU without fusion, in a build with it; `None` where [`new`](Self::new) does not fuse either.
+    /// Creates a replay on a GPU without fusion, in a build with the feature `fusion`. Returns
+    /// `None` for devices on which [`new`](Self::new) does not fuse either.
     ///
     /// [Calls](Self::call) are not supported.
     pub fn unfused(device: &Device) -> Option<Self> {
         unfused(device.as_dispatch())
     }
 
-    /// Gives a tensor its values.
+    /// Sets the values of a tensor.
     pub fn set(&mut self, id: TensorId, values: TensorData) {
         self.0.set(id, values);
     }
 
-    /// Runs an operation whose inputs are there.
+    /// Runs an operation whose inputs exist.
     ///
     /// # Panics
     ///
-    /// As the operation, and for a custom operation: see [`call`](Self::call).
+    /// Panics in the same cases as the operation, and for a custom operation; see
+    /// [`call`](Self::call).
     pub fn run(&mut self, operation: OperationIr) {
         self.0.run(operation);
     }
 
-    /// Runs the forward of a call, of these inputs into these outputs; false if it cannot be run here.
+    /// Runs the forward of a call with these inputs and outputs. Returns false if the call cannot
+    /// run here.
     pub fn call(&mut self, call: &RecordedCall, inputs: &[TensorIr], outputs: &[TensorIr]) -> bool {
         self.0.call(call, inputs, outputs)
     }
 
-    /// The values of a tensor.
+    /// Returns the values of a tensor.
     ///
     /// # Errors
     ///
-    /// The error that the device reports.
+    /// Returns the error that the device reports.
     pub fn read(&mut self, tensor: &TensorIr) -> Result<TensorData, String> {
         self.0.read(TensorIr {
             status: TensorStatus::ReadOnly,
@@ -62,7 +66,7 @@ impl Replay {
         })
     }
 
-    /// Frees a tensor, if it is there.
+    /// Frees a tensor, if it exists.
     pub fn forget(&mut self, tensor: &TensorIr) {
         self.0.run(OperationIr::Drop(tensor.clone()));
     }
@@ -78,7 +82,7 @@ trait Interpreter {
 /// The operations of one backend.
 struct Of<B: BackendIr> {
     interpreter: TensorInterpreter<B>,
-    /// [`forward`] on this backend, if [`DispatchTensor`] has it.
+    /// The function [`forward`] for this backend, if [`DispatchTensor`] has the backend.
     forward: Option<Forward<B>>,
 }
 

@@ -27,7 +27,8 @@ impl AngleInputs {
             Positions::From(start) => (*start, None),
             Positions::Each(each) => {
                 let each = each.clone().inner();
-                // Kernels clamp too; a wider type must not wrap around before they do.
+                // Kernels clamp positions too, but a wider type must not wrap around before they
+                // do.
                 let each = match each.dtype() {
                     DType::I32 => each,
                     _ => each.clamp(0, last).cast(DType::I32),
@@ -43,7 +44,7 @@ impl AngleInputs {
         }
     }
 
-    /// The inputs of a launch: the given tensors, then the angles.
+    /// Returns the inputs of a launch: the given tensors, then the angles.
     fn after(&self, tensors: Tensors) -> Tensors {
         let table = [self.cosine.clone(), self.sine.clone()].map(Tensor::into_dispatch);
         let each = self.each.clone().map(Tensor::into_dispatch);
@@ -77,7 +78,7 @@ pub(super) fn rotate(
     apply(vec![x.into_dispatch()], Rotate { angles, heads })
 }
 
-/// Rotates its input; saves nothing for the backward.
+/// The function that rotates its input. It saves nothing for the backward.
 #[derive(Debug)]
 struct Rotate {
     angles: AngleInputs,
@@ -90,17 +91,18 @@ impl Function for Rotate {
         (y, vec![])
     }
 
-    /// The transpose of a rotation, its concentration included, is the one by the negative angle.
+    /// Rotates by the negative angle, which is the transpose of a rotation, including its
+    /// concentration.
     fn backward(&self, _saved: Tensors, gradient: DispatchTensor, _needed: &[bool]) -> Gradients {
         vec![Some(self.angles.rotate(gradient, self.heads, true))]
     }
 }
 
-/// Queries and keys.
+/// Rotates queries and keys.
 ///
-/// An autodiff function has one output, so there are two: the function of the queries runs the
-/// launch, for which keys and values are constants, and the function of the keys takes the keys
-/// that it computed.
+/// An autodiff function has one output, so there are two functions. The function of the queries
+/// runs the launch, with keys and values as constants. The function of the keys takes the keys
+/// computed by that launch.
 pub(super) fn rotate_mla(
     (q, kv, k_rope): (Tensor<4>, Tensor<4>, Tensor<3>),
     mla: MlaDims,
@@ -125,7 +127,7 @@ pub(super) fn rotate_mla(
     (q, apply(keys, RotateMlaKeys(rotation)))
 }
 
-/// The keys, passed from the forward of the queries to that of the keys.
+/// The keys, passed from the forward of the queries to the forward of the keys.
 type MlaKeysSlot = Arc<Mutex<Option<DispatchTensor>>>;
 
 #[derive(Clone, Debug)]

@@ -1,4 +1,4 @@
-//! Input checks, before anything is launched.
+//! Input checks that run before anything is launched.
 
 use burn::tensor::Tensor;
 
@@ -13,7 +13,7 @@ fn refuse<T>(message: String) -> Result<T, KernelError> {
     Err(KernelError::shape(NAME, message))
 }
 
-/// Checks the inputs of `rotate` and returns what is rotated.
+/// Checks the inputs of `rotate` and returns the rotated part.
 pub(super) fn rotate(
     x: &Tensor<4>,
     table: &RopeTable,
@@ -50,7 +50,7 @@ pub(super) fn rotate(
     })
 }
 
-/// Checks the inputs of `rotate_mla` and returns what is rotated of `q`.
+/// Checks the inputs of `rotate_mla` and returns the rotated part of `q`.
 pub(super) fn mla(
     (q, kv, k_rope): (&Tensor<4>, &Tensor<4>, &Tensor<3>),
     MlaDims { nope, value }: MlaDims,

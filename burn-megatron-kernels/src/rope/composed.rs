@@ -1,4 +1,4 @@
-//! The same operations composed of Burn's own, differentiated by Burn.
+//! Reference operations, composed of Burn's own operations and differentiated by Burn.
 
 use burn::tensor::Tensor;
 
@@ -6,11 +6,11 @@ use super::{MlaDims, Pairing, Positions, RopeOptions, RopeTable, RotaryHeads, ch
 use crate::cpu::wide;
 use crate::error::accept;
 
-/// [`rotate`](super::rotate) by slices, products and concatenations.
+/// Computes [`rotate`](super::rotate) with slices, products and concatenations.
 ///
 /// # Panics
 ///
-/// See [`rotate`](super::rotate).
+/// Panics in the same cases as [`rotate`](super::rotate).
 pub fn rotate(
     x: Tensor<4>,
     table: &RopeTable,
@@ -24,11 +24,11 @@ pub fn rotate(
     }
 }
 
-/// [`rotate_mla`](super::rotate_mla) by slices, products and concatenations.
+/// Computes [`rotate_mla`](super::rotate_mla) with slices, products and concatenations.
 ///
 /// # Panics
 ///
-/// See [`rotate_mla`](super::rotate_mla).
+/// Panics in the same cases as [`rotate_mla`](super::rotate_mla).
 #[allow(clippy::too_many_arguments)]
 pub fn rotate_mla(
     q: Tensor<4>,
@@ -63,7 +63,7 @@ fn angles(table: &RopeTable, positions: &Positions, heads: RotaryHeads) -> Angle
     let half = heads.width / 2;
     let last = table.rows() as i64 - 1;
     let at = |table: Tensor<2>| match positions {
-        // The number of tokens is that of the tensor that the slice is multiplied with.
+        // The number of tokens is taken from the tensor with which the slice is multiplied.
         Positions::From(start) => {
             let rest = table.dims()[0] - start;
             table.narrow(0, *start, rest).reshape([1, rest, 1, half])

@@ -1,4 +1,5 @@
-//! The CPU implementation: token by token, each in cache while its heads are rotated.
+//! The CPU implementation: token by token, each of which stays in the cache while its heads are
+//! rotated.
 
 use burn::backend::TensorMetadata;
 use burn::backend::flex::FlexTensor;
@@ -15,7 +16,7 @@ pub(super) struct CpuAngles<'a, E: Element> {
     half: usize,
     start: usize,
     seq: usize,
-    /// 1, or -1 for the inverse rotation.
+    /// The direction: 1, or -1 for the inverse rotation.
     direction: E::Wide,
 }
 
@@ -28,7 +29,7 @@ struct TokenAngle<'a, R> {
 }
 
 impl<'a, E: Element> CpuAngles<'a, E> {
-    /// From the table and the positions, the last inputs of a launch.
+    /// Creates the angles from the table and the positions, which are the last inputs of a launch.
     pub(super) fn new(inputs: &'a [FlexTensor], seq: usize, op: &RotateOp) -> Self {
         Self {
             cosine: slice(&inputs[0]),
@@ -134,7 +135,7 @@ pub(super) fn rotate<E: Element>(
     y
 }
 
-/// The keys: the own part of every head, then the shared one, rotated.
+/// Computes the keys: the own part of every head, then the rotated shared part.
 pub(super) fn mla_forward<E: Element>(
     kv: &FlexTensor,
     shared: &FlexTensor,
@@ -154,7 +155,7 @@ pub(super) fn mla_forward<E: Element>(
         |number, token| {
             let own = kv[number * heads.heads * row..].chunks_exact(row);
             let shared = &shared[number * heads.width..(number + 1) * heads.width];
-            // The shared key is rotated in the first head, and copied from there to the others.
+            // The shared key is rotated in the first head and copied from there to the other heads.
             let (first, rest) = token.split_at_mut(heads.features);
             let rotated = &mut first[mla.nope..];
             rotated.copy_from_slice(shared);
@@ -171,7 +172,8 @@ pub(super) fn mla_forward<E: Element>(
     k
 }
 
-/// Gradients of `kv`, 0 for the values, and of the shared key, summed over the heads in order.
+/// Computes the gradients of `kv`, which are 0 for the values, and of the shared key, summed over
+/// the heads in order.
 pub(super) fn mla_backward<E: Element>(
     dk: &FlexTensor,
     angles: &CpuAngles<E>,

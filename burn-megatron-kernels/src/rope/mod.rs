@@ -1,6 +1,6 @@
 //! Rotary position embedding (Su et al. 2021, arXiv:2104.09864).
 //!
-//! The pair `(a, b)` number `i` of a head is rotated by the angle `t = position * frequency_i`:
+//! Pair number `i` of a head, `(a, b)`, is rotated by the angle `t = position * frequency_i`:
 //!
 //! ```text
 //! a' = a cos t - b sin t
@@ -8,10 +8,10 @@
 //! ```
 //!
 //! [`RopeTable`] holds the cosines and sines, with the frequencies of [`Scaling`]. [`rotate`]
-//! rotates the heads of queries and keys in one pass over memory; [`rotate_mla`] does it for
+//! rotates the heads of queries and keys in one pass over memory. [`rotate_mla`] does so for
 //! multi-head latent attention (MLA), where all heads share one positional key. The backward of a
-//! rotation is the rotation by the negative angle, so nothing is saved for it but the table. A
-//! uniquely owned tensor is rotated in place.
+//! rotation is the rotation by the negative angle, so only the table is saved for it. A uniquely
+//! owned tensor is rotated in place.
 //!
 //! 16-bit types are computed in f32 with a table in f32.
 
@@ -32,24 +32,26 @@ mod tests;
 
 pub use table::{RopeConfig, RopeTable, Scaling};
 
-/// Which features of a head form a pair.
+/// The assignment of a head's features to pairs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Pairing {
-    /// Feature `i` with feature `i + width / 2`, as in GPT-NeoX and Llama's released weights.
+    /// Feature `i` with feature `i + width / 2`, as in GPT-NeoX and the published weights of Llama.
     #[default]
     Halves,
-    /// Feature `2i` with feature `2i + 1`, as in the paper. They stay where they are.
+    /// Feature `2i` with feature `2i + 1`, as in the paper. The features keep their order.
     Interleaved,
 }
 
-/// The positions of the tokens, as rows of a table: [`RopeTable::first_row`] plus the position in the sequence.
+/// The positions of the tokens as rows of a table: [`RopeTable::first_row`] plus the position in
+/// the sequence.
 #[derive(Clone, Debug)]
 pub enum Positions {
-    /// The row of the first token of every sequence; the others follow.
+    /// The row of the first token of every sequence. The other tokens follow.
     From(usize),
-    /// `[batch, seq]`: the row of each token.
+    /// The row of each token, `[batch, seq]`.
     ///
-    /// They are not validated, because that would synchronise with the device: a row outside of the table is clamped.
+    /// The rows are not validated, because that would synchronise with the device. A row outside
+    /// the table is clamped.
     Each(Tensor<2, Int>),
 }
 
@@ -58,26 +60,27 @@ pub enum Positions {
 pub struct RopeOptions {
     /// The pairing of features.
     pub pairing: Pairing,
-    /// The first rotated feature of a head; the features before it, and those after the width of
-    /// the table, are copied unchanged.
+    /// The first rotated feature of a head. The features before it, and after the width of the
+    /// table, are copied unchanged.
     pub first: usize,
-    /// Rotates only the first `n` heads and copies the others: queries and keys of a joint
-    /// projection `q|k|v` are rotated in one launch. `None` rotates all.
+    /// The number of rotated heads. Only the first `n` heads are rotated and the others are copied,
+    /// so that one launch rotates the queries and keys of a joint projection `q|k|v`. `None`
+    /// rotates all heads.
     pub heads: Option<usize>,
 }
 
-/// The heads of one tensor, and which of them are rotated.
+/// The heads of one tensor, and their rotated part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RotaryHeads {
     /// The number of heads.
     pub heads: usize,
-    /// Features of each.
+    /// The number of features per head.
     pub features: usize,
-    /// The number of rotated heads, the first ones.
+    /// The number of rotated heads, which come first.
     pub rotated: usize,
     /// The first rotated feature.
     pub first: usize,
-    /// Rotated features.
+    /// The number of rotated features.
     pub width: usize,
     /// The pairing of features.
     pub pairing: Pairing,
@@ -86,23 +89,26 @@ pub(crate) struct RotaryHeads {
 /// The widths of a head of multi-head latent attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct MlaDims {
-    /// Features of a query or key without a position.
+    /// The number of features of a query or key without a position.
     pub nope: usize,
-    /// Features of a value.
+    /// The number of features of a value.
     pub value: usize,
 }
 
-/// Rotates `x`, `[batch, seq, heads, features]`; features and heads that are not rotated are copied
+/// Rotates `x`, `[batch, seq, heads, features]`. Features and heads that are not rotated are copied
 /// unchanged.
 ///
-/// Differentiable in `x`. A joint projection need not be split first: see [`RopeOptions::heads`].
+/// The function is differentiable in `x`. A joint projection need not be split first; see
+/// [`RopeOptions::heads`].
 ///
 /// # Panics
 ///
-/// With a [`KernelError`](crate::KernelError): fewer features than [`RopeOptions::first`] and the
-/// width of the table need, fewer heads than [`RopeOptions::heads`], positions past the table or
-/// of another shape than `[batch, seq]`, a table on another device or of another type (f64 for f64,
-/// f32 for all others).
+/// Panics with a [`KernelError`](crate::KernelError) if
+/// - there are fewer features than [`RopeOptions::first`] and the width of the table need,
+/// - there are fewer heads than [`RopeOptions::heads`],
+/// - positions are past the table or do not have the shape `[batch, seq]`,
+/// - the table is on another device, or does not have the required type (f64 for f64, otherwise
+///   f32).
 ///
 /// # Example
 ///
@@ -134,27 +140,28 @@ pub fn rotate(
     backward::rotate(x, table, positions, heads)
 }
 
-/// Rotary positions of multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1.3).
+/// Applies rotary positions of multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section
+/// 2.1.3).
 ///
-/// With `rotary` the width of the table:
+/// With the width `rotary` of the table:
 ///
-/// - `q`: `[batch, seq, heads, nope + rotary]`; its last `rotary` features are rotated.
-/// - `kv`: `[batch, seq, heads, nope + value]`; a head's key without position, then its value.
-/// - `k_rope`: `[batch, seq, rotary]`; the positional key, rotated once and copied to every head.
-///   Its gradient is the sum over the heads in order, rotated back.
+/// - `q`: `[batch, seq, heads, nope + rotary]`. The last `rotary` features are rotated.
+/// - `kv`: `[batch, seq, heads, nope + value]`. A head's key without position, then its value.
+/// - `k_rope`: `[batch, seq, rotary]`. The positional key, which is rotated once and copied to
+///   every head. Its gradient is the sum over the heads in order, rotated back.
 ///
-/// Returns `q`, the keys `[batch, seq, heads, nope + rotary]`, and the values `[batch, seq, heads,
-/// value]`, which are a slice of `kv`. Queries and keys are computed in one launch.
+/// Returns `q`, the keys `[batch, seq, heads, nope + rotary]`, and the values
+/// `[batch, seq, heads, value]`, which are a slice of `kv`. Queries and keys are computed in one
+/// launch.
 ///
-/// [`Pairing::Interleaved`] leaves the features in their places. Megatron-LM's fused operation
-/// instead moves the even features to the first half and the odd ones to the second while it
-/// rotates them. It does so for queries and keys alike, so attention is the same up to rounding;
-/// only the order of the rotated features differs.
+/// [`Pairing::Interleaved`] keeps the order of the features. Megatron-LM's fused operation instead
+/// moves the even features to the first half and the odd features to the second half. It does so
+/// for both queries and keys, so attention is the same up to rounding.
 ///
 /// # Panics
 ///
-/// With a [`KernelError`](crate::KernelError): shapes that do not agree with the above, `nope` or
-/// `value` of 0, tensors of different types, and as [`rotate`].
+/// Panics with a [`KernelError`](crate::KernelError) if shapes do not agree with the list above, if
+/// `nope` or `value` is 0, if tensors have different types, and in the same cases as [`rotate`].
 #[allow(clippy::too_many_arguments)]
 pub fn rotate_mla(
     q: Tensor<4>,

@@ -1,7 +1,7 @@
 //! The device operation of rotary positions.
 //!
-//! After the tensors that a launch works on come cosines, sines and, where every token has its own
-//! position, the positions.
+//! The tensors of a launch are followed by cosines, sines and, if every token has its own position,
+//! the positions.
 
 use burn::backend::TensorMetadata;
 use burn::backend::flex::FlexTensor;
@@ -22,9 +22,10 @@ use crate::launch::{DeviceOp, InPlace, Spec};
 pub(super) enum Rotation {
     /// Rotates `x`, by the negative angles if `back`.
     Heads { back: bool },
-    /// `q`, `kv` and the shared key to the queries and the keys.
+    /// Computes the queries and the keys from `q`, `kv` and the shared key.
     Mla(MlaDims),
-    /// The gradient of the keys to those of `kv`, 0 for the values, and of the shared key.
+    /// Computes the gradients of `kv` (0 for the values) and of the shared key from the gradient of
+    /// the keys.
     MlaBack(MlaDims),
 }
 
@@ -32,12 +33,12 @@ pub(super) enum Rotation {
 pub(super) struct RotateOp {
     pub rotation: Rotation,
     pub heads: RotaryHeads,
-    /// The position of the first token where not every token has its own.
+    /// The position of the first token, unless every token has its own position.
     pub start: usize,
 }
 
 impl RotateOp {
-    /// The number of inputs before the angles.
+    /// Returns the number of inputs before the angles.
     fn rotated_inputs(&self) -> usize {
         match self.rotation {
             Rotation::Mla(_) => 3,
@@ -45,7 +46,7 @@ impl RotateOp {
         }
     }
 
-    /// Whether angles are negative.
+    /// Returns whether angles are negative.
     pub(super) fn is_back(&self) -> bool {
         match self.rotation {
             Rotation::Heads { back } => back,

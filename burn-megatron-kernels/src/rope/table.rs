@@ -1,4 +1,4 @@
-//! Frequencies, and the table of cosines and sines.
+//! Rotary frequencies, and the table of cosines and sines.
 
 use std::f64::consts::PI;
 use std::ops::Range;
@@ -13,80 +13,93 @@ use crate::cpu::wide;
 use crate::error::check_size;
 use crate::record;
 
-/// The scaling of the frequencies, so that a model supports longer sequences than it was trained on. Unscaled, pair `i` has
-/// `base^(-2i / width)`.
+/// The scaling of the rotary frequencies, which lets a model support longer sequences than in its
+/// training. Without scaling, pair `i` has the frequency `base^(-2i / width)`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Scaling {
     /// Unscaled frequencies.
     #[default]
     None,
-    /// Llama 3.1: with wavelengths `w = 2 pi / frequency`, those longer than `original / low` are
-    /// divided by `factor`, those shorter than `original / high` stay, and between them
-    /// `s = (original / w - low) / (high - low)` mixes the two: `(1 - s) / factor + s`.
+    /// Llama 3.1. With wavelengths `w = 2 pi / frequency`:
+    ///
+    /// - Frequencies with `w` above `original / low` are divided by `factor`.
+    /// - Frequencies with `w` below `original / high` stay unchanged.
+    /// - Frequencies in between are multiplied by `(1 - s) / factor + s`, where `s = (original / w
+    ///   - low) / (high - low)`.
     Llama3 {
         /// The factor of the context extension, at least 1.
         factor: f64,
-        /// Turns within the original context below which a frequency is divided.
+        /// The number of turns within the original context below which a frequency is divided.
         low: f64,
-        /// Turns within the original context above which a frequency stays; larger than `low`.
+        /// The number of turns within the original context above which a frequency stays unchanged;
+        /// larger than `low`.
         high: f64,
-        /// Positions of the original context.
+        /// The number of positions of the original context.
         original: usize,
     },
-    /// YaRN (Peng et al. 2023, arXiv:2309.00071), as DeepSeek and Megatron-LM have it.
+    /// YaRN (Peng et al. 2023, arXiv:2309.00071), as implemented in DeepSeek and Megatron-LM.
     ///
-    /// The pair that makes `r` turns within the original context is
-    /// `d(r) = width ln(original / (2 pi r)) / (2 ln base)`. Pairs up to `floor d(beta_fast)` stay,
-    /// those from `ceil d(beta_slow)` on are divided by `factor`, a ramp lies between, whose ends
-    /// are not rounded without `truncate`. Cosines and sines are multiplied by `attention_factor`. By default, it is
-    /// `m(mscale) / m(mscale_all_dim)` with `m(s) = 0.1 s ln factor + 1`.
+    /// The pair with `r` turns within the original context is `d(r) = width ln(original / (2 pi r))
+    /// / (2 ln base)`. Pairs up to `floor d(beta_fast)` stay unchanged, and pairs from
+    /// `ceil d(beta_slow)` on are divided by `factor`. A ramp lies between them, whose ends are not
+    /// rounded without `truncate`.
+    ///
+    /// Cosines and sines are multiplied by `attention_factor`. Its default is `m(mscale) /
+    /// m(mscale_all_dim)` with `m(s) = 0.1 s ln factor + 1`.
     Yarn {
         /// The factor of the context extension, at least 1.
         factor: f64,
-        /// Positions of the original context.
+        /// The number of positions of the original context.
         original: usize,
-        /// Turns from which on a frequency stays, larger than `beta_slow`; usually 32.
+        /// The number of turns from which a frequency stays unchanged; larger than `beta_slow`,
+        /// usually 32.
         beta_fast: f64,
-        /// Turns up to which a frequency is divided; usually 1.
+        /// The number of turns up to which a frequency is divided; usually 1.
         beta_slow: f64,
-        /// Concentration of attention; usually 1.
+        /// The concentration of attention; usually 1.
         mscale: f64,
-        /// Its divisor, which the softmax then applies squared; 0 for none.
+        /// The divisor of the concentration, which the softmax then applies squared; 0 for no
+        /// divisor.
         mscale_all_dim: f64,
-        /// Whether the ends of the ramp are rounded; not in gpt-oss.
+        /// Whether the ends of the ramp are rounded; false in gpt-oss.
         #[serde(default = "rounded")]
         truncate: bool,
-        /// Factor of cosines and sines; by default it follows from `factor`, `mscale` and `mscale_all_dim`.
+        /// The factor of cosines and sines. The default is computed from `factor`, `mscale` and
+        /// `mscale_all_dim`.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         attention_factor: Option<f64>,
     },
-    /// All frequencies are divided by the factor (Chen et al. 2023, arXiv:2306.15595), as in Gemma 3.
+    /// Position interpolation (Chen et al. 2023, arXiv:2306.15595), as in Gemma 3: all frequencies
+    /// are divided by the factor.
     Linear {
         /// The factor of the context extension, at least 1.
         factor: f64,
     },
-    /// LongRoPE (Ding et al. 2024, arXiv:2402.13753), as in Phi-3: each frequency is divided by a factor of its pair.
+    /// LongRoPE (Ding et al. 2024, arXiv:2402.13753), as in Phi-3: each pair has its own factor, by
+    /// which its frequency is divided.
     ///
-    /// The length of a sequence chooses the factors: up to `original` tokens the short ones, above it the long ones. The
-    /// [table](RopeTable::first_row) of cosines and sines has rows for both. A sequence is a row of a batch, a document without its padding, or
-    /// in generation the text so far. A text that grows beyond `original` is read again.
+    /// The length of a sequence selects the factors: the short factors up to `original` tokens, the
+    /// long factors above. The [table](RopeTable::first_row) has rows for both. A sequence is a row
+    /// of a batch, a document without its padding, or the text so far in generation. A text that
+    /// grows beyond `original` is read again.
     #[serde(rename = "longrope")]
     LongRope {
         /// The factors of the `width / 2` pairs in sequences of up to `original` tokens.
         short_factor: Vec<f64>,
         /// The factors of the `width / 2` pairs in longer sequences.
         long_factor: Vec<f64>,
-        /// Positions of the original context.
+        /// The number of positions of the original context.
         original: usize,
-        /// Factor of cosines and sines, in sequences of any length.
+        /// The factor of cosines and sines, for sequences of any length.
         attention_factor: f64,
     },
-    /// Dynamic NTK scaling of `transformers`: no scaling up to the original context, which a sequence must not exceed here.
+    /// Dynamic NTK scaling of `transformers`. It does not scale within the original context, which
+    /// a sequence must not exceed here.
     Dynamic {
         /// The factor for sequences longer than the original context.
         factor: f64,
-        /// Positions of the original context.
+        /// The number of positions of the original context.
         original: usize,
     },
 }
@@ -98,11 +111,11 @@ fn rounded() -> bool {
 /// The configuration of a [`RopeTable`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct RopeConfig {
-    /// Rotated features of a head, an even number.
+    /// The number of rotated features of a head, an even number.
     pub width: usize,
-    /// Positions `0..max_positions` are in the table.
+    /// The number of positions in the table.
     pub max_positions: usize,
-    /// The base of the frequencies, above 1; 10,000 in the paper.
+    /// The base of the frequencies, above 1 (10,000 in the paper).
     pub base: f64,
     /// The scaling of the frequencies.
     pub scaling: Scaling,
@@ -112,7 +125,7 @@ const POSITIVE: &str = "a number above 0 and finite in f32";
 
 const FACTORS: &str = "numbers above 0 and finite in f32";
 
-/// Returns whether a factor is a number above 0 in f32 too.
+/// Returns whether a factor is positive, also in f32.
 fn is_positive(factor: f64) -> bool {
     let factor = factor as f32;
     factor.is_finite() && factor > 0.0
@@ -237,12 +250,13 @@ impl RopeConfig {
         }
     }
 
-    /// Radians per position of each of the `width / 2` pairs, in f64, in a sequence of
-    /// [`max_positions`](Self::max_positions) tokens.
+    /// Returns the frequencies of the `width / 2` pairs in radians per position, in f64, for a
+    /// sequence of [`max_positions`](Self::max_positions) tokens.
     ///
     /// # Errors
     ///
-    /// An odd width, a table without positions, an invalid base or scaling.
+    /// Returns an error for an odd width, a table without positions, and an invalid base or
+    /// scaling.
     pub fn frequencies(&self) -> Result<Vec<f64>, KernelError> {
         self.check()?;
         Ok(self.frequencies_of(self.max_positions))
@@ -292,7 +306,8 @@ impl RopeConfig {
         (0..self.width / 2).map(scaled).collect()
     }
 
-    /// 0 for pairs before the one that makes `fast` turns, 1 after the one that makes `slow`.
+    /// Returns the position of a pair on the ramp: 0 before the pair with `fast` turns, 1 after the
+    /// pair with `slow` turns.
     fn ramp(&self, pair: usize, original: usize, [fast, slow]: [f64; 2], truncate: bool) -> f64 {
         let width = self.width as f64;
         let rotated_units = |rotate_instances: f64| {
@@ -303,12 +318,12 @@ impl RopeConfig {
             (from, to) = (from.floor(), to.ceil());
         }
         let (from, to) = (from.max(0.0), to.min(width - 1.0));
-        // Equal ends make a step; the small distance is the one of the published models.
+        // Equal ends form a step. The published models use this small distance.
         let to = if to == from { from + 0.001 } else { to };
         ((pair as f64 - from) / (to - from)).clamp(0.0, 1.0)
     }
 
-    /// The factor of cosines and sines: 1 except for YaRN and LongRoPE.
+    /// Returns the factor of cosines and sines, which is 1 except for YaRN and LongRoPE.
     pub fn concentration(&self) -> f64 {
         match self.scaling {
             Scaling::LongRope {
@@ -331,7 +346,7 @@ impl RopeConfig {
 
 /// Cosines and sines of every position, `[rows, width / 2]` each.
 ///
-/// Computed in f64, stored in f32 (in f64 for f64). Cheap to clone.
+/// They are computed in f64 and stored in f32 (f64 for f64). Cloning is cheap.
 #[derive(Clone, Debug)]
 pub struct RopeTable {
     cosine: Tensor<2>,
@@ -341,12 +356,12 @@ pub struct RopeTable {
 }
 
 impl RopeTable {
-    /// The table for tensors of `dtype` on `device`.
+    /// Creates the table for tensors of `dtype` on `device`.
     ///
     /// # Errors
     ///
-    /// An invalid configuration (see [`RopeConfig::frequencies`]), more elements than a tensor can
-    /// have, and a `dtype` that is not a float.
+    /// Returns an error if the configuration is invalid (see [`RopeConfig::frequencies`]), if there
+    /// are more elements than a tensor can have, or if `dtype` is not a float type.
     pub fn new(config: &RopeConfig, device: &Device, dtype: DType) -> Result<Self, KernelError> {
         config.check()?;
         if !matches!(
@@ -391,12 +406,12 @@ impl RopeTable {
         })
     }
 
-    /// The number of positions.
+    /// Returns the number of positions.
     pub fn max_positions(&self) -> usize {
         self.rows() - self.short_rows
     }
 
-    /// Returns the number of rows: see [`RopeConfig::rows`].
+    /// Returns the number of rows; see [`RopeConfig::rows`].
     pub fn rows(&self) -> usize {
         self.cosine.dims()[0]
     }
@@ -415,22 +430,22 @@ impl RopeTable {
         }
     }
 
-    /// Rotated features of a head.
+    /// Returns the number of rotated features per head.
     pub fn width(&self) -> usize {
         2 * self.cosine.dims()[1]
     }
 
-    /// The type of the table: f64 for tensors of f64, f32 for all others.
+    /// Returns the type of the table: f64 for tensors of f64, f32 for all others.
     pub fn dtype(&self) -> DType {
         self.cosine.dtype()
     }
 
-    /// The device of the table.
+    /// Returns the device of the table.
     pub fn device(&self) -> Device {
         self.cosine.device()
     }
 
-    /// The same table on another device.
+    /// Moves the table to another device.
     pub fn to_device(self, device: &Device) -> Self {
         let device = device.clone().inner();
         Self {
@@ -440,7 +455,7 @@ impl RopeTable {
         }
     }
 
-    /// Cosines and sines, `[rows, width / 2]`.
+    /// Returns cosines and sines, `[rows, width / 2]` each.
     pub(crate) fn parts(&self) -> (Tensor<2>, Tensor<2>) {
         (self.cosine.clone(), self.sine.clone())
     }

@@ -9,7 +9,7 @@ use crate::cpu::wide;
 use crate::function::{Function, Gradients, Tensors};
 use crate::launch::{SimpleOp, Spec, launch};
 
-/// Inputs: the scores and, where it is learned, the sink.
+/// The autodiff function. Inputs: the scores and, if it is learned, the sink.
 #[derive(Debug)]
 pub(super) struct MaskedSoftmax {
     pub plan: SoftmaxProblem,
@@ -18,7 +18,7 @@ pub(super) struct MaskedSoftmax {
 }
 
 impl MaskedSoftmax {
-    /// The scores or their gradient, and the values of a learned sink.
+    /// Returns the specs of the scores or their gradient, and of the values of a learned sink.
     fn outputs(&self, scores: &DispatchTensor, of_sink: &[usize]) -> Vec<Spec> {
         let mut outputs = vec![Spec::of_any(scores)];
         if self.plan.sink == SinkKind::Learned {
@@ -29,8 +29,8 @@ impl MaskedSoftmax {
 }
 
 impl Function for MaskedSoftmax {
-    /// Launches from scores, a learned sink and the tensor of the mask to probabilities and, with a learned sink, its
-    /// share of each row.
+    /// Launches from scores, a learned sink and the mask tensor to probabilities and, with a
+    /// learned sink, its share of each row.
     fn forward(&self, mut inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>) {
         inputs.extend(self.mask.clone());
         let op = SimpleOp {
@@ -49,7 +49,7 @@ impl Function for MaskedSoftmax {
     /// scores and of the sink.
     fn backward(&self, mut saved: Tensors, gradient: DispatchTensor, _: &[bool]) -> Gradients {
         saved.insert(1, gradient);
-        // A key masked by a tensor is recognised by its probability, 0.
+        // A key masked by a tensor has probability 0.
         if self.plan.span == KeyRange::Lengths {
             saved.extend(self.mask.clone());
         }

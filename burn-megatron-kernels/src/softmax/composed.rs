@@ -1,4 +1,4 @@
-//! [`masked_softmax`](super::masked_softmax) composed of Burn's own operations.
+//! The reference [`masked_softmax`](super::masked_softmax), composed of Burn's own operations.
 
 use burn::tensor::{Bool, Device, Int, Tensor};
 
@@ -6,11 +6,11 @@ use super::{Mask, NAME, Sink, check};
 use crate::cpu::wide;
 use crate::error::{accept, check_size};
 
-/// The same function as [`super::masked_softmax`], differentiated by Burn.
+/// Computes [`super::masked_softmax`], differentiated by Burn.
 ///
 /// # Panics
 ///
-/// See [`super::masked_softmax`].
+/// Panics in the same cases as [`super::masked_softmax`].
 pub fn masked_softmax(scores: Tensor<4>, scale: f64, mask: &Mask, sink: Sink) -> Tensor<4> {
     let shape = scores.dims();
     accept(check(shape, scale, mask, &sink));
@@ -49,12 +49,12 @@ pub fn masked_softmax(scores: Tensor<4>, scale: f64, mask: &Mask, sink: Sink) ->
     (shares / total.mask_fill(nothing, 1.0)).cast(dtype)
 }
 
-/// The largest scaled score that each query sees, `[batch, heads, queries]` in f32 (f64 for f64), of plain scores; the
-/// lowest finite f32 where it sees none.
+/// Returns the largest scaled visible score of each query, `[batch, heads, queries]` in f32 (f64
+/// for f64), for plain scores. It is the lowest finite f32 if the query sees no key.
 ///
 /// # Panics
 ///
-/// See [`super::masked_softmax`].
+/// Panics in the same cases as [`super::masked_softmax`].
 pub fn largest_scores(scores: Tensor<4>, scale: f64, mask: &Mask) -> Tensor<3> {
     let shape @ [batch, heads, queries, keys] = scores.dims();
     accept(check(shape, scale, mask, &Sink::None));
@@ -71,7 +71,8 @@ pub fn largest_scores(scores: Tensor<4>, scale: f64, mask: &Mask) -> Tensor<3> {
     seen.max_dim(3).squeeze_dim(3)
 }
 
-/// True for masked keys, in a shape that expands to that of the scores.
+/// Returns a tensor that is true for masked keys, in a shape that expands to the shape of the
+/// scores.
 fn hidden(shape: [usize; 4], mask: &Mask, device: &Device) -> Option<Tensor<4, Bool>> {
     let [batch, _, queries, keys] = shape;
     let device = device.clone().inner();

@@ -1,4 +1,4 @@
-//! The CPU implementation: rows in parallel, SIMD over the keys that a row sees.
+//! The CPU implementation: rows in parallel, SIMD over the visible keys of a row.
 
 use std::ops::Range;
 
@@ -9,10 +9,10 @@ use crate::cpu::{
     Element, Real, for_each_task, for_float, rows_per_task, slice, tensor, vectorized,
 };
 
-/// Partial sums and maxima side by side: two registers of AVX, one of AVX-512.
+/// The number of partial sums and maxima: two AVX registers, or one AVX-512 register.
 const LANES: usize = 16;
 
-/// The score at which a key counts as masked.
+/// Returns the score at which a key counts as masked.
 fn lowest<W: Real>() -> W {
     W::of(f64::from(f32::MIN))
 }
@@ -72,7 +72,7 @@ fn forward_as<E: Element>(plan: &SoftmaxProblem, inputs: &[FlexTensor]) -> Vec<F
     }
 }
 
-/// Fills `output` from the scores that a row sees; returns the share of the sink.
+/// Computes `output` from the visible scores of a row, and returns the share of the sink.
 #[inline(always)]
 fn softmax_row<E: Element>(
     scores: &[E],
@@ -100,7 +100,7 @@ fn softmax_row<E: Element>(
             };
         }
     }
-    // A finite maximum: where no key is visible, every difference to it is -inf and none is NaN.
+    // The maximum is finite: if no key is visible, every difference to it is -inf and none is NaN.
     let mut largest = fold(scratch, lowest, |value| *value, E::Wide::larger);
     if let Some(sink) = sink {
         largest = largest.larger(sink);
@@ -171,7 +171,7 @@ fn backward_as<E: Element>(plan: &SoftmaxProblem, inputs: &[FlexTensor]) -> Vec<
     vec![scores, tensor(sink, [heads])]
 }
 
-/// The gradient of a row of scores; returns the sum of `gradient * output`.
+/// Computes the gradient of a row of scores, and returns the sum of `gradient * output`.
 #[inline(always)]
 fn gradient_row<E: Element>(
     output: &[E],
@@ -197,7 +197,7 @@ fn gradient_row<E: Element>(
     product
 }
 
-/// Which keys the rows see.
+/// The visible keys of the rows.
 struct MaskRows<'a> {
     plan: &'a SoftmaxProblem,
     lengths: &'a [i32],
@@ -222,7 +222,7 @@ impl<'a> MaskRows<'a> {
             KeyRange::All => 0..keys,
             KeyRange::Lengths => 0..self.lengths[row / (heads * queries)] as usize,
             KeyRange::Window { left, right } => {
-                // Both sides plus `queries`, so that nothing is negative.
+                // `queries` is added on both sides, so that nothing is negative.
                 let at = row % queries + keys;
                 let end = (at + right + 1).saturating_sub(queries).min(keys);
                 at.saturating_sub(queries + left).min(end)..end
@@ -230,7 +230,7 @@ impl<'a> MaskRows<'a> {
         }
     }
 
-    /// The row of the tensor that hides keys.
+    /// Returns the row of the tensor that hides keys.
     #[inline(always)]
     fn hidden(&self, row: usize) -> usize {
         let [_, heads, queries, _] = self.plan.shape;
@@ -244,7 +244,7 @@ impl<'a> MaskRows<'a> {
     }
 }
 
-/// The bytes of contiguous truth values: 0 for false.
+/// Returns the bytes of contiguous booleans: 0 for false.
 fn bool_bytes(tensor: &FlexTensor) -> &[u8] {
     match tensor.layout().contiguous_offsets() {
         Some((start, end)) => &tensor.bytes()[start..end],

@@ -1,15 +1,15 @@
 //! Scale, mask and softmax of attention scores in one operation.
 //!
-//! For a row of scores `x` with seen keys `S` and an optional sink `s`:
+//! For a row of scores `x` with visible keys `S` and an optional sink `s`:
 //!
 //! ```text
 //! p_j = exp(scale x_j) / (sum over k in S of exp(scale x_k) + exp(s))    for j in S, else 0
 //! ```
 //!
-//! The sink is a logit beside the row whose share is left out of the output: 0 for "softmax off by
-//! one" (Miller, "Attention is off by one", 2023), learned per head in gpt-oss. The backward needs
-//! the output alone: with `D = sum of dp_j p_j`, `dx_j = scale p_j (dp_j - D)` and, for each row,
-//! `ds = -p_s D` with `p_s` the share of the sink.
+//! The sink is one more logit in the softmax denominator, whose share is not part of the output. It
+//! is 0 for "softmax off by one" (Miller, "Attention is off by one", 2023) and learned per head in
+//! gpt-oss. The backward needs only the output: with `D = sum of dp_j p_j`,
+//! `dx_j = scale p_j (dp_j - D)`. For each row, `ds = -p_s D` with the share `p_s` of the sink.
 
 use burn::tensor::{Bool, Int, IntDType, Tensor};
 
@@ -29,54 +29,56 @@ use backward::MaskedSoftmax;
 
 const NAME: &str = "masked_softmax";
 
-/// Which keys a query sees.
+/// The keys that a query sees.
 #[derive(Clone, Debug, Default)]
 pub enum Mask {
-    /// All of them.
+    /// All keys.
     #[default]
     None,
-    /// Query `i` sees key `j` where `j <= i + (keys - queries)`: aligned at the bottom right.
+    /// Query `i` sees key `j` if `j <= i + (keys - queries)`: both sequences end together.
     Causal,
-    /// Query `i` sees key `j` where `i + shift - left <= j <= i + shift + right`, with
+    /// Query `i` sees key `j` if `i + shift - left <= j <= i + shift + right`, with
     /// `shift = keys - queries`.
     Window {
-        /// The number of keys that a query sees before its own.
+        /// The number of visible keys before the query's own position.
         left: usize,
-        /// The number of keys that a query sees after its own.
+        /// The number of visible keys after the query's own position.
         right: usize,
     },
-    /// `[batch]`: the number of keys that are real, the first ones. A number out of `0..=keys`
-    /// counts as the nearer bound.
+    /// The number of valid keys of each sequence, which come first, `[batch]`. A number outside
+    /// `0..=keys` is clamped.
     Lengths(Tensor<1, Int>),
-    /// `[batch or 1, heads or 1, queries, keys]`: true where a key is hidden.
+    /// A tensor that is true for hidden keys, `[batch or 1, heads or 1, queries, keys]`.
     Hidden(Tensor<4, Bool>),
 }
 
-/// A logit beside each row that takes a share of the softmax and gives none.
+/// An attention sink: one more logit in the softmax denominator of each row.
 #[derive(Clone, Debug, Default)]
 pub enum Sink {
-    /// No such logit.
+    /// No sink.
     #[default]
     None,
-    /// A logit of 0.
+    /// A sink with logit 0.
     OffByOne,
-    /// `[heads]`: a learned logit per head, of any float type. It is not scaled.
+    /// A learned logit per head, `[heads]` of any float type. It is not scaled.
     PerHead(Tensor<1>),
 }
 
-/// The softmax over the seen keys of scaled scores `[batch, heads, queries, keys]`, in the type of
-/// the scores; statistics are in f32 (f64 for f64).
+/// Returns the softmax over the visible keys of scaled scores, `[batch, heads, queries, keys]`, in
+/// the type of the scores. Statistics are in f32 (f64 for f64).
 ///
-/// A row that sees no key is 0, and so is its gradient. The score of a masked key is ignored,
-/// infinite or NaN included; a visible NaN makes the visible part of its row NaN. A visible score
-/// counts as masked if it is -inf, or at most the lowest finite f32 once scaled. In the backward,
-/// gradients at a probability of 0 are ignored too.
+/// A row without visible keys is 0, and so is its gradient. The score of a masked key is ignored,
+/// even if it is infinite or NaN. A visible NaN makes the visible part of its row NaN. A visible
+/// score counts as masked if it is -inf, or at most the lowest finite f32 after scaling. In the
+/// backward, gradients at a probability of 0 are ignored too.
 ///
 /// # Panics
 ///
-/// With a [`KernelError`]: a scale that is not finite, a mask or a sink whose shape does not fit
-/// the scores, more than 2^30 queries and keys together, an element type that the device does not
-/// support.
+/// Panics with a [`KernelError`] if
+/// - the scale is not finite,
+/// - the shape of the mask or the sink does not fit the scores,
+/// - there are more than 2^30 queries and keys together,
+/// - the device does not support the element type.
 ///
 /// # Example
 ///
@@ -135,11 +137,11 @@ pub fn masked_softmax(scores: Tensor<4>, scale: f64, mask: &Mask, sink: Sink) ->
 /// The sizes and the options of a call, without its tensors.
 #[derive(Clone, Copy, Debug)]
 struct SoftmaxProblem {
-    /// `[batch, heads, queries, keys]`.
+    /// The shape of the scores, `[batch, heads, queries, keys]`.
     shape: [usize; 4],
     scale: f64,
     span: KeyRange,
-    /// Batches and heads of the tensor that hides keys.
+    /// The batches and heads of the tensor that hides keys.
     hidden: Option<[usize; 2]>,
     sink: SinkKind,
 }
@@ -150,7 +152,7 @@ impl SoftmaxProblem {
     }
 }
 
-/// The keys that a row sees, before a mask tensor is applied.
+/// The visible keys of a row, before a mask tensor is applied.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum KeyRange {
     All,
@@ -159,7 +161,7 @@ enum KeyRange {
 }
 
 impl KeyRange {
-    /// A window clipped to the sizes, so that sums of its sides stay small.
+    /// Returns a window clipped to the sizes, so that sums of its sides stay small.
     fn window(left: usize, right: usize, queries: usize, keys: usize) -> Self {
         Self::Window {
             left: left.min(queries + keys),
@@ -175,7 +177,7 @@ enum SinkKind {
     Learned,
 }
 
-/// The limit of queries and keys together: positions are compared in 32 bits.
+/// The maximum number of queries and keys together, because positions are compared in 32 bits.
 const MAX_POSITIONS: usize = 1 << 30;
 
 fn check(shape: [usize; 4], scale: f64, mask: &Mask, sink: &Sink) -> Result<(), KernelError> {

@@ -339,7 +339,7 @@ fn sixteen_bit_scores_take_a_sink_in_f32() {
     }
 }
 
-/// The panic of `work`.
+/// Returns the panic of `work`.
 fn message(work: impl FnOnce() -> Tensor<4> + std::panic::UnwindSafe) -> String {
     let panic = std::panic::catch_unwind(work).expect_err("the call must fail");
     match panic.downcast::<String>() {

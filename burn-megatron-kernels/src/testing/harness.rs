@@ -1,6 +1,6 @@
 use burn::tensor::{DType, Device, Tensor, TensorData, bf16, f16};
 
-/// A leaf of a test: its values, used in the type under test.
+/// A leaf of a test with its values, which are used in the type under test.
 #[derive(Clone, Debug)]
 pub(crate) struct Input {
     pub shape: Vec<usize>,
@@ -8,7 +8,7 @@ pub(crate) struct Input {
 }
 
 impl Input {
-    /// Values between -2 and 2 that repeat nowhere; `phase` tells inputs apart.
+    /// Returns values between -2 and 2 that do not repeat. `phase` makes inputs different.
     pub(crate) fn wave(shape: impl Into<Vec<usize>>, phase: f64) -> Self {
         let shape = shape.into();
         let count: usize = shape.iter().product();
@@ -19,7 +19,7 @@ impl Input {
         }
     }
 
-    /// The same values times `factor`, plus `offset`.
+    /// Returns the same values times `factor`, plus `offset`.
     pub(crate) fn scaled(mut self, factor: f64, offset: f64) -> Self {
         self.values
             .iter_mut()
@@ -42,7 +42,8 @@ fn round(x: f64, dtype: DType) -> f64 {
     }
 }
 
-/// The devices of this build with the float types that each has; what is left out is printed.
+/// Returns the devices of this build with the float types that each supports. Prints the skipped
+/// types.
 pub(crate) fn devices() -> Vec<(Device, Vec<DType>)> {
     let types = vec![DType::F64, DType::F32, DType::F16, DType::BF16];
     #[allow(unused_mut)]
@@ -73,8 +74,8 @@ pub(crate) struct Evaluation {
     pub gradients: Vec<Vec<f64>>,
 }
 
-/// Evaluates `operation` and the gradients of its leaves for a gradient of the output that is a
-/// wave. Leaves are flat: the operation reshapes them to [`Input::shape`].
+/// Evaluates `operation` and the gradients of its leaves, with a wave as the gradient of the
+/// output. Leaves are flat; the operation reshapes them to [`Input::shape`].
 pub(crate) fn evaluate(
     inputs: &[Input],
     device: &Device,
@@ -112,7 +113,8 @@ fn doubles(tensor: Tensor<1>) -> Vec<f64> {
     data.try_into_vec().expect("converted to f64")
 }
 
-/// Relative to the largest value of what is compared: a few units in the last place of the type.
+/// Returns the tolerance relative to the largest compared value: a few units in the last place of
+/// the type.
 pub(crate) fn tolerance(dtype: DType) -> f64 {
     match dtype {
         DType::F64 => 1e-12,
@@ -133,7 +135,7 @@ pub(crate) fn compare(
     compare_within(1.0, name, inputs, ours, reference);
 }
 
-/// [`compare`] with tolerances that are `factor` times as wide.
+/// Computes [`compare`] with tolerances multiplied by `factor`.
 pub(crate) fn compare_within(
     factor: f64,
     name: &str,
@@ -164,7 +166,7 @@ pub(crate) fn compare_within(
     }
 }
 
-/// Asserts that outputs and gradients agree, each measured by its largest value.
+/// Asserts that outputs and gradients agree, each relative to its largest value.
 pub(crate) fn assert_close(what: &str, expected: &Evaluation, actual: &Evaluation, tolerance: f64) {
     assert_values(
         &format!("{what}: output"),
@@ -201,7 +203,7 @@ fn assert_values(what: &str, expected: &[f64], actual: &[f64], tolerance: f64) {
     }
 }
 
-/// The gradients of an operation by central differences in f64 on the CPU.
+/// Returns the gradients of an operation by central differences in f64 on the CPU.
 pub(crate) fn numeric_gradients(
     inputs: &[Input],
     operation: &impl Fn(&[Tensor<1>]) -> Tensor<1>,
@@ -235,7 +237,7 @@ pub(crate) fn numeric_gradients(
     gradients
 }
 
-/// Asserts that the gradients that an operation records are those of central differences.
+/// Asserts that the recorded gradients of an operation agree with central differences.
 pub(crate) fn assert_gradients(
     name: &str,
     inputs: &[Input],

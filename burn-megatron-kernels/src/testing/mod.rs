@@ -1,8 +1,8 @@
-//! Shared by the tests of the operations: devices, types, and the comparison with f64.
+//! Shared code of the operation tests: devices, types, and the comparison with f64.
 //!
-//! A test passes an operation and its unfused composition as functions on flat leaves; [`compare`]
-//! runs the first on every device, in every supported type and with both reductions, and the second
-//! in f64 on the CPU.
+//! A test passes an operation and its unfused composition as functions on flat leaves. [`compare`]
+//! runs the operation on every device, in every supported type and with both reductions, and the
+//! composition in f64 on the CPU.
 
 mod harness;
 

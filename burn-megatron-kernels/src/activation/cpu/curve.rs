@@ -2,9 +2,9 @@
 
 use crate::cpu::Real;
 
-/// A float with the tail of the normal distribution.
+/// A float type that can compute the tail of the normal distribution.
 pub(in crate::activation) trait Gaussian: Real {
-    /// `e^(-x^2 / 2)` and `Phi(-|x|)`.
+    /// Returns `e^(-x^2 / 2)` and `Phi(-|x|)`.
     fn tail(self) -> (Self, Self);
 }
 
@@ -16,8 +16,9 @@ impl Gaussian for f64 {
     }
 }
 
-/// Coefficients of `Phi(-x) e^(x^2 / 2) = t P(t)` with `t = 1 / (1 + 0.35 x)`, highest first: an
-/// interpolation on `0 <= x <= 14.5`, where the tail ends in f32; within 4e-8 of the value.
+/// Coefficients of `Phi(-x) e^(x^2 / 2) = t P(t)` with `t = 1 / (1 + 0.35 x)`, highest power first.
+/// The polynomial interpolates on `0 <= x <= 14.5`, where the f32 tail ends, with an error of at
+/// most 4e-8.
 pub(crate) const TAIL: [f32; 9] = [
     -0.029_732_276,
     0.146_784,
@@ -30,7 +31,7 @@ pub(crate) const TAIL: [f32; 9] = [
     0.139_618_64,
 ];
 
-/// The factor of `x` in `t`, see [`TAIL`].
+/// The factor of `x` in `t`; see [`TAIL`].
 pub(crate) const TAIL_SCALE: f32 = 0.35;
 
 impl Gaussian for f32 {
@@ -64,10 +65,10 @@ pub(super) struct SquaredRelu;
 
 /// `2 sqrt(2 / pi)`.
 pub(crate) const TANH_SCALE: f64 = 1.595_769_121_605_730_7;
-/// The factor of the cube in [`Tanh`].
+/// The coefficient of the cube in [`Tanh`].
 pub(crate) const TANH_CUBIC: f64 = 0.044_715;
-/// Where the sigmoid of [`Tanh`] is 0 or 1 in f64. Beyond it the argument is clamped, because the
-/// cube of a large number times a slope of 0 would be NaN.
+/// The argument from which the sigmoid of [`Tanh`] is 0 or 1 in f64. The argument is clamped here,
+/// because the cube of a larger number times a slope of 0 would be NaN.
 pub(crate) const TANH_END: f64 = 24.0;
 /// The factor of [`Quick`].
 pub(crate) const QUICK_SCALE: f64 = 1.702;
@@ -118,7 +119,7 @@ impl Nonlinear for SquaredRelu {
     }
 }
 
-/// `x s` and its slope `s + x s (1 - s) u'` for `s = sigmoid(u)`.
+/// Returns `x s` and its slope `s + x s (1 - s) u'` for `s = sigmoid(u)`.
 ///
 /// With `e = e^-|u|` nothing overflows, and `s (1 - s) = e / (1 + e)^2` loses no digits.
 #[inline(always)]
@@ -130,7 +131,7 @@ fn logistic<R: Gaussian>(x: R, inner: R, slope: R) -> (R, R) {
     (x * s, s + x * slope * smaller * larger)
 }
 
-/// `x` within bounds; NaN stays NaN.
+/// Clamps `x` to the bounds; NaN stays NaN.
 #[inline(always)]
 pub(super) fn bounded<R: Real>(x: R, least: R, most: R) -> R {
     let x = if x > most { most } else { x };

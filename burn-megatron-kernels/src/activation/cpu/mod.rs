@@ -1,7 +1,7 @@
-//! The CPU implementation: rows in parallel, each in chunks that stay in the first cache.
+//! The CPU implementation: rows in parallel, each in chunks that stay in the L1 cache.
 //!
-//! A chunk is widened into buffers, worked on in place and narrowed again, so that the mathematics
-//! vectorises for every element type.
+//! Each chunk is widened into buffers, processed in place and narrowed again, so that the loops
+//! vectorise for every element type.
 
 use burn::backend::flex::FlexTensor;
 
@@ -18,10 +18,11 @@ mod rows;
 use curve::Gaussian;
 use rows::{ActivationRows, GradientTask};
 
-/// Rows that a task has at least where it sums over them, so that the partial sums are few.
+/// The minimum number of rows per task if the task sums over rows, which limits the number of
+/// partial sums.
 const MIN_SUMMED_ROWS: usize = 16;
 
-/// Calls `$body` with the type `$shape` of a [`Curve`].
+/// Calls `$body` with the type `$shape` that implements a [`Curve`].
 macro_rules! for_curve {
     ($curve:expr, $shape:ident => $body:expr) => {
         for_curve!($curve, $shape => $body, Normal, Tanh, Quick, Silu, SquaredRelu)
@@ -36,7 +37,7 @@ macro_rules! for_curve {
     };
 }
 
-/// The output of `inputs`, see [`FusedActivation`].
+/// Computes the output of `inputs`; see [`FusedActivation`].
 pub(super) fn forward<E: Element>(fused: &FusedActivation, inputs: Vec<FlexTensor>) -> FlexTensor
 where
     E::Wide: Gaussian,
@@ -61,7 +62,7 @@ where
     tensor(y, shape)
 }
 
-/// See [`ActivationBackwardOp`].
+/// Computes the gradients; see [`ActivationBackwardOp`].
 pub(super) fn backward<E: Element>(
     op: &ActivationBackwardOp,
     mut inputs: Vec<FlexTensor>,

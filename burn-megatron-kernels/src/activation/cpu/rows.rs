@@ -6,12 +6,12 @@ use super::curve::{Gaussian, Nonlinear, bounded};
 use crate::activation::{ActivationOptions, FusedActivation};
 use crate::cpu::{Element, Real, add, narrow, slice, widen};
 
-/// Columns that are worked on at a time: three buffers of them fit the first cache.
+/// The number of columns per chunk. Three buffers of this size fit into the L1 cache.
 const CHUNK: usize = 512;
-/// Partial sums of a sum, as many as the widest vectors of f32 have lanes.
+/// The number of partial sums: the number of f32 lanes of the widest vectors.
 const LANES: usize = 16;
 
-/// Bounds and offset of a gate; infinite bounds where there is no clamp.
+/// Bounds and offset of a gate. The bounds are infinite without a clamp.
 #[derive(Clone, Copy)]
 pub(super) struct GateLimits<R> {
     clamp: R,
@@ -37,7 +37,7 @@ pub(super) struct ActivationRows<'a, E: Element> {
     pub limits: GateLimits<E::Wide>,
 }
 
-/// The outputs of one backward task: gradients of its rows, and its partial gradient of the bias.
+/// The outputs of one backward task: the gradients of its rows and its partial bias gradient.
 pub(super) struct GradientTask<'a, E: Element> {
     pub first: usize,
     pub rows: usize,
@@ -50,7 +50,7 @@ impl<'a, E: Element> ActivationRows<'a, E>
 where
     E::Wide: Gaussian,
 {
-    /// The inputs of an activation, whose rows have `width` elements.
+    /// Creates the inputs of an activation whose rows have `width` elements.
     pub fn new(fused: &FusedActivation, inputs: &'a [FlexTensor], width: usize) -> Self {
         let (x, bias, weight) = fused.split(inputs);
         Self {
@@ -71,7 +71,7 @@ where
         }
     }
 
-    /// Fills the rows `y` of the output, which start at row `first`.
+    /// Computes the output rows `y`, which start at row `first`.
     #[inline(always)]
     pub fn forward<S: Nonlinear>(&self, first: usize, y: &mut [E]) {
         let zero = <E::Wide as Real>::ZERO;
@@ -94,7 +94,7 @@ where
         }
     }
 
-    /// The gradients of a task's rows.
+    /// Computes the gradients of a task's rows.
     #[inline(always)]
     pub fn backward<S: Nonlinear>(&self, gradient: &[E], task: &mut GradientTask<'_, E>) {
         let zero = <E::Wide as Real>::ZERO;
@@ -134,7 +134,7 @@ where
             .map_or(<E::Wide as Real>::ONE, |weight| weight[row])
     }
 
-    /// The sum of `x` and the bias in `row` from `column` on.
+    /// Loads the sum of `x` and the bias in `row`, starting at `column`.
     #[inline(always)]
     fn load(&self, row: usize, column: usize, into: &mut [E::Wide]) {
         let at = row * self.width + column;
@@ -150,7 +150,7 @@ where
 }
 
 impl<E: Element> GradientTask<'_, E> {
-    /// Writes gradients of the row that starts at `row`, from `column` on.
+    /// Writes gradients of the row that starts at `row`, starting at `column`.
     #[inline(always)]
     fn store_gradient(&mut self, row: usize, column: usize, gradient: &[E::Wide]) {
         if let Some(dx) = &mut self.dx {
@@ -162,7 +162,7 @@ impl<E: Element> GradientTask<'_, E> {
     }
 }
 
-/// The sum in a fixed order that vectorises.
+/// Returns the sum in a fixed order that vectorises.
 #[inline(always)]
 fn sum<R: Real>(values: &[R]) -> R {
     let mut lanes = [R::ZERO; LANES];
@@ -174,7 +174,7 @@ fn sum<R: Real>(values: &[R]) -> R {
     lanes.into_iter().sum()
 }
 
-/// `a` becomes the output.
+/// Replaces `a` by the output.
 #[inline(always)]
 fn gate<S: Nonlinear, R: Gaussian>(a: &mut [R], b: &[R], weight: R, limits: GateLimits<R>) {
     for (a, b) in a.iter_mut().zip(b) {
@@ -184,7 +184,8 @@ fn gate<S: Nonlinear, R: Gaussian>(a: &mut [R], b: &[R], weight: R, limits: Gate
     }
 }
 
-/// `a` and `b` become their gradients; `g`, the gradient of the output, becomes that of the weight.
+/// Replaces `a` and `b` by their gradients, and the output gradient `g` by the gradient of the
+/// weight.
 #[inline(always)]
 fn gate_gradient<S: Nonlinear, R: Gaussian>(
     a: &mut [R],
@@ -212,7 +213,7 @@ fn gate_gradient<S: Nonlinear, R: Gaussian>(
     }
 }
 
-/// [`gate_gradient`] where there is no gate.
+/// Computes the same as [`gate_gradient`] for activations without a gate.
 #[inline(always)]
 fn gradient_in_place<S: Nonlinear, R: Gaussian>(a: &mut [R], g: &mut [R], weight: R) {
     for (a, g) in a.iter_mut().zip(g) {

@@ -8,10 +8,10 @@ use crate::activation::kind::Activation;
 use crate::cube::instance::{AotList, given, instance, sequence, types};
 use crate::cube::{Elementwise, SPLITS};
 
-/// Width of the output.
+/// The width of the output.
 const WIDTH: usize = 4096;
 
-/// Every kernel of the activations, in every type.
+/// Adds every kernel of the activations, in every type.
 pub(crate) fn aot_instances(list: &mut AotList) {
     for (name, dtype, vector) in types() {
         let columns = WIDTH / vector;
@@ -30,7 +30,7 @@ pub(crate) fn aot_instances(list: &mut AotList) {
                 clamped: kind == Activation::QuickGeGlu,
                 shifted: kind == Activation::QuickGeGlu,
             };
-            // The splits differ alike in all kinds.
+            // The splits differ in the same way for all kinds.
             let splits = match kind {
                 Activation::SwiGlu => &SPLITS[..],
                 _ => &[ElementwiseLaunch::STATIC],

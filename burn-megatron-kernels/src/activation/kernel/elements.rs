@@ -5,7 +5,7 @@ use cubecl::prelude::*;
 use super::formula::{ActivationVariant, gradients, output};
 use crate::cube::Split;
 
-/// One vector of the input with its bias.
+/// Loads one vector of the input and adds its bias.
 #[cube]
 fn load<F: Float, N: Size>(
     x: &Tensor<Vector<F, N>>,
@@ -21,7 +21,7 @@ fn load<F: Float, N: Size>(
     }
 }
 
-/// The weight of a row; 1 if there is none.
+/// Returns the weight of a row, or 1 if there is no row weight.
 #[cube]
 pub(super) fn row_weight(weight: &ComptimeOption<OwnedTensor<f32>>, row: usize) -> f32 {
     #[comptime]
@@ -31,7 +31,8 @@ pub(super) fn row_weight(weight: &ComptimeOption<OwnedTensor<f32>>, row: usize) 
     }
 }
 
-/// The halves `a` and `b` of the input for one vector of the output; `a` twice without a gate.
+/// Returns the halves `a` and `b` of the input for one vector of the output. Without a gate both
+/// are `a`.
 #[cube]
 pub(super) fn halves<F: Float, N: Size>(
     x: &Tensor<Vector<F, N>>,
@@ -50,8 +51,11 @@ pub(super) fn halves<F: Float, N: Size>(
     }
 }
 
-/// `columns`: vectors of a row of the output; `vectors`: those of the whole output. A portion of the
-/// split is one of them; a unit loads all of its own before it stores the first.
+/// Computes the output.
+///
+/// `columns` is the number of vectors per output row and `vectors` the number in the complete
+/// output. A portion of the work split is one vector. A unit loads all its vectors before it stores
+/// the first.
 #[cube(launch_unchecked)]
 pub(super) fn forward_kernel<F: Float, N: Size>(
     x: &Tensor<Vector<F, N>>,
@@ -80,7 +84,7 @@ pub(super) fn forward_kernel<F: Float, N: Size>(
     }
 }
 
-/// As [`forward_kernel`]; `dx` has the shape of `x`.
+/// Computes the gradient `dx`, which has the shape of `x`; see [`forward_kernel`].
 #[cube(launch_unchecked)]
 pub(super) fn backward_kernel<F: Float, N: Size>(
     x: &Tensor<Vector<F, N>>,

@@ -1,4 +1,4 @@
-//! The nonlinearities and their slopes on one value; the same formulas as on the CPU.
+//! The nonlinearities and their slopes for one value, with the same formulas as on the CPU.
 
 use cubecl::prelude::*;
 
@@ -8,14 +8,14 @@ use crate::activation::cpu::curve::{
 use crate::activation::kind::Curve;
 use crate::activation::{Activation, FusedActivation};
 
-/// The compile-time variant of a kernel, besides element type and width.
+/// The compile-time variant of a kernel, in addition to element type and width.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct ActivationVariant {
     pub curve: Curve,
     pub gated: bool,
     pub clamped: bool,
-    /// Whether an offset is added to the second half of a gate. Adding 0 would change the sign of a zero in some
-    /// kernels and not in others, where it is known when they are compiled.
+    /// Whether an offset is added to the second half of a gate. Adding 0 would change the sign of a
+    /// zero in those kernels whose compiler cannot fold the addition.
     pub shifted: bool,
 }
 
@@ -30,7 +30,7 @@ impl From<FusedActivation> for ActivationVariant {
 }
 
 impl ActivationVariant {
-    /// Without a clamp and an offset.
+    /// Creates a variant without clamp and offset.
     pub fn plain(kind: Activation) -> Self {
         Self {
             curve: kind.curve(),
@@ -46,7 +46,7 @@ impl ActivationVariant {
     }
 }
 
-/// The value and the slope of a nonlinearity.
+/// Returns the value and the slope of a nonlinearity.
 #[cube]
 pub(super) fn curve(x: f32, #[comptime] kind: Curve) -> (f32, f32) {
     match comptime!(kind) {
@@ -71,8 +71,9 @@ pub(super) fn curve(x: f32, #[comptime] kind: Curve) -> (f32, f32) {
     }
 }
 
-/// `1 / x` for `x` from 1 to a few thousand, to the last bit or two. A division would call a
-/// function for the numbers that have no normal reciprocal, and need registers for that.
+/// Returns `1 / x` for `x` from 1 to a few thousand, accurate to the last one or two bits. A
+/// division would call a function that handles numbers without a normal reciprocal, which costs
+/// registers.
 #[cube]
 fn reciprocal(x: f32) -> f32 {
     let root = x.inverse_sqrt();
@@ -80,10 +81,10 @@ fn reciprocal(x: f32) -> f32 {
     y + y * (1.0f32 - x * y)
 }
 
-/// Beyond this, nothing is left of the tail.
+/// The value beyond which the tail is 0.
 const TAIL_CUTOFF: f32 = 64.0;
 
-/// `x Phi(x)`, with the tail of [`TAIL`].
+/// Returns `x Phi(x)` and its slope, with the tail of [`TAIL`].
 #[cube]
 fn normal(x: f32) -> (f32, f32) {
     let bell = (x * x * -0.5f32).exp();
@@ -101,8 +102,8 @@ fn normal(x: f32) -> (f32, f32) {
     )
 }
 
-/// `x s` and its slope for `s = sigmoid(inner)`. The exponential is of a negative number, so that
-/// nothing overflows on any device.
+/// Returns `x s` and its slope for `s = sigmoid(inner)`. The exponential takes a negative argument,
+/// so that nothing overflows on any device.
 #[cube]
 fn logistic(x: f32, inner: f32, slope: f32) -> (f32, f32) {
     let e = (-inner.abs()).exp();
@@ -112,14 +113,14 @@ fn logistic(x: f32, inner: f32, slope: f32) -> (f32, f32) {
     (x * s, s + x * slope * smaller * larger)
 }
 
-/// `x` within `-end` and `end`; NaN stays NaN.
+/// Clamps `x` to `-end..=end`; NaN stays NaN.
 #[cube]
 fn bounded(x: f32, end: f32) -> f32 {
     let x = select(x > end, end, x);
     select(x < -end, -end, x)
 }
 
-/// The first half of a gate within its bound.
+/// Returns the first half of a gate, clamped.
 #[cube]
 fn first_bounded(a: f32, clamp: f32, #[comptime] variant: ActivationVariant) -> f32 {
     if comptime!(variant.clamped) {
@@ -129,7 +130,7 @@ fn first_bounded(a: f32, clamp: f32, #[comptime] variant: ActivationVariant) -> 
     }
 }
 
-/// The second half of a gate within its bounds, plus the offset.
+/// Returns the second half of a gate, clamped, plus the offset.
 #[cube]
 fn second_factor(b: f32, clamp: f32, offset: f32, #[comptime] variant: ActivationVariant) -> f32 {
     let mut factor = b;
@@ -142,7 +143,7 @@ fn second_factor(b: f32, clamp: f32, offset: f32, #[comptime] variant: Activatio
     factor
 }
 
-/// The output from the halves `a` and `b`; `b` is not looked at where there is no gate.
+/// Returns the output from the halves `a` and `b`. Without a gate `b` is ignored.
 #[cube]
 pub(crate) fn output<N: Size>(
     a: Vector<f32, N>,
@@ -167,8 +168,9 @@ pub(crate) fn output<N: Size>(
     y
 }
 
-/// The gradients of `a`, of `b` and of the row weight (a summand of it for each lane), for the
-/// gradient `g` of the output and a row weight.
+/// Returns the gradients of `a`, `b` and the row weight from the gradient `g` of the output.
+///
+/// The gradient of the row weight is a partial sum per lane.
 #[cube]
 pub(super) fn gradients<N: Size>(
     a: Vector<f32, N>,

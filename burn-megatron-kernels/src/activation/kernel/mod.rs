@@ -2,7 +2,7 @@
 //!
 //! The forward, and the backward of the input alone, are element-wise ([`elements`]) with a tuned
 //! work split ([`launch`]). Gradients of the bias and of the row weight need sums ([`sums`]), which
-//! the same pass computes; a second, small kernel adds the partial sums of the cubes in a fixed
+//! the same pass computes. A second, small kernel adds the partial sums of the cubes in a fixed
 //! order.
 
 use burn::backend::TensorMetadata;
@@ -27,16 +27,17 @@ pub(crate) use formula::{ActivationVariant, output};
 use launch::ElementwiseLaunch;
 use sums::{SUM_UNITS, SumTiling, sums_kernel};
 
-/// Number of cubes that fills a large device.
+/// The number of cubes that fills a large device.
 const TARGET_CUBES: usize = 2048;
-/// Rows that a cube has at least where it sums over them, so that the partial sums are few.
+/// The minimum number of rows per cube if the cube sums over rows, which limits the number of
+/// partial sums.
 const MIN_SUMMED_ROWS: usize = 16;
 
-/// The sizes and the variant shared by the kernels of one call.
+/// Sizes and variant shared by the kernels of one call.
 #[derive(Clone, Copy)]
 struct ActivationPlan {
     variant: ActivationVariant,
-    /// Width of the input.
+    /// The width of the input.
     width: usize,
     rows: usize,
     row: RowPlan,
@@ -59,13 +60,13 @@ impl ActivationPlan {
         }
     }
 
-    /// Vectors of the output.
+    /// Returns the number of vectors in the output.
     fn vectors(&self) -> usize {
         self.rows * self.row.columns
     }
 }
 
-/// The output of `inputs`, see [`FusedActivation`].
+/// Computes the output of `inputs`; see [`FusedActivation`].
 pub(super) fn forward(fused: &FusedActivation, inputs: Vec<CubeTensor>) -> CubeTensor {
     let plan = ActivationPlan::new(fused, &inputs[0]);
     let mut shape = inputs[0].shape().to_vec();
@@ -76,7 +77,7 @@ pub(super) fn forward(fused: &FusedActivation, inputs: Vec<CubeTensor>) -> CubeT
     elementwise(fused, plan, inputs, None, output)
 }
 
-/// See [`ActivationBackwardOp`].
+/// Computes the gradients; see [`ActivationBackwardOp`].
 pub(super) fn backward(op: &ActivationBackwardOp, mut inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
     let (fused, wanted) = (&op.fused, op.wanted);
     let flat = op.place.and_then(|_| inputs.pop());
@@ -93,7 +94,7 @@ pub(super) fn backward(op: &ActivationBackwardOp, mut inputs: Vec<CubeTensor>) -
     }
 }
 
-/// Fills the output of a forward, or the gradient of the input where there is a gradient of the output.
+/// Computes the output, or the gradient of the input if the gradient of the output is given.
 fn elementwise(
     fused: &FusedActivation,
     plan: ActivationPlan,
@@ -127,7 +128,7 @@ fn sums(
     let (client, dtype) = (x.client.clone(), x.dtype);
     let units = plan.row.units.min(SUM_UNITS);
     let columns = plan.row.columns;
-    // Only the bias needs a unit to stay on its columns.
+    // Only the bias requires that a unit stays on its columns.
     let tile = if wanted.bias { units as usize } else { columns };
     let tiles = columns.div_ceil(tile.max(1));
     let rows_per_cube = if wanted.bias {
@@ -174,7 +175,7 @@ fn sums(
     }
     match (dweight, tiles) {
         (None, _) => {}
-        // One cube had the whole row: its sum is the gradient.
+        // One cube had the complete row: its sum is the gradient.
         (Some(parts), 1) => gradients.push(parts),
         (Some(tensor), _) => {
             let partials = Partials {

@@ -1,4 +1,4 @@
-//! The backward with sums: over rows for the bias, along a row for its weight.
+//! The backward with sums: over rows for the bias, along a row for the row weight.
 
 use cubecl::prelude::*;
 
@@ -6,26 +6,27 @@ use super::elements::{halves, row_weight};
 use super::formula::{ActivationVariant, gradients};
 use crate::cube::{cube_sum, lane_sum};
 
-/// The most units of a cube. With twice as many, a compiler for CUDA gives up registers that the
-/// formulas need, so that more cubes fit beside each other.
+/// The maximum number of units per cube. With twice this number, a CUDA compiler gives up registers
+/// that the formulas need, to fit more cubes on a multiprocessor.
 pub(super) const SUM_UNITS: u32 = 128;
 
 /// The tiling of the work, in vectors of the output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct SumTiling {
-    /// Vectors of a row.
+    /// The number of vectors per row.
     pub columns: usize,
-    /// Vectors of a row per cube; as many as units if the bias has a gradient, which each unit then
-    /// sums for its own columns in registers.
+    /// The number of vectors per row and cube. If the bias has a gradient, this is the number of
+    /// units, and each unit sums its own columns in registers.
     pub tile: usize,
-    /// Units of a cube.
+    /// The number of units per cube.
     pub units: u32,
     /// Whether sums over units use plane operations.
     pub planes: bool,
 }
 
-/// A cube works on `rows_per_cube` rows of one tile. `dbias` is `[blocks of rows, width of x]`,
-/// `dweight` is `[rows, tiles]`.
+/// Computes gradients and partial sums: a cube works on `rows_per_cube` rows of one tile.
+///
+/// `dbias` is `[blocks of rows, width of x]` and `dweight` is `[rows, tiles]`.
 #[cube(launch_unchecked)]
 pub(super) fn sums_kernel<F: Float, N: Size>(
     x: &Tensor<Vector<F, N>>,

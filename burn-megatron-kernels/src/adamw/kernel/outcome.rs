@@ -11,14 +11,16 @@ use crate::cube::instance::{AotList, instance};
 use crate::cube::{RowPlan, cube_sum, empty, launch};
 use crate::launch::exactly;
 
-/// Units of the cube.
+/// The number of units of the cube.
 const UNITS: u32 = 256;
 
-/// The bits of infinity; those of NaN without the sign are above.
+/// The bits of infinity. Without the sign, the bits of NaN are larger.
 const INFINITY: u32 = 0x7f80_0000;
 
-/// `losses`: the first column of the losses. `limit`: the bits of the largest valid sum of squares.
-/// Hyperparameters end in `taken` if they hold after a step that was taken.
+/// Computes the outcome.
+///
+/// `losses` is the first loss column and `limit` holds the bits of the largest valid sum of
+/// squares. Hyperparameters whose name ends in `taken` apply after a step that was taken.
 #[cube(launch_unchecked)]
 fn outcome_kernel(
     statistics: &[f32],
@@ -49,7 +51,8 @@ fn outcome_kernel(
         let value = statistics[at as usize];
         let bits = u32::reinterpret(value);
         let column = at % row;
-        // Sums of squares are not negative: floats have the order of their bits, and NaN is above.
+        // Sums of squares are not negative: such floats are ordered like their bits, and NaN is
+        // largest.
         if column == comptime!(LARGEST as u32) && bits > limit {
             invalid += 1.0f32;
         }
@@ -101,7 +104,7 @@ fn outcome_kernel(
     }
 }
 
-/// See [`step_outcome`](crate::adamw::step_outcome).
+/// Computes the outcome; see [`step_outcome`](crate::adamw::step_outcome).
 pub(in crate::adamw) fn step_outcome(inputs: Vec<CubeTensor>, rule: &OutcomeRule) -> CubeTensor {
     let [statistics, before] = exactly(inputs);
     let client = statistics.client.clone();

@@ -12,10 +12,10 @@ use crate::cube::instance::{AotList, instance, types};
 use crate::cube::{RowPlan, cube_sum, empty, lane_sum, launch, own};
 use crate::launch::exactly;
 
-/// Units of a cube.
+/// The number of units per cube.
 const UNITS: u32 = 256;
 
-/// `table`: start and end of each chunk.
+/// Computes the sum of squares of each chunk; `table` holds the start and the end of each chunk.
 #[cube(launch_unchecked)]
 fn chunks_kernel<F: Float, N: Size>(
     x: &[Vector<F, N>],
@@ -46,8 +46,9 @@ fn chunks_kernel<F: Float, N: Size>(
     }
 }
 
-/// One cube for each segment, and one for all. `table`: from `2 * chunks` on the number of chunks before each
-/// segment.
+/// Raises the results with one cube per segment, and one cube for the complete buffer.
+///
+/// From `2 * chunks` on, `table` holds the number of chunks before each segment.
 #[cube(launch_unchecked)]
 fn largest_kernel(
     sums: &[f32],
@@ -76,7 +77,7 @@ fn largest_kernel(
         }
         let total = cube_sum(sum, UNITS, planes);
         if UNIT_POS == 0 {
-            // Floats that are not negative have the order of their bits, and NaN is above.
+            // Floats that are not negative are ordered like their bits, and NaN is largest.
             let before = u32::reinterpret(largest[result as usize]);
             let found = u32::reinterpret(total);
             largest[result as usize] = f32::reinterpret(max(before, found));
@@ -84,7 +85,8 @@ fn largest_kernel(
     }
 }
 
-/// Inputs: the results, the buffer, the table of [`Segments`](crate::adamw::Segments).
+/// Computes the results from the inputs: the results so far, the buffer, and the table of
+/// [`Segments`](crate::adamw::Segments).
 pub(in crate::adamw) fn largest_sums(
     inputs: Vec<CubeTensor>,
     chunks: usize,
@@ -119,7 +121,7 @@ pub(in crate::adamw) fn largest_sums(
     largest
 }
 
-/// Vectors of each unit in a chunk.
+/// Returns the number of vectors of each unit in a chunk.
 fn vectors(vector: usize) -> u32 {
     (CHUNK / vector) as u32 / UNITS
 }

@@ -10,13 +10,13 @@ use cubecl::prelude::*;
 use crate::cube::instance::{AotList, instance, types};
 use crate::cube::{RowPlan, cube_sum, empty, lane_sum, launch};
 
-/// Units of the cube that adds up one group.
+/// The number of units of the cube that sums one group.
 const UNITS: u32 = 256;
 
-/// Vectors of each unit.
+/// The number of vectors per unit.
 const VECTORS: u32 = 8;
 
-/// Units of the one cube that adds up the groups.
+/// The number of units of the single cube that sums the groups.
 const LAST_UNITS: u32 = 256;
 
 #[cube(launch_unchecked)]
@@ -62,7 +62,7 @@ fn total_kernel(sums: &[f32], total: &mut [f32], groups: u32, #[comptime] planes
     }
 }
 
-/// The buffers may have several types and lengths.
+/// Computes the sum of squares of buffers, which may differ in type and length.
 pub(in crate::adamw) fn sum_of_squares(inputs: Vec<CubeTensor>) -> CubeTensor {
     let like = inputs[0].clone();
     let client = like.client.clone();

@@ -12,15 +12,20 @@ use crate::adamw::update::StepScalars;
 use crate::cube::instance::{AotList, instance, sequence, types};
 use crate::cube::{RowPlan, empty, launch, own};
 
-/// Units per cube. They share nothing, so any number that fills a multiprocessor works.
+/// The number of units per cube. Units share nothing, so any number that fills a multiprocessor
+/// works.
 const UNITS: u32 = 256;
 
-/// The hyperparameters are runtime arguments: no step compiles a new kernel.
+/// Updates one vector of weights and moments per unit.
 ///
-/// `outcome`: at most one, whose numbers replace `scale`, `size` and `root`, and are multiplied by `decay`; with it
-/// nothing changes if the step is skipped. `factors`: those of the decay, then those of the learning rate; `offset_in_block`: the offset of
-/// the first element in its block, a multiple of `N`. Products that are added use explicit `fma`,
-/// so that the compiler has no choice and vectors of all lengths give the same bits.
+/// - The hyperparameters are runtime arguments, so that no step compiles a new kernel.
+/// - `outcome` holds at most one outcome. Its numbers replace `scale`, `size` and `root` and are
+///   multiplied by `decay`. If the outcome skips the step, nothing changes.
+/// - `factors` holds the factors of the decay, then the factors of the learning rate.
+/// - `offset_in_block` is the offset of the first element in its block, a multiple of `N`.
+///
+/// Products that are added use explicit `fma`. The compiler then has no choice, and vectors of all
+/// lengths give the same bits.
 #[cube(launch_unchecked)]
 fn adamw_kernel<M: Float, G: Float, C: Float, N: Size>(
     master: &mut [Vector<f32, N>],
@@ -85,7 +90,8 @@ fn adamw_kernel<M: Float, G: Float, C: Float, N: Size>(
                     size *= factor;
                 }
             }
-            // With an epsilon of 0 it is 0 where no gradient has been, as in rows that are not used.
+            // With an epsilon of 0, the denominator is 0 for weights that never had a gradient, as
+            // in unused rows.
             let change = select_many(below.equal(&zero), zero, Vector::new(size) * m / below);
             weights -= fma(Vector::new(decay), weights, change);
             master[at] = weights;
@@ -98,7 +104,7 @@ fn adamw_kernel<M: Float, G: Float, C: Float, N: Size>(
     }
 }
 
-/// See [`AdamWOp`](crate::adamw::update::AdamWOp) for the inputs.
+/// Launches a step; see [`AdamWOp`](crate::adamw::update::AdamWOp) for the inputs.
 pub(in crate::adamw) fn update(
     inputs: Vec<CubeTensor>,
     outcome: Option<CubeTensor>,
@@ -125,7 +131,7 @@ pub(in crate::adamw) fn update(
         return outputs;
     }
     let client = master.client.clone();
-    // A power of two divides both exactly if it divides this; then no vector is in two blocks.
+    // A power of two that divides this value divides both, so that no vector spans two blocks.
     let vector = RowPlan::new(&client, master.dtype, length | offset_in_block).vector;
     let vectors = length / vector;
     let types = [
@@ -167,8 +173,8 @@ pub(in crate::adamw) fn update(
     outputs
 }
 
-/// Moments in f32 and bf16, gradients in every type, an outcome, copies of the weights in the type of the
-/// gradient, factors of the decay and of the rate.
+/// Adds the instances: moments in f32 and bf16, gradients in every type, with an outcome, copies of
+/// the weights in the type of the gradient, and factors of decay and rate.
 pub(super) fn aot_instances(list: &mut AotList) {
     let [(_, single, vector), _, (_, brain, _)] = types();
     for (moments, moment) in [("f32", single), ("bf16", brain)] {

@@ -49,7 +49,7 @@ impl Cut {
     }
 }
 
-/// The bytes of the elements `start..end`.
+/// Returns the bytes of the elements `start..end`.
 fn bytes(data: &TensorData, start: usize, end: usize) -> &[u8] {
     let size = data.dtype().size();
     &data.as_bytes()[start * size..end * size]

@@ -7,7 +7,7 @@ use crate::adamw::update::StepScalars;
 /// Two losses follow the columns.
 const COLUMNS: usize = columns::COUNT + 2;
 
-/// The statistics of three ranks, of 5003 tokens in all.
+/// Returns the statistics of three ranks, of 5003 tokens in all.
 fn rows() -> Vec<[f64; COLUMNS]> {
     vec![
         [4.0, 9.0, 1.0, 4.0, 904.0, 2.5, 3.0],
@@ -48,7 +48,7 @@ fn outcome(rows: &[[f64; COLUMNS]], before: f64, rule: OutcomeRule, device: &Dev
     doubles(&step_outcome(statistics, tensor(earlier, device), rule))
 }
 
-/// The elements by the formula of the module.
+/// Returns the elements by the formula of the module.
 fn expected(before: f64, clip: f64) -> [f64; elements::COUNT] {
     let scale = [1024.0, 512.0, 2048.0][before as usize];
     let unclipped = 1.0 / 5003.0 / scale;

@@ -7,10 +7,10 @@ use super::load::{HeadRows, matrix};
 use super::product::{LANES, ROWS, add_transposed_times, times_panels, times_rows};
 use crate::cpu::{Element, Real};
 
-/// Queries that are taken at a time: the depth of the products for keys and values.
+/// The number of queries processed at a time: the depth of the products for keys and values.
 const TILE: usize = 32;
 
-/// The gradients of one head's rows, padded in width, and of its sink.
+/// The gradients of one head, with rows padded in width, and of its sink.
 pub(super) struct HeadGradients<T> {
     pub q: Vec<T>,
     pub k: Vec<T>,
@@ -18,7 +18,7 @@ pub(super) struct HeadGradients<T> {
     pub sink: T,
 }
 
-/// The results of the forward, and the gradient of its output.
+/// The results of the forward and the gradient of its output.
 #[derive(Clone, Copy)]
 pub(super) struct SavedForward<'a, E: Element> {
     pub out: HeadRows<'a, E>,
@@ -26,13 +26,14 @@ pub(super) struct SavedForward<'a, E: Element> {
     pub lse: &'a [E::Wide],
 }
 
-/// A head as the products take it: padded rows, and panels where it is the right factor's transpose.
+/// A head in the form that the products require: padded rows, and panels if it is the transposed
+/// right factor.
 struct PaddedHead<T> {
-    /// Of queries and keys, padded.
+    /// The padded width of queries and keys.
     width: usize,
-    /// Of values, padded.
+    /// The padded width of values.
     value_width: usize,
-    /// Of queries and keys, and of values.
+    /// The depths of queries and keys, and of values.
     depths: [usize; 2],
     q: Vec<T>,
     dout: Vec<T>,
@@ -124,7 +125,7 @@ pub(super) fn backward<E: Element, const FUSED: bool>(
 }
 
 impl<T: Real> PaddedHead<T> {
-    /// Scores and `do v^T` of [`ROWS`] queries from `row` on.
+    /// Computes the scores and `do v^T` of [`ROWS`] queries, starting at `row`.
     #[inline(always)]
     fn products<const FUSED: bool>(
         &self,
@@ -148,7 +149,7 @@ impl<T: Real> PaddedHead<T> {
         times_panels::<_, FUSED>(dout.from(row), value_depth, v, ds, scores.stride);
     }
 
-    /// `scale * ds k` of [`ROWS`] queries.
+    /// Computes `scale * ds k` of [`ROWS`] queries.
     #[inline(always)]
     fn queries<const FUSED: bool>(
         &self,
@@ -165,7 +166,7 @@ impl<T: Real> PaddedHead<T> {
     }
 }
 
-/// Scores and `do v^T` of a row to probabilities and the gradients of the scores.
+/// Turns the scores and `do v^T` of a row into probabilities and score gradients.
 #[inline(always)]
 fn differentiate<T: Real>(p: &mut [T], ds: &mut [T], lse: T, delta: T) {
     for (p, ds) in p.chunks_exact_mut(LANES).zip(ds.chunks_exact_mut(LANES)) {

@@ -6,7 +6,8 @@ use super::load::{HeadRows, matrix};
 use super::product::{LANES, ROWS, lanes, times_panels, times_rows};
 use crate::cpu::{Element, Real};
 
-/// The output of one head: rows, padded in width, and the log-sum-exp and the largest score of each.
+/// The output of one head: rows, padded in width, with the log-sum-exp and the largest score of
+/// each row.
 pub(super) struct HeadOutput<T> {
     pub out: Vec<T>,
     pub lse: Vec<T>,
@@ -21,17 +22,18 @@ pub(super) struct HeadInputs<'a, E: Element> {
     pub v: HeadRows<'a, E>,
     pub scale: E::Wide,
     pub sink: Option<E::Wide>,
-    /// The keys that each query sees.
+    /// The visible keys of each query.
     pub visible: &'a [Range<usize>],
 }
 
-/// Row stride of the scores of this many keys: rows a power of two apart would share cache lines.
+/// Returns the row stride of scores for this number of keys. Rows a power of two apart would share
+/// cache lines.
 #[inline(always)]
 pub(super) fn scores_stride(keys: usize) -> usize {
     keys + LANES
 }
 
-/// The columns that a tile of rows sees, as whole panels.
+/// Returns the columns that a tile of rows sees, rounded to complete panels.
 #[inline(always)]
 pub(super) fn panels_of(visible: &[Range<usize>]) -> Range<usize> {
     match (visible.first(), visible.last()) {
@@ -42,7 +44,7 @@ pub(super) fn panels_of(visible: &[Range<usize>]) -> Range<usize> {
     }
 }
 
-/// Takes [`ROWS`] queries at a time against all the keys that they see.
+/// Computes the output of a head, [`ROWS`] queries at a time against all their visible keys.
 #[inline(always)]
 pub(super) fn forward<E: Element, const FUSED: bool>(
     head: HeadInputs<'_, E>,
@@ -93,8 +95,8 @@ pub(super) fn forward<E: Element, const FUSED: bool>(
     }
 }
 
-/// Turns the scores of a row, which start at column `first`, into `exp(score - largest)`, 0 where
-/// the row does not see; gives the largest without and with the sink, and the sum.
+/// Replaces the scores of a row, which start at column `first`, by `exp(score - largest)`, or by 0
+/// for hidden columns. Returns the largest score without and with the sink, and the sum.
 #[inline(always)]
 fn softmax<T: Real>(
     scores: &mut [T],
@@ -115,7 +117,7 @@ fn softmax<T: Real>(
     }
     let seen = most.into_iter().fold(T::NEG_INFINITY, T::larger);
     let largest = sink.map_or(seen, |sink| sink.larger(seen));
-    // If no key is visible every weight becomes 0.
+    // If no key is visible, every weight becomes 0.
     let largest = if largest > T::NEG_INFINITY {
         largest
     } else {
@@ -133,7 +135,7 @@ fn softmax<T: Real>(
     (seen, largest, sum)
 }
 
-/// Sets the masked values of a row to `value`; `values` starts at column `first`.
+/// Sets the masked values of a row to `value`. `values` starts at column `first`.
 #[inline(always)]
 pub(super) fn mask_row<T: Copy>(values: &mut [T], visible: &Range<usize>, first: usize, value: T) {
     let count = values.len();
@@ -143,7 +145,7 @@ pub(super) fn mask_row<T: Copy>(values: &mut [T], visible: &Range<usize>, first:
     values[high..].fill(value);
 }
 
-/// The sum of `a[i] * b[i]`.
+/// Returns the sum of `a[i] * b[i]`.
 #[inline(always)]
 pub(super) fn dot<E: Element>(a: &[E], b: &[E]) -> E::Wide {
     let mut sums = [E::Wide::ZERO; LANES];

@@ -1,10 +1,10 @@
-//! The rows of one head, widened and padded.
+//! Loads the rows of one head, widened and padded.
 
 use crate::cpu::Element;
 
 use super::product::{LANES, MatrixRows};
 
-/// Rows of a head in a tensor: `width` neighbours each, `stride` from row to row.
+/// The rows of a head in a tensor: `width` adjacent elements each, `stride` elements apart.
 #[derive(Clone, Copy)]
 pub(super) struct HeadRows<'a, E> {
     pub values: &'a [E],
@@ -19,7 +19,7 @@ impl<'a, E: Element> HeadRows<'a, E> {
         &self.values[row * self.stride..][..self.width]
     }
 
-    /// Width and count, rounded up to whole tiles.
+    /// Returns the width and the number of rows, rounded up to complete tiles.
     #[inline(always)]
     pub(super) fn padded(&self) -> (usize, usize) {
         (
@@ -28,7 +28,7 @@ impl<'a, E: Element> HeadRows<'a, E> {
         )
     }
 
-    /// The rows times `factor`, padded with zeros.
+    /// Returns the rows times `factor`, padded with zeros.
     #[inline(always)]
     pub(super) fn rows(&self, factor: E::Wide) -> Vec<E::Wide> {
         let (width, count) = self.padded();
@@ -41,7 +41,7 @@ impl<'a, E: Element> HeadRows<'a, E> {
         rows
     }
 
-    /// The rows in panels of [`LANES`], `[panel][width][LANES]`, padded with zeros.
+    /// Returns the rows in panels of [`LANES`], `[panel][width][LANES]`, padded with zeros.
     #[inline(always)]
     pub(super) fn panels(&self) -> Vec<E::Wide> {
         let (_, count) = self.padded();
@@ -58,7 +58,7 @@ impl<'a, E: Element> HeadRows<'a, E> {
     }
 }
 
-/// Padded rows as a matrix.
+/// Returns padded rows as a matrix.
 #[inline(always)]
 pub(super) fn matrix<T>(values: &[T], stride: usize) -> MatrixRows<'_, T> {
     MatrixRows { values, stride }

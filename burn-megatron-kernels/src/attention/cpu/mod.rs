@@ -1,4 +1,5 @@
-//! Attention on the CPU: one task per sequence and head, scores of a few queries at a time.
+//! Attention on the CPU: one task per sequence and head, with the scores of a few queries at a
+//! time.
 
 use std::ops::Range;
 
@@ -22,12 +23,12 @@ use crate::cpu::{Element, Real, for_float, for_rows, map_tasks, slice, tensor, u
 use crate::flat::cpu::accumulate;
 use crate::gradient::Place;
 
-/// See [`Pass::Forward`](super::ops::Pass::Forward).
+/// Computes the forward; see [`Pass::Forward`](super::ops::Pass::Forward).
 pub(super) fn forward(problem: &AttentionProblem, inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
     for_float!(problem.dtype, E => forward_in::<E>(problem, inputs))
 }
 
-/// See [`Pass::Backward`](super::ops::Pass::Backward).
+/// Computes the backward; see [`Pass::Backward`](super::ops::Pass::Backward).
 pub(super) fn backward(
     problem: &AttentionProblem,
     inputs: Vec<FlexTensor>,
@@ -138,8 +139,8 @@ fn backward_in<E: Element>(
     outputs
 }
 
-/// The forward of one head. A struct, because a closure this large would not be inlined into SIMD
-/// code.
+/// The forward of one head. It is a struct because a closure of this size would not be inlined into
+/// SIMD code.
 struct ForwardTask<'a, E: Element>(HeadInputs<'a, E>);
 
 impl<E: Element> WithSimd for ForwardTask<'_, E> {
@@ -206,7 +207,7 @@ impl<'a, E: Element> HeadTensors<'a, E> {
         }
     }
 
-    /// The head of a task: heads of the first sequence, then those of the second, and so on.
+    /// Returns the head of a task. Tasks are ordered by sequence, then by head.
     fn head(&self, task: usize) -> HeadInputs<'_, E> {
         let heads = self.problem.heads;
         let (batch, head) = (task / heads.heads, task % heads.heads);
@@ -233,7 +234,7 @@ impl<'a, E: Element> HeadTensors<'a, E> {
     }
 }
 
-/// The tensor itself if rows of a head are contiguous, otherwise a copy.
+/// Returns the tensor itself if the rows of a head are contiguous, otherwise a copy.
 fn readable(tensor: FlexTensor) -> FlexTensor {
     let layout = tensor.layout();
     let last = layout.strides().last();
@@ -244,10 +245,11 @@ fn readable(tensor: FlexTensor) -> FlexTensor {
     }
 }
 
-/// Multiplications from which a parallel task is worth its overhead.
+/// The number of multiplications from which a parallel task is worth its overhead.
 const MIN_TASK_PRODUCTS: usize = 256 * 1024;
 
-/// One result for each sequence and head, in that order; `products` counts the matrix products.
+/// Computes one result per sequence and head, in that order. `products` is the number of matrix
+/// products.
 fn tasks<T: Send>(
     problem: &AttentionProblem,
     products: usize,
@@ -264,7 +266,8 @@ fn tasks<T: Send>(
     results.into_iter().flatten().collect()
 }
 
-/// The rows of each task, of `width` features and padded, and how many consecutive tasks are summed.
+/// The padded rows of each task with `width` features, and the number of consecutive tasks that are
+/// summed.
 #[derive(Clone, Copy)]
 struct TaskRows<'a, T> {
     tasks: &'a [&'a [T]],
@@ -272,7 +275,8 @@ struct TaskRows<'a, T> {
     width: usize,
 }
 
-/// Rows `[batch, rows, features]`: the parts side by side, each with its heads side by side.
+/// Gathers rows `[batch, rows, features]`: the parts next to each other, and within a part its
+/// heads next to each other.
 fn gather<E: Element>(
     problem: &AttentionProblem,
     rows: usize,

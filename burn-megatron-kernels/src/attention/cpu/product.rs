@@ -1,15 +1,15 @@
 //! Products of tiles that stay in registers.
 //!
-//! Matrices are padded, so that there are only whole tiles of [`ROWS`] rows and [`LANES`] columns.
+//! Matrices are padded, so that all tiles are complete: [`ROWS`] rows and [`LANES`] columns.
 
 use crate::cpu::Real;
 
-/// Rows of a tile.
+/// The number of rows of a tile.
 pub(super) const ROWS: usize = 8;
-/// Columns of a tile; the width of matrices is a multiple of it.
+/// The number of columns of a tile. The width of matrices is a multiple of it.
 pub(super) const LANES: usize = 16;
 
-/// A matrix of rows with `stride` elements from row to row.
+/// A matrix whose rows are `stride` elements apart.
 #[derive(Clone, Copy)]
 pub(super) struct MatrixRows<'a, T> {
     pub values: &'a [T],
@@ -17,7 +17,7 @@ pub(super) struct MatrixRows<'a, T> {
 }
 
 impl<'a, T> MatrixRows<'a, T> {
-    /// The matrix from `row` on.
+    /// Returns the matrix without the rows before `row`.
     #[inline(always)]
     pub(super) fn from(&self, row: usize) -> Self {
         Self {
@@ -27,7 +27,7 @@ impl<'a, T> MatrixRows<'a, T> {
     }
 }
 
-/// The [`LANES`] elements from `at` on.
+/// Returns [`LANES`] elements, starting at `at`.
 #[inline(always)]
 pub(super) fn lanes<T>(values: &[T], at: usize) -> &[T; LANES] {
     match values[at..at + LANES].try_into() {
@@ -44,7 +44,7 @@ fn lanes_mut<T>(values: &mut [T], at: usize) -> &mut [T; LANES] {
     }
 }
 
-/// `sums + a b`, one row of a tile.
+/// Returns `sums + a b` for one row of a tile.
 #[inline(always)]
 fn plus<T: Real, const FUSED: bool>(mut sums: [T; LANES], a: T, b: &[T; LANES]) -> [T; LANES] {
     for n in 0..LANES {
@@ -53,8 +53,7 @@ fn plus<T: Real, const FUSED: bool>(mut sums: [T; LANES], a: T, b: &[T; LANES]) 
     sums
 }
 
-/// Repeats the body for each of [`ROWS`] rows. As a loop, it would be vectorised itself, over the
-/// wrong dim.
+/// Repeats the body for each of [`ROWS`] rows. A loop would be vectorised over the wrong dim.
 macro_rules! unrolled {
     ($m:ident => $body:expr) => {
         unrolled!($m => $body, 0, 1, 2, 3, 4, 5, 6, 7)
@@ -67,7 +66,7 @@ macro_rules! unrolled {
     };
 }
 
-/// `sum_k a[m][k] b[k][n]`, one tile.
+/// Computes one tile of `sum_k a[m][k] b[k][n]`.
 #[inline(always)]
 fn tile<T: Real, const FUSED: bool>(
     depth: usize,
@@ -82,8 +81,8 @@ fn tile<T: Real, const FUSED: bool>(
     sums
 }
 
-/// The left factor of a tile, one column of [`ROWS`] rows at a time. A trait, because a closure may
-/// not be inlined.
+/// The left factor of a tile, read one column of [`ROWS`] rows at a time. It is a trait because a
+/// closure may not be inlined.
 trait LeftColumns<T> {
     fn column(&self, k: usize) -> [T; ROWS];
 }
@@ -109,7 +108,7 @@ impl<T: Real> LeftColumns<T> for RowColumns<'_, T> {
     }
 }
 
-/// The columns of a transpose: [`ROWS`] neighbours from `first` on in each row.
+/// The columns of a transposed matrix: [`ROWS`] neighbours in each row, starting at `first`.
 struct Transposed<'a, T> {
     a: MatrixRows<'a, T>,
     first: usize,
@@ -125,7 +124,8 @@ impl<T: Real> LeftColumns<T> for Transposed<'_, T> {
     }
 }
 
-/// `a b^T` for [`ROWS`] rows of `a`, with `b` in panels of [`LANES`] rows `[panel][depth][LANES]`.
+/// Computes `a b^T` for [`ROWS`] rows of `a`. `b` is in panels of [`LANES`] rows,
+/// `[panel][depth][LANES]`.
 #[inline(always)]
 pub(super) fn times_panels<T: Real, const FUSED: bool>(
     a: MatrixRows<'_, T>,
@@ -145,7 +145,8 @@ pub(super) fn times_panels<T: Real, const FUSED: bool>(
     }
 }
 
-/// `a b` for [`ROWS`] rows of `a` of length `depth`; the rows of `out` are those of `b`.
+/// Computes `a b` for [`ROWS`] rows of `a` of length `depth`. The rows of `out` are as wide as the
+/// rows of `b`.
 #[inline(always)]
 pub(super) fn times_rows<T: Real, const FUSED: bool>(
     a: MatrixRows<'_, T>,
@@ -164,7 +165,7 @@ pub(super) fn times_rows<T: Real, const FUSED: bool>(
     }
 }
 
-/// Adds `a^T b` to `out`, for `depth` rows of `a` of which `columns` count.
+/// Adds `a^T b` to `out` for `depth` rows of `a` and the first `columns` columns.
 #[inline(always)]
 pub(super) fn add_transposed_times<T: Real, const FUSED: bool>(
     a: MatrixRows<'_, T>,

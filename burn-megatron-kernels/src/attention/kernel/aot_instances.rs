@@ -16,7 +16,7 @@ default_fields!(DeviceMaskRangeCompilationArg [shift before after columns rows])
 default_fields!(AttentionStridesCompilationArg [q k v out]);
 default_fields!(AttentionSizesCompilationArg [mask_range scale batches heads heads_per_group]);
 
-/// Every kernel in every type for heads of width 64, 96 and 128.
+/// Adds every kernel in every type for heads of width 64, 96 and 128.
 pub(crate) fn aot_instances(list: &mut AotList) {
     const UNITS: u32 = 256;
     instance!(

@@ -1,5 +1,5 @@
-//! The gradients: one kernel keeps queries resident and streams keys, the other does the reverse.
-//! No two cubes write to one place, and sums are in a fixed order.
+//! The gradients: one kernel keeps queries resident and streams keys, the other kernel keeps keys
+//! resident and streams queries. No two cubes write to the same place, and sums have a fixed order.
 
 use cubecl::prelude::*;
 
@@ -10,8 +10,8 @@ use super::tile::{
 };
 use crate::cube::{cube_sum, lane_sum};
 
-/// `delta[batch, heads, queries] = sum(out * dout)` of rows `[batch, queries, heads, width]`, with
-/// [`LANES`] units for a row.
+/// Computes `delta[batch, heads, queries] = sum(out * dout)` over rows `[batch, queries, heads,
+/// width]`, with [`LANES`] units per row.
 #[cube(launch_unchecked)]
 pub(crate) fn attention_delta<F: Float, N: Size>(
     out: &[Vector<F, N>],
@@ -50,7 +50,8 @@ pub(crate) fn attention_delta<F: Float, N: Size>(
     }
 }
 
-/// `dsink[head] = - sum over sequences and queries of exp(sink - lse) * delta`; one cube per head.
+/// Computes `dsink[head] = - sum over sequences and queries of exp(sink - lse) * delta`, with one
+/// cube per head.
 #[cube(launch_unchecked)]
 pub(crate) fn attention_sink(
     sink: &[f32],
@@ -81,7 +82,7 @@ pub(crate) fn attention_sink(
     }
 }
 
-/// `dq = scale * ds k`: one cube takes `shape.rows` queries of one head.
+/// Computes `dq = scale * ds k`. One cube processes `shape.rows` queries of one head.
 #[cube(launch_unchecked)]
 pub(crate) fn attention_queries<F: Float, N: Size>(
     q: &[Vector<F, N>],
@@ -175,9 +176,11 @@ pub(crate) fn attention_queries<F: Float, N: Size>(
     }
 }
 
-/// `dv = p^T dout` and `dk = ds^T (scale * q)`: one cube takes `shape.rows` keys of one group, and
-/// all the heads of it one after the other. `sizes.mask_range`: which queries see a key. `add`: whether
-/// to add `dk`, and `dv`, to what is there.
+/// Computes `dv = p^T dout` and `dk = ds^T (scale * q)`.
+///
+/// One cube processes `shape.rows` keys of one group and all heads of the group, one after the
+/// other. `sizes.mask_range` holds the queries that see a key. `add` tells for `dk` and `dv`
+/// whether to add to the existing values.
 #[cube(launch_unchecked)]
 pub(crate) fn attention_keys<F: Float, G: Float, N: Size>(
     q: &[Vector<F, N>],
@@ -207,7 +210,8 @@ pub(crate) fn attention_keys<F: Float, G: Float, N: Size>(
     let groups = (sizes.heads / sizes.heads_per_group) as usize;
     let sequences = sizes.batches as usize * groups;
     let cube = CUBE_POS;
-    // Without `block`, whose visible columns would be known before they are used: this kernel has no register to spare.
+    // Does not use `block`, which would compute the visible columns before they are needed: this
+    // kernel has no spare registers.
     if cube < tiles * sequences {
         let first = cube / sequences * shape.rows;
         let group = cube % sequences % groups;

@@ -1,4 +1,5 @@
-//! Output, log-sum-exp and largest score: queries are the resident tile, keys and values are streamed.
+//! Output, log-sum-exp and largest score. Queries are the resident tile; keys and values are
+//! streamed.
 
 use cubecl::prelude::*;
 
@@ -7,11 +8,14 @@ use super::tile::{
     head_rows, reduce_lanes, store, vectors_per_unit, visible_end, visible_start, zeros,
 };
 
-/// Below every score. Not infinity, because not every shader language has a literal for it.
+/// A value below every score. It is finite because not every shading language has a literal for
+/// infinity.
 pub(super) const MASKED_SCORE: f32 = -1.0e30;
 
-/// One cube takes `shape.rows` queries of one head. Cubes with the last queries come first: where
-/// attention is causal these have the most keys.
+/// Computes the output for `shape.rows` queries of one head per cube.
+///
+/// The cubes with the last queries come first, because with causal attention they have the most
+/// keys.
 #[cube(launch_unchecked)]
 pub(crate) fn attention_forward<F: Float, N: Size>(
     q: &[Vector<F, N>],
@@ -128,7 +132,8 @@ pub(crate) fn attention_forward<F: Float, N: Size>(
     }
 }
 
-/// The factor of a row's sums, and its largest score and its total with the sink of the head.
+/// Returns the factor of a row's sums, its largest score and its total, including the sink of the
+/// head.
 #[cube]
 pub(super) fn with_sink(
     largest: f32,
@@ -147,7 +152,7 @@ pub(super) fn with_sink(
         }
         ComptimeOption::None => {}
     }
-    // If no key is visible the sums are 0, and the logarithm minus infinity.
+    // If no key is visible, the sums are 0 and the logarithm is minus infinity.
     let seen = select(total > 0.0, total, 1.0f32);
     ((largest - most).exp() / seen, most, total)
 }

@@ -1,4 +1,4 @@
-//! The launches of the large kernels, by scalar units and by matrix units.
+//! The launches of the large kernels, for scalar units and for matrix units.
 
 use cubecl::client::Client;
 use cubecl::prelude::*;
@@ -6,34 +6,35 @@ use cubecl::prelude::*;
 use super::super::ops::HeadStrides;
 use super::tile::{AttentionSizesLaunch, AttentionStridesLaunch, DeviceStridesLaunch};
 
-/// The arguments that the kernels of a problem share.
+/// The arguments shared by the kernels of a problem.
 pub(super) struct LaunchArgs<T> {
     pub client: Client,
     pub cubes: usize,
     pub units: u32,
     pub tiles: T,
-    /// Elements of a load.
+    /// The number of elements per load.
     pub vector: usize,
     /// Queries, keys and values.
     pub projections: [BufferArg; 3],
-    /// The range of columns that each row may see.
+    /// The range of visible columns of each row.
     pub bounds: ComptimeOptionArgs<OwnedTensor<i32>>,
     pub strides: AttentionStridesLaunch,
     pub sizes: AttentionSizesLaunch,
     pub dtype: ElemType,
 }
 
-/// Where the gradients of keys and values go.
+/// The destination of the gradients of keys and values.
 pub(super) struct KeyTarget {
     pub buffer: BufferArg,
     pub dtype: ElemType,
-    /// Elements of a vector.
+    /// The number of elements per vector.
     pub vector: usize,
-    /// Of keys and of values.
+    /// The strides of keys and of values.
     pub strides: [DeviceStridesLaunch; 2],
-    /// Whether to add to what is there.
+    /// Whether to add to the existing keys' and values' gradients.
     pub add: [bool; 2],
-    /// Whether it is a flat buffer of sums, not in the type of the inputs.
+    /// Whether the destination is a flat buffer of sums, whose type may differ from the type of the
+    /// inputs.
     pub is_flat: bool,
 }
 
@@ -44,12 +45,13 @@ pub(super) fn in_vectors(strides: HeadStrides, vector: usize) -> DeviceStridesLa
     DeviceStridesLaunch::new(offset, batch, row, head)
 }
 
-/// The sizes of tiles, and the kernels that work on them.
+/// Tile sizes, and the kernels that use them.
 pub(super) trait Tiles: Copy {
-    /// Rows of the resident tile, and units of a cube.
+    /// Returns the rows of the resident tile and the number of units per cube.
     fn sizes(&self) -> [usize; 2];
 
-    /// Writes `[out, lse]`, with the largest score of each query behind the log-sum-exps if `with_max`.
+    /// Writes `[out, lse]`. With `with_max`, the largest score of each query follows the
+    /// log-sum-exps.
     fn forward(
         args: LaunchArgs<Self>,
         sink: ComptimeOptionArgs<OwnedTensor<f32>>,
@@ -57,7 +59,7 @@ pub(super) trait Tiles: Copy {
         with_max: bool,
     );
 
-    /// Writes the gradient of the queries. `statistics` are `[dout, lse, delta]`.
+    /// Writes the gradient of the queries. `statistics` holds `[dout, lse, delta]`.
     fn queries(
         args: LaunchArgs<Self>,
         statistics: [BufferArg; 3],
@@ -69,8 +71,9 @@ pub(super) trait Tiles: Copy {
     fn keys(args: LaunchArgs<Self>, statistics: [BufferArg; 3], target: KeyTarget);
 }
 
-/// Implements [`Tiles`] by three kernels. The brackets name two more arguments of the kernel of the keys, where it has
-/// them: the vectors of its gradients, and whether these are in a flat buffer.
+/// Implements [`Tiles`] with three kernels. The brackets name two more arguments of the keys
+/// kernel, if it has them: the vectors of its gradients, and whether the gradients go to a flat
+/// buffer.
 macro_rules! tiles {
     (
         $tiles:ident, $sizes:expr, $forward:ident, $queries:ident, $keys:ident,
@@ -88,7 +91,7 @@ macro_rules! tiles {
                 with_max: bool,
             ) {
                 let [q, k, v] = args.projections;
-                // SAFETY: kernels access only rows that there are.
+                // SAFETY: kernels access only existing rows.
                 unsafe {
                     launch!(
                         $forward,

@@ -38,7 +38,7 @@ use crate::cpu::wide;
 use crate::cube::{KernelTensor, RowPlan, empty, launch, own};
 use crate::gradient::Place;
 
-/// See [`Pass`] for inputs and outputs.
+/// Runs one pass; see [`Pass`] for inputs and outputs.
 pub(super) fn run(op: &AttentionOp, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
     match op.kernels {
         Kernels::Portable => AttentionCall::new(op, inputs, TilePlan::new).run(),
@@ -64,9 +64,9 @@ struct AttentionCall<'a, T> {
     problem: &'a AttentionProblem,
     pass: Pass,
     projections: Vec<CubeTensor>,
-    /// The inputs after the projections, contiguous.
+    /// The inputs that follow the projections, contiguous.
     rest: VecDeque<CubeTensor>,
-    /// Where the gradients of keys and values go in a flat buffer.
+    /// The places of the gradients of keys and values in a flat buffer.
     places: Option<[Place; 2]>,
     head_strides: [HeadStrides; 3],
     gradients: [HeadStrides; 3],
@@ -105,7 +105,7 @@ impl<'a, T: Tiles> AttentionCall<'a, T> {
         }
     }
 
-    /// The next input.
+    /// Returns the next input.
     fn next(&mut self) -> CubeTensor {
         match self.rest.pop_front() {
             Some(tensor) => tensor,
@@ -185,13 +185,13 @@ impl<'a, T: Tiles> AttentionCall<'a, T> {
         outputs
     }
 
-    /// The arguments of a kernel with resident queries.
+    /// Returns the arguments of a kernel with resident queries.
     fn of_queries(&self, tiles: T, bounds: Option<CubeTensor>) -> LaunchArgs<T> {
         let (queries, heads) = (self.problem.queries, self.problem.heads.heads);
         self.launch_args(tiles, queries, heads, self.mask_range(), bounds)
     }
 
-    /// The arguments of a kernel with resident keys.
+    /// Returns the arguments of a kernel with resident keys.
     fn of_keys(&self, tiles: T, bounds: Option<CubeTensor>) -> LaunchArgs<T> {
         let (keys, groups) = (self.problem.keys, self.problem.heads.groups);
         let range = self.mask_range().transposed(self.problem.queries);
@@ -249,7 +249,7 @@ impl<'a, T: Tiles> AttentionCall<'a, T> {
         }
     }
 
-    /// `[batch, heads, queries]`: the sum of `out * dout` over a row.
+    /// Returns the sum of `out * dout` over each row, `[batch, heads, queries]`.
     fn delta(&self, out: CubeTensor, dout: &CubeTensor) -> CubeTensor {
         const UNITS: u32 = 256;
         let problem = self.problem;
@@ -302,7 +302,7 @@ fn buffer(tensor: &CubeTensor) -> BufferArg {
     tensor.clone().into_buffer_arg()
 }
 
-/// The tensor itself if rows of a head are contiguous, otherwise a copy.
+/// Returns the tensor itself if the rows of a head are contiguous, otherwise a copy.
 fn readable(tensor: CubeTensor) -> CubeTensor {
     match tensor.meta.strides().last() {
         Some(1) => tensor,

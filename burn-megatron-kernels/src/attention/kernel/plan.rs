@@ -8,13 +8,15 @@ use super::super::problem::AttentionProblem;
 use super::tile::{LANES, TileShape};
 use crate::cube::RowPlan;
 
-/// Shared memory per cube up to which three cubes fit on a multiprocessor.
+/// The shared memory per cube with which three cubes fit on a multiprocessor.
 const SHARED_MEMORY_TARGET: usize = 64 * 1024;
 
-/// Elements of a load: tiles are kept in f32, so wider ones would be as many words.
+/// The maximum number of elements per load. Tiles are kept in f32, so wider loads would not save
+/// shared memory words.
 const MAX_VECTOR: usize = 4;
 
-/// Rows, columns and rows of a unit, the best first. Each asks for fewer registers or less memory.
+/// Candidates `[rows, columns, rows per unit]`, best first. Each needs fewer registers or less
+/// memory than the candidate before.
 const FORWARD: [[usize; 3]; 6] = [
     [64, 64, 4],
     [64, 32, 4],
@@ -32,21 +34,21 @@ const BACKWARD: [[usize; 3]; 6] = [
     [8, 8, 1],
 ];
 
-/// Elements of a load, and the tiles of each kernel.
+/// The elements per load, and the tiles of each kernel.
 #[derive(Clone, Debug)]
 pub(super) struct TilePlan<T> {
     pub vector: usize,
-    /// Elements that gradients of keys and values in a flat buffer are written by.
+    /// The number of elements per store to gradients of keys and values in a flat buffer.
     pub flat_vector: usize,
     pub forward: T,
     /// The tiles of the gradient of the queries.
     pub queries: T,
-    /// The tiles of the gradients of keys and values: a launch each.
+    /// The tiles of the gradients of keys and values, one launch per element.
     pub keys: Vec<T>,
 }
 
 impl TilePlan<TileShape> {
-    /// For tensors with these `head_strides`.
+    /// Creates a plan for tensors with these `head_strides`.
     pub(super) fn new(
         client: &Client,
         problem: &AttentionProblem,
@@ -55,7 +57,7 @@ impl TilePlan<TileShape> {
         let widths = [problem.heads.width, problem.value_width];
         let hardware = &client.properties().hardware;
         let row = RowPlan::new(client, problem.dtype, widths[0]);
-        // A row's lanes must be neighbours in one plane.
+        // The lanes of a row must be neighbours in one plane.
         let planes = row.planes() && hardware.plane_size_min as usize >= LANES;
         let vector = vector(client, problem.dtype, widths, head_strides);
         let memory = hardware.max_shared_memory_size.min(SHARED_MEMORY_TARGET);
@@ -72,7 +74,7 @@ impl TilePlan<TileShape> {
     }
 }
 
-/// The widest load that every row can be read by, up to [`MAX_VECTOR`].
+/// Returns the widest load by which every row can be read, up to [`MAX_VECTOR`].
 fn vector(
     client: &Client,
     dtype: DType,
@@ -92,8 +94,8 @@ fn vector(
     sizes.find(|size| fits(*size)).unwrap_or(1)
 }
 
-/// The first of `sizes` that fits heads with keys and values of these widths; the last fits everywhere,
-/// with `resident` resident tiles.
+/// Returns the first of `sizes` that fits `resident` resident tiles of heads with these key and
+/// value widths. The last size fits everywhere.
 fn best(
     sizes: [[usize; 3]; 6],
     resident: usize,
@@ -121,7 +123,7 @@ fn best(
     sizes.into_iter().map(shape).find(fits).unwrap_or(last)
 }
 
-/// The tiles of a large device, for AOT instances.
+/// Returns the tiles of a large device, for AOT instances.
 pub(super) fn typical(width: usize, vector: usize) -> [TileShape; 2] {
     let shape = |sizes, resident| {
         best(

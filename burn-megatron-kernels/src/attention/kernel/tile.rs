@@ -1,35 +1,35 @@
 //! Tiles in shared memory and their products in registers.
 //!
-//! [`LANES`] adjacent units share a row: a unit owns a few consecutive rows of the resident tile,
-//! and every [`LANES`]th column of each.
+//! [`LANES`] adjacent units share a row. A unit owns a few consecutive rows of the resident tile,
+//! and every [`LANES`]th column of each of these rows.
 
 use cubecl::prelude::*;
 
-/// Units that share a row.
+/// The number of units that share a row.
 pub(crate) const LANES: usize = 8;
 
 /// Strides of the rows of a head, in vectors.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(crate) struct DeviceStrides {
-    /// The first row of the first head of the first sequence.
+    /// The offset of the first row of the first head of the first sequence.
     pub offset: u32,
-    /// From sequence to sequence.
+    /// The stride between sequences.
     pub batch: u32,
-    /// From position to position.
+    /// The stride between positions.
     pub row: u32,
-    /// From head to head.
+    /// The stride between heads.
     pub head: u32,
 }
 
-/// Rows see the columns `row + shift - before ..= row + shift + after`:
-/// [`MaskRange`](super::super::mask::MaskRange) as a kernel argument.
+/// [`MaskRange`](super::super::mask::MaskRange) as a kernel argument: rows see the columns `row +
+/// shift - before ..= row + shift + after`.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(crate) struct DeviceMaskRange {
     /// The position of row 0.
     pub shift: i32,
-    /// Visible columns before the position of the row.
+    /// The number of visible columns before the position of the row.
     pub before: i32,
-    /// Visible columns after it.
+    /// The number of visible columns after the position of the row.
     pub after: i32,
     /// The number of columns.
     pub columns: i32,
@@ -46,7 +46,7 @@ pub(crate) struct AttentionStrides {
     pub out: DeviceStrides,
 }
 
-/// The sizes of a problem, with the mask as the rows of the resident tiles see it.
+/// The sizes of a problem, with the mask as it applies to the rows of the resident tiles.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(crate) struct AttentionSizes {
     pub mask_range: DeviceMaskRange,
@@ -60,38 +60,39 @@ pub(crate) struct AttentionSizes {
 /// The sizes of a kernel's tiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct TileShape {
-    /// Rows of the resident tile; each cube has as many.
+    /// The number of rows of the resident tile, and of each cube.
     pub rows: usize,
-    /// Rows of a streamed tile: columns of the scores.
+    /// The number of rows of a streamed tile, which are columns of the scores.
     pub columns: usize,
-    /// Rows of a unit.
+    /// The number of rows per unit.
     pub own: usize,
-    /// Vectors of a row of queries and keys in memory.
+    /// The number of vectors in a row of queries and keys in memory.
     pub width: usize,
-    /// Vectors of a row of values and of the output in memory.
+    /// The number of vectors in a row of values and of the output in memory.
     pub value_width: usize,
     /// Whether lanes exchange values by plane operations.
     pub planes: bool,
 }
 
 impl TileShape {
-    /// Pitch of a row in shared memory, in vectors; odd, so that lanes that read different rows
-    /// read different banks.
+    /// Returns the pitch of a row in shared memory, in vectors. It is odd, so that lanes that read
+    /// different rows read different banks.
     pub(crate) fn pitch(&self) -> usize {
         self.width.max(self.value_width).next_multiple_of(LANES) + 1
     }
 
-    /// From row to row of the weights in shared memory.
+    /// Returns the pitch of a row of weights in shared memory.
     pub(crate) fn weight_pitch(&self) -> usize {
         self.columns + 1
     }
 
-    /// Units of a cube.
+    /// Returns the number of units per cube.
     pub(crate) fn units(&self) -> usize {
         self.rows / self.own * LANES
     }
 
-    /// Values of the lanes in shared memory, where planes do not exchange them.
+    /// Returns the number of shared memory words through which lanes exchange values without plane
+    /// operations.
     pub(crate) fn exchange(&self) -> usize {
         if self.planes {
             1
@@ -100,18 +101,18 @@ impl TileShape {
         }
     }
 
-    /// Values of the rows that the backward keeps in shared memory.
+    /// Returns the number of row values that the backward keeps in shared memory.
     pub(crate) fn kept(&self) -> usize {
         4 * self.rows
     }
 
-    /// Columns of the scores that a unit owns in each of its rows.
+    /// Returns the number of score columns that a unit owns in each of its rows.
     pub(crate) fn columns_per_unit(&self) -> usize {
         self.columns / LANES
     }
 }
 
-/// Vectors that a unit owns of a row of `width`.
+/// Returns the number of vectors that a unit owns in a row of `width` vectors.
 pub(crate) const fn vectors_per_unit(width: usize) -> usize {
     width.div_ceil(LANES)
 }
@@ -121,13 +122,13 @@ pub(crate) const fn vectors_per_unit(width: usize) -> usize {
 pub(crate) struct HeadRows {
     /// The first row.
     pub start: usize,
-    /// From row to row.
+    /// The stride between rows.
     pub stride: usize,
     /// The number of rows.
     pub count: usize,
 }
 
-/// The rows of a head of one sequence.
+/// Returns the rows of a head of one sequence.
 #[cube]
 pub(crate) fn head_rows(
     strides: &DeviceStrides,
@@ -144,26 +145,27 @@ pub(crate) fn head_rows(
     }
 }
 
-/// The rows of one head that a cube works on, and the columns that some of them see.
+/// The rows of one head that a cube processes, and the columns visible to at least one of them.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct Block {
     /// The first row.
     pub first: usize,
     pub batch: usize,
     pub head: usize,
-    /// The visible columns of all rows: from the first one of the first row to the last one of the last row.
+    /// The visible columns of all rows, from the first column of the first row to the last column
+    /// of the last row.
     pub start: i32,
     pub end: i32,
 }
 
-/// The number of blocks of `rows` rows in a launch over `heads` heads.
+/// Returns the number of blocks of `rows` rows in a launch over `heads` heads.
 #[cube]
 pub(crate) fn block_count(sizes: &AttentionSizes, heads: usize, #[comptime] rows: usize) -> usize {
     (sizes.mask_range.rows as usize).div_ceil(rows) * (sizes.batches as usize * heads)
 }
 
-/// The block of this cube. With `backwards`, the last rows of all heads come first: where attention is causal, the last
-/// queries have the most keys.
+/// Returns the block of this cube. With `backwards`, the last rows of all heads come first, because
+/// with causal attention the last queries have the most keys.
 #[cube]
 pub(crate) fn block(
     sizes: &AttentionSizes,
@@ -189,7 +191,7 @@ pub(crate) fn block(
     }
 }
 
-/// The first column that `row` sees.
+/// Returns the first column that is visible to `row`.
 #[cube]
 pub(crate) fn visible_start(
     row: i32,
@@ -204,7 +206,7 @@ pub(crate) fn visible_start(
     }
 }
 
-/// The end of the columns that `row` sees.
+/// Returns the end of the columns that are visible to `row`.
 #[cube]
 pub(crate) fn visible_end(
     row: i32,
@@ -222,7 +224,7 @@ pub(crate) fn visible_end(
     }
 }
 
-/// The visible range of each row of a block, in shared memory to save registers.
+/// The visible range of each row of a block, kept in shared memory to save registers.
 #[derive(CubeType)]
 pub(crate) struct VisibleRanges {
     lows: Shared<[i32]>,
@@ -248,7 +250,7 @@ impl VisibleRanges {
         VisibleRanges { lows, highs }
     }
 
-    /// Whether a row of the block sees a column.
+    /// Returns whether a row of the block sees a column.
     pub(crate) fn contains(&self, row: usize, column: i32) -> bool {
         column >= self.lows[row] && column < self.highs[row]
     }
@@ -275,8 +277,8 @@ impl<N: Size> Tile<N> {
         }
     }
 
-    /// Fills the tile with rows of `width` vectors of a head from `first` on, times `factor`; zeros past the last row and
-    /// past the width.
+    /// Fills the tile with rows of `width` vectors of a head, times `factor`. The rows start at
+    /// `first`. Elements past the last row or past the width become zeros.
     pub(crate) fn load<F: Float>(
         &mut self,
         from: &[Vector<F, N>],
@@ -304,8 +306,8 @@ impl<N: Size> Tile<N> {
     }
 }
 
-/// The products of the unit's rows of `resident` with its columns, which are rows of `streamed`; both of
-/// `width` vectors.
+/// Returns the products of the unit's rows of `resident` with its columns, which are rows of
+/// `streamed`. Both have rows of `width` vectors.
 #[cube]
 pub(crate) fn dots<N: Size>(
     resident: &Tile<N>,
@@ -345,8 +347,8 @@ pub(crate) fn dots<N: Size>(
     sums
 }
 
-/// Adds the products of the unit's rows of `weights` with its vectors of the rows of `streamed`, which are
-/// of `width`.
+/// Adds the products of the unit's rows of `weights` with its vectors of the rows of `streamed`,
+/// which have `width` vectors.
 #[cube]
 pub(crate) fn accumulate<N: Size>(
     weights: &Shared<[f32]>,
@@ -379,7 +381,7 @@ pub(crate) fn accumulate<N: Size>(
     }
 }
 
-/// Registers for the unit's vectors of its rows of `width`, 0.
+/// Returns zeroed registers for the unit's vectors of its rows of `width` vectors.
 #[cube]
 pub(crate) fn zeros<N: Size>(
     #[comptime] width: usize,
@@ -394,7 +396,7 @@ pub(crate) fn zeros<N: Size>(
     sums
 }
 
-/// `count` times `value`, in registers.
+/// Returns `count` registers set to `value`.
 #[cube]
 pub(crate) fn filled(value: f32, #[comptime] count: usize) -> Array<f32> {
     let mut values = Array::<f32>::new(count);
@@ -405,8 +407,8 @@ pub(crate) fn filled(value: f32, #[comptime] count: usize) -> Array<f32> {
     values
 }
 
-/// Writes the unit's vectors of its rows of `width`, or adds them to what is there; `first` is the first
-/// row of the tile.
+/// Writes the unit's vectors of its rows of `width` vectors, or adds them to the existing values.
+/// `first` is the first row of the tile.
 #[cube]
 pub(crate) fn store<F: Float, N: Size>(
     sums: &Array<Vector<f32, N>>,
@@ -439,8 +441,8 @@ pub(crate) fn store<F: Float, N: Size>(
     }
 }
 
-/// The largest of each row's values over its lanes, or their sum; every lane gets it. Call on all
-/// units of the cube.
+/// Reduces each row's values over its lanes to their maximum or their sum. Every lane gets the
+/// result. All units of the cube must call it.
 #[cube]
 pub(crate) fn reduce_lanes(
     values: &mut Array<f32>,

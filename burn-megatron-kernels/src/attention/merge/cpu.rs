@@ -1,4 +1,4 @@
-//! On Burn's CPU backend: one pass over the rows.
+//! The CPU implementation: one pass over the rows.
 
 use burn::backend::TensorMetadata;
 use burn::backend::flex::FlexTensor;
@@ -6,7 +6,7 @@ use burn::backend::flex::FlexTensor;
 use super::UNSEEN;
 use crate::cpu::{Real, for_rows, own, slice, slice_mut, tensor};
 
-/// See [`merge`](super::merge); all inputs are contiguous, and not empty.
+/// Merges two results; see [`merge`](super::merge). All inputs must be contiguous and not empty.
 pub(super) fn merge<E: Real>(mut inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
     let [_, queries, heads, width] = inputs[0].shape().dims();
     let mut out = own::<E>(inputs.remove(0));

@@ -10,10 +10,11 @@ use super::UNSEEN;
 use crate::cube::instance::{AotList, instance};
 use crate::cube::{RowPlan, empty, launch, own};
 
-/// Units of a cube, which share nothing.
+/// The number of units per cube. Units share nothing.
 const UNITS: u32 = 256;
 
-/// `out` `[batch, queries, heads, width]`, written in place; log-sum-exps `[batch, heads, queries]`.
+/// Merges one vector of the output per unit. `out` `[batch, queries, heads, width]` is written in
+/// place; log-sum-exps are `[batch, heads, queries]`.
 #[cube(launch_unchecked)]
 fn merge_kernel<F: Float, N: Size>(
     out: &mut [Vector<F, N>],
@@ -35,7 +36,7 @@ fn merge_kernel<F: Float, N: Size>(
         let (one, two) = (lse[statistic], other_lse[statistic]);
         let largest = max(one, two);
         let sees = largest > F::new(comptime!(UNSEEN as f32));
-        // Without a key both are minus infinity, and their difference is not a number.
+        // If no key is visible, both are minus infinity and their difference is NaN.
         let base = select(sees, largest, F::new(0.0));
         let mut share = (one - base).exp();
         let mut other_share = (two - base).exp();
@@ -50,7 +51,7 @@ fn merge_kernel<F: Float, N: Size>(
     }
 }
 
-/// See [`merge`](super::merge); contiguous, and not empty.
+/// Merges two results; see [`merge`](super::merge). All inputs must be contiguous and not empty.
 pub(super) fn merge(mut inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
     let (other_lse, other, lse) = (inputs.remove(3), inputs.remove(2), inputs.remove(1));
     let out = own(inputs.remove(0));
@@ -60,7 +61,7 @@ pub(super) fn merge(mut inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
     let vector = RowPlan::new(&client, out.dtype, width).vector;
     let vectors = shape.num_elements() / vector;
     let merged = empty(&lse, lse.shape(), lse.dtype);
-    // SAFETY: vectors past the end are left out, and the public function checks that shapes agree.
+    // SAFETY: vectors past the end are left out, and the public function checks the shapes.
     unsafe {
         launch!(
             merge_kernel,
@@ -74,7 +75,7 @@ pub(super) fn merge(mut inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
     vec![out, merged]
 }
 
-/// In f32, with heads of width 128.
+/// Adds the instance in f32 for heads of width 128.
 pub(crate) fn aot_instances(list: &mut AotList) {
     let f32 = ElemType::Float(FloatKind::F32);
     instance!(

@@ -1,4 +1,4 @@
-//! Two results of attention on different keys as one.
+//! Merges two attention results on different keys.
 
 use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, Tensor};
@@ -15,23 +15,26 @@ pub(crate) mod kernel;
 
 const NAME: &str = "merge of attention";
 
-/// Log-sum-exps below this are those of queries that see no key: of scores they are above.
+/// The threshold below which a log-sum-exp means that the query sees no key.
 pub(crate) const UNSEEN: f64 = -1e30;
 
-/// Merges two results of the same queries on different keys: outputs `[batch, queries, heads, width]` and log-sum-exps
-/// `[batch, heads, queries]` of the scores, all in f32 or all in f64.
+/// Merges two results of the same queries on different keys.
+///
+/// Outputs are `[batch, queries, heads, width]` and log-sum-exps of the scores are
+/// `[batch, heads, queries]`, all in f32 or all in f64.
 ///
 /// ```text
 /// lse = ln(e^lse1 + e^lse2)      out = e^(lse1 - lse) out1 + e^(lse2 - lse) out2
 /// ```
 ///
-/// A query that sees no key of either gives 0 and minus infinity. One pass; the first output is written in place if it is
-/// uniquely owned. Not differentiable: nothing is recorded for autodiff. [`composed::merge`](super::composed::merge) is the
-/// same of Burn's own operations.
+/// A query that sees no key of either result gives 0 and minus infinity. The function takes one
+/// pass and writes the first output in place if it is uniquely owned. It is not differentiable:
+/// nothing is recorded for autodiff. [`composed::merge`](super::composed::merge) is the same
+/// function composed of Burn's own operations.
 ///
 /// # Panics
 ///
-/// With a [`KernelError`] for shapes or types that do not agree.
+/// Panics with a [`KernelError`] if shapes or types differ.
 pub fn merge(
     (out, lse): (Tensor<4>, Tensor<3>),
     (other_out, other_lse): (Tensor<4>, Tensor<3>),
@@ -83,7 +86,7 @@ fn check(outs: [&Tensor<4>; 2], lses: [&Tensor<3>; 2]) -> Result<(), KernelError
     })
 }
 
-/// Inputs: output and log-sum-exp of both results.
+/// The merge as a device operation. Inputs: output and log-sum-exp of both results.
 #[derive(Debug)]
 struct MergeOp;
 

@@ -13,7 +13,7 @@ pub struct Tested {
     pub types: Vec<DType>,
 }
 
-/// The portable engine on every device.
+/// Returns the portable engine on every device.
 pub fn portable() -> impl Iterator<Item = Tested> {
     devices().into_iter().map(|(device, types)| Tested {
         device,
@@ -22,7 +22,7 @@ pub fn portable() -> impl Iterator<Item = Tested> {
     })
 }
 
-/// The engines for matrix units; what is left out is printed.
+/// Returns the engines for matrix units; what is left out is printed.
 pub fn matrix_engines() -> Vec<Tested> {
     #[allow(unused_mut)]
     let mut engines = Vec::new();
@@ -137,7 +137,7 @@ impl Case {
         }
     }
 
-    /// The shapes of queries, keys and values.
+    /// Returns the shapes of queries, keys and values.
     pub fn shapes(&self) -> [[usize; 4]; 3] {
         let Heads {
             heads,
@@ -225,7 +225,7 @@ impl Case {
     }
 }
 
-/// A plain tensor of one of the inputs.
+/// Returns a plain tensor of one of the inputs.
 pub fn plain<const D: usize>(input: &Input, device: &Device, dtype: DType) -> Tensor<D> {
     let data = TensorData::new(input.values.clone(), input.shape.clone()).convert_dtype(dtype);
     Tensor::from_data(data, (device, dtype))

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// The positions of a rank of two: the first and the last, or the middle, of four chunks.
+/// Returns the positions of a rank of two: the first and the last, or the middle, of four chunks.
 fn zigzag(rank: usize, chunk: usize) -> Vec<usize> {
     let chunks = [rank, 3 - rank];
     chunks

@@ -10,31 +10,31 @@ use crate::cube::instance::{AotList, instance, sequence, types};
 use crate::cube::{empty, launch, own};
 use crate::gradient::Place;
 
-/// Sums that a cube makes.
+/// The number of sums per cube.
 const CUBE_SUMS: u32 = 32;
-/// The most units of a cube.
+/// The maximum number of units per cube.
 const MAX_UNITS: u32 = 1024;
 
-/// The most sets of sums of a fold.
+/// The maximum number of sets of sums per fold.
 const MAX_SETS: usize = 3;
 
 /// The compile-time variant of the fold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct FoldVariant {
-    /// Sets of sums, up to [`MAX_SETS`].
+    /// The number of sets of sums, up to [`MAX_SETS`].
     sets: usize,
-    /// Whether each set has a target of its own; otherwise all go to target 0.
+    /// Whether each set has its own target. Otherwise all sets go to target 0.
     apart: bool,
-    /// Whether each set is added to what is there.
+    /// Whether each set is added to the existing values.
     add: [bool; MAX_SETS],
-    /// Units of a cube.
+    /// The number of units per cube.
     units: u32,
 }
 
-/// Where the partial sums of `sets * width` sums are: term `k` of sum `i` is element
-/// `first + i * stride + k * step`, with `k < count`.
+/// The layout of the partial sums of `sets * width` sums. Term `k` of sum `i` is element `first + i
+/// * stride + k * step`, with `k < count`.
 pub(crate) struct Partials {
-    /// In f32.
+    /// The partial sums in f32.
     pub tensor: CubeTensor,
     pub width: usize,
     pub count: usize,
@@ -43,16 +43,17 @@ pub(crate) struct Partials {
     pub step: usize,
 }
 
-/// Where sums go.
+/// The destination of sums.
 pub(crate) enum SumTarget {
-    /// Each set to a tensor of its own, in this type.
+    /// A new tensor per set, in this type.
     Each(DType),
-    /// Each set to its place in a flat buffer.
+    /// The place of each set in a flat buffer.
     Flat(CubeTensor, Vec<Place>),
 }
 
 impl SumTarget {
-    /// The place in a flat buffer where there are both, otherwise a tensor of type `dtype`.
+    /// Creates the target: the place in a flat buffer if both are given, otherwise a tensor of type
+    /// `dtype`.
     pub(crate) fn new(flat: Option<CubeTensor>, place: Option<Place>, dtype: DType) -> Self {
         match flat.zip(place) {
             Some((flat, place)) => Self::Flat(flat, vec![place]),
@@ -62,7 +63,7 @@ impl SumTarget {
 }
 
 impl Partials {
-    /// Of one set of `width` sums, `[count, width]`.
+    /// Creates the layout of one set of `width` sums, `[count, width]`.
     pub(crate) fn of_rows(tensor: CubeTensor, width: usize, count: usize) -> Self {
         Self {
             tensor,
@@ -141,12 +142,13 @@ fn write<W: Float>(to: &mut [W], at: u32, sum: f32, #[comptime] add: bool) {
     to[at] = W::cast_from(value);
 }
 
-/// Adds up the partial sums of one set; returns them, or the flat buffer.
+/// Adds the partial sums of one set. Returns the sums, or the flat buffer.
 pub(crate) fn fold(partials: Partials, target: SumTarget) -> Vec<CubeTensor> {
     fold_sets(partials, 1, target)
 }
 
-/// [`fold`] of up to [`MAX_SETS`] sets, one behind the other, `sets` as many as the target has places.
+/// Computes [`fold`] for up to [`MAX_SETS`] consecutive sets. `sets` must equal the number of
+/// places of the target.
 pub(crate) fn fold_sets(partials: Partials, sets: usize, target: SumTarget) -> Vec<CubeTensor> {
     let Partials {
         tensor,
@@ -201,14 +203,14 @@ pub(crate) fn fold_sets(partials: Partials, sets: usize, target: SumTarget) -> V
     sums
 }
 
-/// Units of a cube: up to eight terms each, as far as the device has units.
+/// Returns the number of units per cube: up to eight terms each, limited by the device.
 fn units(count: usize, most: u32) -> u32 {
     let along = (count.div_ceil(8).next_power_of_two() as u32).min(MAX_UNITS / CUBE_SUMS);
     let most = (most / CUBE_SUMS).max(1);
     CUBE_SUMS * along.min(1 << most.ilog2())
 }
 
-/// One to three sets, to tensors and to a flat buffer, written and added.
+/// Adds instances with one to three sets, to tensors and to a flat buffer, written and added.
 pub(super) fn aot_instances(list: &mut AotList) {
     for (name, dtype, _) in types() {
         for (form, sets, apart, add) in [

@@ -1,4 +1,4 @@
-//! The CubeCL implementation: partial sums over strips of rows, which [`fold`] adds up.
+//! The CubeCL implementation: partial sums over strips of rows, which [`fold`] adds.
 
 use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_storage_type;
@@ -17,7 +17,7 @@ mod strips;
 pub(crate) use fold::{Partials, SumTarget, fold, fold_sets};
 pub(crate) use strips::{STRIP_UNITS, Strips};
 
-/// A unit adds the rows of its strip in one vector of columns. `partials` is `[strips, columns]`.
+/// Sums the rows of a unit's strip in one vector of columns. `partials` is `[strips, columns]`.
 #[cube(launch_unchecked)]
 fn column_sum_kernel<F: Float, N: Size>(
     x: &Tensor<Vector<F, N>>,
@@ -44,7 +44,7 @@ fn column_sum_kernel<F: Float, N: Size>(
     }
 }
 
-/// [`column_sum`] of the first input to the second, where there is a place.
+/// Computes [`column_sum`] of the first input. With a place, the sum goes to the second input.
 pub(super) fn sum_of_rows(
     (columns, place): &(usize, Option<Place>),
     mut inputs: Vec<CubeTensor>,
@@ -54,7 +54,7 @@ pub(super) fn sum_of_rows(
     column_sum(x, *columns, target)
 }
 
-/// The sum of the rows of a tensor, which have at least one column.
+/// Returns the sum of the rows of a tensor with at least one column.
 pub(crate) fn column_sum(x: CubeTensor, columns: usize, target: SumTarget) -> Vec<CubeTensor> {
     let client = x.client.clone();
     let rows = x.shape().num_elements() / columns;
@@ -79,7 +79,7 @@ pub(crate) fn column_sum(x: CubeTensor, columns: usize, target: SumTarget) -> Ve
     fold(partials, target)
 }
 
-/// The gradient of the bias of QKV in GPT-2 124M, and the fold of every operation.
+/// Adds the gradient of the QKV bias in GPT-2 124M, and the folds of every operation.
 pub(crate) fn aot_instances(list: &mut AotList) {
     fold::aot_instances(list);
     for (name, dtype, vector) in types() {

@@ -1,27 +1,29 @@
-//! The split of rows into strips, each of which gives one partial sum of each column.
+//! The split of rows into strips. Each strip gives one partial sum per column.
 
-/// Units of a cube.
+/// The number of units per cube.
 pub(crate) const STRIP_UNITS: u32 = 256;
-/// Minimum rows of a strip, so that the partial sums are few beside the rows.
+/// The minimum number of rows per strip, which keeps the number of partial sums small compared to
+/// the rows.
 const MIN_ROWS: usize = 32;
-/// Units that fill a large device; there are no more strips than these need.
+/// The number of units that fills a large device, which limits the number of strips.
 const MAX_UNITS: usize = 1 << 19;
-/// Units side by side that read whole sectors of memory.
+/// The minimum number of adjacent units that read complete sectors of memory.
 const MIN_ACROSS: usize = 32;
 
-/// Units of a cube beside and below each other: a unit has one group of columns, and every n-th row.
+/// The arrangement of a cube's units in two dimensions: a unit has one group of columns, and every
+/// n-th row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Strips {
-    /// The number of strips: strip `i` has the rows `i`, `i + count` and so on.
+    /// The number of strips. Strip `i` has the rows `i`, `i + count` and so on.
     pub count: usize,
-    /// Units of a cube beside each other: a power of two.
+    /// The number of units of a cube along the columns, a power of two.
     pub across: usize,
-    /// Cubes beside each other.
+    /// The number of cubes along the columns.
     pub cubes_of_row: usize,
 }
 
 impl Strips {
-    /// For rows of so many groups of columns.
+    /// Splits `rows` rows with `groups` groups of columns.
     pub(crate) fn new(rows: usize, groups: usize) -> Self {
         let most = STRIP_UNITS as usize;
         // A power of two that divides the groups leaves no unit without columns.
@@ -38,7 +40,7 @@ impl Strips {
         }
     }
 
-    /// The cubes of the launch.
+    /// Returns the cubes of the launch.
     pub(crate) fn cubes(&self) -> usize {
         let down = STRIP_UNITS as usize / self.across;
         self.cubes_of_row * self.count.div_ceil(down)

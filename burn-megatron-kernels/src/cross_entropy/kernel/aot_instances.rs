@@ -1,4 +1,4 @@
-//! The kernels of cross entropy as values.
+//! AOT instances of cross entropy.
 
 use cubecl::ir::{ElemType, IntKind};
 
@@ -14,10 +14,10 @@ default_fields!(VocabularyColumnsCompilationArg [width first valid tokens]);
 default_fields!(GradientScalesCompilationArg [keep share twice_z nan]);
 default_fields!(LossScalesCompilationArg [keep share smoothing z nan]);
 
-/// Units of the row kernels for a wide vocabulary.
+/// The number of units of the row kernels for a large vocabulary.
 const ROW_UNITS: u32 = 1024;
 
-/// Every kernel of cross entropy, in every type.
+/// Adds every kernel of cross entropy in every type.
 pub(crate) fn aot_instances(list: &mut AotList) {
     let index = ElemType::Int(IntKind::I32);
     let ignore = Some(-100);

@@ -1,4 +1,4 @@
-//! The loss from the statistics of all parts: one unit per row.
+//! The loss from the statistics of all parts, with one unit per row.
 
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn_cubecl::tensor::CubeTensor;
@@ -10,10 +10,10 @@ use super::statistics::RowStatistics;
 use super::{IGNORED_TARGET, INVALID_TARGET, token_of};
 use crate::cube::{empty, launch};
 
-/// Units of a cube.
+/// The number of units per cube.
 pub(super) const UNITS: u32 = 128;
 
-/// `statistics` `[parts, rows, 4]` to `loss` and `lse`, `[rows]` each.
+/// Computes `loss` and `lse`, `[rows]` each, from `statistics` `[parts, rows, 4]`.
 #[cube(launch_unchecked)]
 pub(super) fn combine_kernel<I: Int>(
     statistics: &Tensor<f32>,
@@ -57,14 +57,14 @@ pub(super) fn combine_kernel<I: Int>(
     }
 }
 
-/// The weights of the terms of the loss, see [`LossWeights`].
+/// The weights of the terms of the loss; see [`LossWeights`].
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(super) struct LossScales {
     pub keep: f32,
     pub share: f32,
     pub smoothing: f32,
     pub z: f32,
-    /// Not a number: WGSL has no such constant.
+    /// NaN, passed as an argument because WGSL has no such constant.
     pub nan: f32,
 }
 
@@ -85,7 +85,7 @@ pub(super) fn log_sum_exp(row: &RowStatistics) -> f32 {
     row.largest + row.exponentials.ln()
 }
 
-/// The loss of a row.
+/// Returns the loss of a row.
 #[cube]
 pub(super) fn row_loss(
     row: &RowStatistics,
@@ -111,7 +111,7 @@ pub(super) fn row_loss(
     value
 }
 
-/// Statistics and targets to the loss and the log-sum-exp.
+/// Computes the loss and the log-sum-exp from statistics and targets.
 pub(in crate::cross_entropy) fn combine(op: &LossOp, inputs: [CubeTensor; 2]) -> [CubeTensor; 2] {
     let [statistics, targets] = inputs;
     let rows = targets.meta.shape()[0];

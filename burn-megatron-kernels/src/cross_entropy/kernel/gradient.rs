@@ -1,4 +1,4 @@
-//! The gradient of the logits: each is read once and written once.
+//! The gradient of the logits, which are read once and written once.
 
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
@@ -7,8 +7,7 @@ use super::super::ops::{LossOp, LossWeights, Vocabulary};
 use super::{IGNORED_TARGET, INVALID_TARGET, LOADS_PER_STEP, LossLaunch, token_of};
 use crate::cube::{launch, output_over};
 
-/// The scalars of the gradient of a row: `softmax * exp(x - lse) - share`, and `- keep` at the
-/// target.
+/// The scalars of a row's gradient: `softmax * exp(x - lse) - share`, and `- keep` at the target.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(super) struct GradientScales {
     /// `1 - s`.
@@ -17,20 +16,20 @@ pub(super) struct GradientScales {
     pub share: f32,
     /// `2 z`.
     pub twice_z: f32,
-    /// Not a number: WGSL has no such constant.
+    /// NaN, passed as an argument because WGSL has no such constant.
     pub nan: f32,
 }
 
 /// The vocabulary of a launch; see [`Vocabulary`].
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(super) struct VocabularyColumns {
-    /// The columns of a row, padding included.
+    /// The number of columns of a row, including padding.
     pub width: u32,
-    /// The token that column 0 is.
+    /// The token of column 0.
     pub first: u32,
-    /// The columns that are tokens.
+    /// The number of columns that are tokens.
     pub valid: u32,
-    /// The tokens of the whole vocabulary.
+    /// The number of tokens of the complete vocabulary.
     pub tokens: u32,
 }
 
@@ -56,7 +55,7 @@ impl GradientScales {
     }
 }
 
-/// One row, with the gradient of its loss multiplied in.
+/// The scalars of one row, multiplied by the gradient of its loss.
 #[derive(CubeType)]
 pub(super) struct RowGradient {
     token: u32,
@@ -81,7 +80,7 @@ impl RowGradient {
         RowGradient::of(token, lse[row], gradient[row], scales)
     }
 
-    /// From the gradient of the loss of the row.
+    /// Creates the scalars from the gradient of the row's loss.
     pub fn of(token: u32, lse: f32, gradient: f32, scales: &GradientScales) -> RowGradient {
         let mut gradient = gradient;
         if token == INVALID_TARGET {
@@ -96,7 +95,7 @@ impl RowGradient {
         }
     }
 
-    /// The gradient of a vector of logits that lies in the row, from this column on.
+    /// Returns the gradient of a vector of logits that lies in the row and starts at `column`.
     pub fn vector<N: Size>(
         &self,
         values: Vector<f32, N>,
@@ -123,7 +122,7 @@ impl RowGradient {
         result
     }
 
-    /// The gradient of one logit.
+    /// Returns the gradient of one logit.
     fn at(&self, x: f32, column: u32, columns: &VocabularyColumns) -> f32 {
         let mut value = 0.0f32;
         if column < columns.valid && self.token != IGNORED_TARGET {
@@ -136,7 +135,8 @@ impl RowGradient {
     }
 }
 
-/// The [`LOADS_PER_STEP`] vectors that a unit loads at a time, from number `i` of a row's `count` on, which begin at `head`.
+/// Loads the [`LOADS_PER_STEP`] vectors that a unit processes at a time. They start at vector `i`
+/// of the row's `count` vectors, which begin at `head`.
 #[cube]
 pub(super) fn load_step<F: Float, N: Size>(
     logits: &Tensor<Vector<F, N>>,
@@ -156,7 +156,8 @@ pub(super) fn load_step<F: Float, N: Size>(
     values
 }
 
-/// One cube per row; it writes the vectors that begin in the row. `output` may be `logits`.
+/// Computes the gradient with one cube per row, which writes the vectors that begin in the row.
+/// `output` may be `logits`.
 #[cube(launch_unchecked)]
 pub(super) fn gradient_kernel<F: Float, I: Int, N: Size>(
     logits: &Tensor<Vector<F, N>>,
@@ -196,7 +197,7 @@ pub(super) fn gradient_kernel<F: Float, I: Int, N: Size>(
                     if stop <= width {
                         result = own.vector::<N>(values[k], column, &columns);
                     } else {
-                        // The last lanes belong to the rows below.
+                        // The last lanes belong to the following rows.
                         #[unroll]
                         for lane in 0..lanes {
                             let below = row + (column + lane) / width;
@@ -216,7 +217,7 @@ pub(super) fn gradient_kernel<F: Float, I: Int, N: Size>(
     }
 }
 
-/// Logits, targets, log-sum-exp and gradient of the loss to the gradient of the logits.
+/// Computes the gradient of the logits from logits, targets, log-sum-exp and gradient of the loss.
 pub(in crate::cross_entropy) fn gradient(op: &LossOp, inputs: [CubeTensor; 4]) -> CubeTensor {
     let [logits, targets, lse, gradient] = inputs;
     let launch = LossLaunch::new(op, &logits, &targets);

@@ -1,5 +1,5 @@
-//! Loss and gradient of each row in one launch, which reads a row from memory once and writes it once: the second
-//! reading comes from the cache.
+//! Loss and gradient of each row in one launch. Each row is read from memory once and written once;
+//! the second read comes from the cache.
 
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
@@ -11,7 +11,8 @@ use super::statistics::row_statistics;
 use super::{LOADS_PER_STEP, LossLaunch, combine, gradient, statistics, token_of};
 use crate::cube::{empty, launch, output_over};
 
-/// One cube per row, of whole vectors. `output` may be `logits`.
+/// Computes loss and gradient with one cube per row. Rows must consist of complete vectors.
+/// `output` may be `logits`.
 #[cube(launch_unchecked)]
 pub(super) fn loss_and_gradient_kernel<F: Float, I: Int, N: Size>(
     logits: &Tensor<Vector<F, N>>,
@@ -62,7 +63,8 @@ pub(super) fn loss_and_gradient_kernel<F: Float, I: Int, N: Size>(
     }
 }
 
-/// Logits, targets and the gradient of the loss to the loss and the gradient of the logits.
+/// Computes the loss and the gradient of the logits from logits, targets and the gradient of the
+/// loss.
 pub(in crate::cross_entropy) fn loss_and_gradient(
     op: &LossOp,
     [logits, targets, upstream]: [CubeTensor; 3],
@@ -71,7 +73,7 @@ pub(in crate::cross_entropy) fn loss_and_gradient(
     let mut vectors = launch.client.io_optimized_vector_sizes(logits.dtype.size());
     let widest = vectors.next().unwrap_or(1);
     if launch.rows == 0 || !launch.width.is_multiple_of(widest) {
-        // A vector may lie in two rows, of two cubes.
+        // A vector may span two rows, which belong to two cubes.
         let statistics = statistics(op, [logits.clone(), targets.clone()]);
         let [loss, lse] = combine(op, [statistics, targets.clone()]);
         return [loss, gradient(op, [logits, targets, lse, upstream])];

@@ -1,11 +1,12 @@
-//! The CubeCL kernels: one cube per row for the statistics, the gradient and both in one, one unit per row to
-//! combine.
+//! The CubeCL kernels: one cube per row for the statistics, the gradient, or both; one unit per row
+//! to combine.
 //!
-//! Rows of an odd width do not start at a vector boundary. Memory is still read in whole vectors of
-//! any size that divides the number of all elements; the vectors at both ends of a row are handled
-//! lane by lane.
+//! Rows of an odd width do not start at a vector boundary. Memory is still read in complete vectors
+//! of a size that divides the total number of elements. The vectors at both ends of a row are
+//! handled lane by lane.
 
-// Kernels have no `is_multiple_of`, and a test at compile time cannot be joined to one at run time.
+// Kernels have no `is_multiple_of`, and a compile-time condition cannot be joined with a runtime
+// condition.
 #![allow(clippy::manual_is_multiple_of, clippy::collapsible_if)]
 
 use burn::backend::cubecl::dtype_to_storage_type;
@@ -29,16 +30,16 @@ pub(super) use gradient::gradient;
 pub(super) use loss_and_gradient::loss_and_gradient;
 pub(super) use statistics::statistics;
 
-/// Vectors that a unit loads before it uses them, to keep enough loads in flight.
+/// The number of vectors that a unit loads before it uses them, to keep enough loads in flight.
 const LOADS_PER_STEP: usize = 4;
 
-/// A target that has no loss. Tokens are below 2^31.
+/// A target without a loss. Tokens are below 2^31.
 const IGNORED_TARGET: u32 = u32::MAX;
 
-/// A target outside of the vocabulary.
+/// A target outside the vocabulary.
 const INVALID_TARGET: u32 = u32::MAX - 1;
 
-/// The token of a target, [`IGNORED_TARGET`] or [`INVALID_TARGET`].
+/// Returns the token of a target, [`IGNORED_TARGET`] or [`INVALID_TARGET`].
 #[cube]
 fn token_of<I: Int>(target: I, tokens: u32, #[comptime] ignore: Option<i64>) -> u32 {
     let mut token = INVALID_TARGET.runtime();
@@ -58,7 +59,8 @@ struct LossLaunch {
     client: Client,
     rows: usize,
     width: usize,
-    /// The largest vector that divides all elements of the logits, and so the start of its memory too.
+    /// The largest vector size that divides the number of logits, and therefore the start of the
+    /// memory too.
     vector: usize,
     plan: RowPlan,
     ignore: Option<i64>,

@@ -1,4 +1,4 @@
-//! Maximum, sum of exponentials and sum of each row in one reading.
+//! Maximum, sum of exponentials and sum of each row in a single read.
 
 use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
@@ -10,7 +10,7 @@ use super::{LOADS_PER_STEP, LossLaunch, token_of};
 use crate::cube::{cube_max, cube_sum, empty, lane_max, lane_sum, launch};
 
 /// A unit's running statistics of its row: the maximum, and per lane the sum of `exp(x - maximum)`
-/// and the sum.
+/// and the sum of `x`.
 #[derive(CubeType)]
 struct OnlineSoftmax<N: Size> {
     max: f32,
@@ -20,7 +20,7 @@ struct OnlineSoftmax<N: Size> {
 
 #[cube]
 impl<N: Size> OnlineSoftmax<N> {
-    /// Reads `count` more vectors; sums are rescaled only where the maximum grows.
+    /// Adds `count` more vectors. Sums are rescaled only if the maximum grows.
     fn read<F: Float>(
         &mut self,
         logits: &Tensor<Vector<F, N>>,
@@ -50,7 +50,7 @@ impl<N: Size> OnlineSoftmax<N> {
         }
     }
 
-    /// Reads the lanes of one vector that lie in `start..end`.
+    /// Adds the lanes of one vector that lie in `start..end`.
     fn read_lanes<F: Float>(
         &mut self,
         logits: &Tensor<Vector<F, N>>,
@@ -77,7 +77,7 @@ impl<N: Size> OnlineSoftmax<N> {
     }
 }
 
-/// The statistics of a row; only the first unit has the logit of the target.
+/// The statistics of a row. Only the first unit has the logit of the target.
 #[derive(CubeType)]
 pub(super) struct RowStatistics {
     pub largest: f32,
@@ -86,7 +86,8 @@ pub(super) struct RowStatistics {
     pub sum: f32,
 }
 
-/// Reads the row that starts at element `start`. Call on all units of the cube; the row may be overwritten afterwards.
+/// Reads the row that starts at element `start`. All units of the cube must call it. The row may be
+/// overwritten afterwards.
 #[cube]
 pub(super) fn row_statistics<F: Float, N: Size>(
     logits: &Tensor<Vector<F, N>>,
@@ -105,7 +106,7 @@ pub(super) fn row_statistics<F: Float, N: Size>(
         sum: Vector::new(0.0),
     };
 
-    // Whole vectors of the row; the division is by a constant.
+    // Complete vectors of the row. The division is by a constant.
     let head = start / lanes + (start % lanes != 0) as usize;
     let tail = end / lanes;
     let step = units as usize;
@@ -152,7 +153,8 @@ pub(super) fn row_statistics<F: Float, N: Size>(
     }
 }
 
-/// One cube per row: `logits` `[rows, width]` to `output` `[rows, 4]`.
+/// Computes the statistics with one cube per row: `logits` is `[rows, width]` and `output`
+/// `[rows, 4]`.
 #[cube(launch_unchecked)]
 pub(super) fn statistics_kernel<F: Float, I: Int, N: Size>(
     logits: &Tensor<Vector<F, N>>,
@@ -183,7 +185,7 @@ pub(super) fn statistics_kernel<F: Float, I: Int, N: Size>(
     }
 }
 
-/// Logits and targets to the statistics.
+/// Computes the statistics from logits and targets.
 pub(in crate::cross_entropy) fn statistics(op: &LossOp, inputs: [CubeTensor; 2]) -> CubeTensor {
     let [logits, targets] = inputs;
     let vocabulary = &op.vocabulary;

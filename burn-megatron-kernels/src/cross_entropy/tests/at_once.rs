@@ -6,7 +6,7 @@ use crate::cross_entropy::loss_and_gradient;
 type Both =
     fn(Tensor<2>, Tensor<1, Int>, Tensor<1>, usize, &CrossEntropyOptions) -> (Tensor<1>, Tensor<2>);
 
-/// The same by the three parts.
+/// Returns the same by the three parts.
 fn in_parts(
     logits: Tensor<2>,
     targets: Tensor<1, Int>,

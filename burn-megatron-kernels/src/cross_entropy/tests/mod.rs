@@ -31,7 +31,7 @@ fn spread(rows: usize, tokens: usize) -> Vec<i64> {
 
 type Loss = fn(Tensor<2>, Tensor<1, Int>, &CrossEntropyOptions) -> Tensor<1>;
 
-/// A loss as an operation on flat logits.
+/// Returns a loss as an operation on flat logits.
 fn flat(
     loss: Loss,
     width: usize,
@@ -199,7 +199,8 @@ fn the_loss_of_16_bit_logits_is_in_f32() {
     }
 }
 
-/// The loss and the gradient of each row in f64 on the CPU, from values as `dtype` has them.
+/// Returns the loss and the gradient of each row in f64 on the CPU, from values as `dtype` has
+/// them.
 fn loss_and_gradient(
     logits: &[f64],
     width: usize,
@@ -361,7 +362,7 @@ fn many_rows_are_spread_over_the_grid() {
     }
 }
 
-/// The message that `work` panics with.
+/// Returns the message that `work` panics with.
 fn message<T>(work: impl FnOnce() -> T) -> String {
     let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
     let payload = caught.err().expect("the call must fail");

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// The loss, and the gradient for a gradient of ones, over parts of `width` columns each.
+/// Returns the loss, and the gradient for a gradient of ones, over parts of `width` columns each.
 fn split(
     logits: &[f64],
     tokens: usize,

@@ -1,4 +1,5 @@
-//! Building blocks of kernels for NVIDIA's matrix units: instructions, and 16-bit tiles in shared memory.
+//! Building blocks of kernels for NVIDIA tensor cores: instructions, and 16-bit tiles in shared
+//! memory.
 
 use burn::tensor::DType;
 use burn_cubecl::kernel::into_contiguous;
@@ -10,19 +11,20 @@ use cubecl::ir::{ElemType, FloatKind};
 pub(crate) mod ptx;
 pub(crate) mod swizzle;
 
-/// Elements of 16 bytes: of one copy, and of one row of a matrix of `ldmatrix`.
+/// The number of elements in 16 bytes: the size of one copy, and of one row of an `ldmatrix`
+/// matrix.
 pub(crate) const CHUNK: usize = 8;
 
-/// Bytes of a chunk.
+/// The size of a chunk in bytes.
 pub(crate) const CHUNK_BYTES: usize = 2 * CHUNK;
 
-/// Elements of f32 that a unit writes at once to a flat buffer.
+/// The number of f32 elements that a unit writes at once to a flat buffer.
 pub(crate) const PAIR: usize = 2;
 
-/// Units of a warp.
+/// The number of units per warp.
 pub(crate) const WARP: usize = 32;
 
-/// Returns the first feature that products of `dtype` need and the device does not support.
+/// Returns the first feature that products of `dtype` need and that the device does not support.
 pub(crate) fn missing_support(client: &Client, dtype: DType) -> Option<String> {
     let properties = client.properties();
     let kind = match dtype {
@@ -61,8 +63,8 @@ pub(crate) fn missing_support(client: &Client, dtype: DType) -> Option<String> {
     missing.map(|(_, what)| format!("the device has no {what} in {dtype:?}"))
 }
 
-/// A tensor whose rows start at multiples of 16 bytes: `cp.async` copies no less. One of other strides is
-/// copied.
+/// Returns a tensor whose rows start at multiples of 16 bytes, the minimum size of a `cp.async`
+/// copy. Tensors with other strides are copied.
 pub(crate) fn aligned(tensor: CubeTensor) -> CubeTensor {
     let strides = tensor.meta.strides();
     let (last, others) = strides.split_last().unwrap_or((&1, &[]));

@@ -1,14 +1,14 @@
-//! The PTX instructions of the kernels, one function each. Addresses of shared memory are in bytes.
+//! PTX instructions of the kernels, one function each. Addresses of shared memory are in bytes.
 //!
 //! Source: NVIDIA, "Parallel Thread Execution ISA": `mma.m16n8k16`, `ldmatrix`, `cp.async`,
 //! `ex2.approx`.
 
 use cubecl::prelude::*;
 
-/// Registers of a fragment of 16 by 16 in 16 bits, and sums of 16 by 8 in f32.
+/// The registers of a 16 by 16 fragment in 16 bits, and of 16 by 8 sums in f32.
 pub(crate) type Quad = Const<4>;
 
-/// The address of a slice of shared memory.
+/// Returns the address of a slice of shared memory.
 #[cube]
 pub(crate) fn shared_address(memory: &[Vector<u32, Quad>]) -> u32 {
     let address: u32;
@@ -20,7 +20,7 @@ pub(crate) fn shared_address(memory: &[Vector<u32, Quad>]) -> u32 {
     address
 }
 
-/// Starts a copy of 16 bytes from global to shared memory; with `bytes` 0 it writes zeros.
+/// Starts to copy 16 bytes from global to shared memory. If `bytes` is 0, writes zeros.
 #[cube]
 pub(crate) fn copy_16_bytes<F: Float, N: Size>(from: &[Vector<F, N>], to: u32, bytes: u32) {
     gpu_asm!(
@@ -31,7 +31,7 @@ pub(crate) fn copy_16_bytes<F: Float, N: Size>(from: &[Vector<F, N>], to: u32, b
     );
 }
 
-/// Starts a copy of one f32 from global to shared memory; with `bytes` 0 it writes 0.
+/// Starts to copy one f32 from global to shared memory. If `bytes` is 0, writes 0.
 #[cube]
 pub(crate) fn copy_4_bytes(from: &[f32], to: u32, bytes: u32) {
     gpu_asm!(
@@ -48,15 +48,16 @@ pub(crate) fn commit_copies() {
     gpu_asm!("cp.async.commit_group;");
 }
 
-/// Waits until this unit's copies are done, but for the last `pending` groups.
+/// Waits until this unit's copies are done, except for the last `pending` groups.
 #[cube]
 pub(crate) fn wait_for_copies(#[comptime] pending: usize) {
     gpu_asm!("cp.async.wait_group {pending};", pending = const pending);
 }
 
-/// Four matrices of 8 by 8 in 16 bits. Lane `i` passes the address of row `i % 8` of matrix `i / 8`,
-/// and gets the columns `2 (i % 4)` and the next of row `i / 4`, of the transposed matrix if
-/// `transposed`.
+/// Loads four 8 by 8 matrices in 16 bits.
+///
+/// Lane `i` passes the address of row `i % 8` of matrix `i / 8`. It gets the columns `2 (i % 4)`
+/// and `2 (i % 4) + 1` of row `i / 4`, of the transposed matrix if `transposed`.
 #[cube]
 pub(crate) fn load_matrices(address: u32, #[comptime] transposed: bool) -> Vector<u32, Quad> {
     let suffix = comptime!(if transposed { ".trans" } else { "" });
@@ -70,7 +71,8 @@ pub(crate) fn load_matrices(address: u32, #[comptime] transposed: bool) -> Vecto
     matrices
 }
 
-/// `sums + a b`: `a` is 16 by 16, `b` the columns of 8 number `half` of 16 by 16.
+/// Returns `sums + a b`. `a` is 16 by 16, and `b` is half number `half` (8 columns) of a 16 by 16
+/// matrix.
 #[cube]
 pub(crate) fn multiply(
     a: Vector<u32, Quad>,
@@ -94,7 +96,7 @@ pub(crate) fn multiply(
     result
 }
 
-/// Two values rounded to 16 bits, the first in the lower half.
+/// Returns two values rounded to 16 bits, the first in the lower half.
 #[cube]
 pub(crate) fn pack(first: f32, second: f32, #[comptime] bf16: bool) -> u32 {
     let element = comptime!(element_name(bf16));
@@ -110,7 +112,7 @@ pub(crate) fn pack(first: f32, second: f32, #[comptime] bf16: bool) -> u32 {
     packed
 }
 
-/// `2^x`, to 2 units in the last place; 0 for minus infinity.
+/// Returns `2^x` to 2 units in the last place; 0 for minus infinity.
 #[cube]
 pub(crate) fn exp2(x: f32) -> f32 {
     let power: f32;

@@ -1,7 +1,7 @@
-//! Tiles of 16-bit rows in shared memory, and how they are read as fragments.
+//! The layout of 16-bit tiles in shared memory, and reading them as fragments.
 //!
-//! Chunk `c` of row `r` is stored as chunk `c ^ (r / group_rows % group)` of the row, so that neither
-//! copies nor fragments meet bank conflicts.
+//! Chunk `c` of row `r` is stored as chunk `c ^ (r / group_rows % group)` of the row, so that
+//! neither copies nor fragments have bank conflicts.
 
 use cubecl::prelude::*;
 
@@ -11,23 +11,24 @@ use super::{CHUNK_BYTES, WARP};
 /// The layout of rows in shared memory, in chunks of 16 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Swizzle {
-    /// Chunks of a row.
+    /// The number of chunks per row.
     pub chunks: usize,
 }
 
 impl Swizzle {
-    /// Adjacent chunks among which a row's are permuted, so that the same chunks of eight rows lie
-    /// in different banks: the largest of 2, 4 and 8 that divides a row's.
+    /// Returns the number of adjacent chunks that are permuted among each other: the largest of 2,
+    /// 4 and 8 that divides the chunks of a row. The same chunks of eight rows then lie in
+    /// different banks.
     pub(crate) fn group(&self) -> usize {
         1 << self.chunks.trailing_zeros().min(3)
     }
 
-    /// Rows with the same permutation before the next.
+    /// Returns the number of consecutive rows with the same permutation.
     pub(crate) fn group_rows(&self) -> usize {
         8 / self.group()
     }
 
-    /// Bytes of so many rows.
+    /// Returns the size of `rows` rows in bytes.
     pub(crate) fn bytes(&self, rows: usize) -> usize {
         rows * self.chunks * CHUNK_BYTES
     }
@@ -39,16 +40,18 @@ pub(crate) fn permutation(row: u32, #[comptime] swizzle: Swizzle) -> u32 {
     row / comptime!(swizzle.group_rows() as u32) % comptime!(swizzle.group() as u32)
 }
 
-/// Where this lane reads the fragments of a tile at `tile` whose rows are those of a left factor, or
-/// are summed over in a right one, `transposed` there.
+/// Returns the address from which this lane reads the fragments of a tile at `tile`. The rows of
+/// the tile are the rows of a left factor, or the summed dim of a right factor, which is read
+/// `transposed`.
 #[cube]
 pub(crate) fn row_lane(tile: u32, #[comptime] swizzle: Swizzle) -> u32 {
     let lane = UNIT_POS % comptime!(WARP as u32);
     lane_address(tile, lane % 16, lane / 16, swizzle)
 }
 
-/// Where this lane reads the fragments of a tile at `tile` whose rows are the columns of a right
-/// factor, or are summed over in a left one, `transposed` there.
+/// Returns the address from which this lane reads the fragments of a tile at `tile`. The rows of
+/// the tile are the columns of a right factor, or the summed dim of a left factor, which is read
+/// `transposed`.
 #[cube]
 pub(crate) fn column_lane(tile: u32, #[comptime] swizzle: Swizzle) -> u32 {
     let lane = UNIT_POS % comptime!(WARP as u32);
@@ -61,8 +64,8 @@ fn lane_address(tile: u32, row: u32, chunk: u32, #[comptime] swizzle: Swizzle) -
     tile + place * comptime!(CHUNK_BYTES as u32)
 }
 
-/// The 16 rows from `row` on of the elements `16 step..` of each, as a fragment. `lane` is
-/// [`row_lane`] or [`column_lane`] of the tile.
+/// Returns the 16 rows from `row` on of the elements `16 step..` of each, as a fragment. `lane` is
+/// the [`row_lane`] or [`column_lane`] of the tile.
 #[cube]
 pub(crate) fn fragment(
     lane: u32,
@@ -71,7 +74,7 @@ pub(crate) fn fragment(
     #[comptime] transposed: bool,
     #[comptime] swizzle: Swizzle,
 ) -> Vector<u32, Quad> {
-    // Steps of one group differ in bits of the permutation, groups and rows in what is above.
+    // Steps of one group differ in bits of the permutation; groups and rows differ in higher bits.
     let steps = comptime!(swizzle.group() / 2);
     let within = comptime!((step % steps * 2 * CHUNK_BYTES) as u32);
     let above =
@@ -79,13 +82,13 @@ pub(crate) fn fragment(
     load_matrices((lane ^ within) + above, transposed)
 }
 
-/// Row number `index` of the rows of this lane, counted from the first of its warp.
+/// Returns row number `index` of this lane, counted from the first row of its warp.
 #[cube]
 pub(crate) fn lane_row(#[comptime] index: usize) -> u32 {
     UNIT_POS % comptime!(WARP as u32) / 4 + comptime!((8 * index) as u32)
 }
 
-/// The first of the two columns of this lane in a tile of 16 by 8.
+/// Returns the first of the two columns of this lane in a 16 by 8 tile.
 #[cube]
 pub(crate) fn lane_column() -> u32 {
     UNIT_POS % 4 * 2

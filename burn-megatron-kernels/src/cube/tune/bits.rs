@@ -9,12 +9,12 @@ use crate::dropout::{Draw, bias_dropout_add};
 use crate::rope::{Pairing, Positions, RopeConfig, RopeOptions, RopeTable, Scaling, rotate};
 use crate::testing::{Input, evaluate};
 
-/// Several cubes of the largest split with a last one that is not full, by loads of four elements, of
-/// two and of one.
+/// Sizes with several cubes of the largest split and an incomplete last cube, with loads of four,
+/// two and one elements.
 const SIZES: [[usize; 2]; 3] = [[9, 1000], [11, 514], [3, 1033]];
 
-/// Asserts that outputs and gradients have the same bits in all splits. Each is a kernel to compile, so
-/// that a case is tried in one type.
+/// Asserts that outputs and gradients have the same bits in all splits. Each split is a kernel to
+/// compile, so each case is tried in one type.
 fn assert_bits(
     name: &str,
     dtype: DType,
@@ -26,7 +26,7 @@ fn assert_bits(
         return skipped_in_part(format!("wgpu has no {dtype:?}"));
     }
     for (i, split) in SPLITS.into_iter().enumerate() {
-        // Other values for each: memory that is used again must not hold what a split leaves out.
+        // Each split has other values, because reused memory must not hold what a split leaves out.
         let scaled = |input: &Input| input.clone().scaled(1.0 + 0.1 * i as f64, 0.0);
         let inputs: Vec<_> = inputs.iter().map(scaled).collect();
         let [forced, own] = [Some(split), None].map(|split| {
@@ -73,7 +73,7 @@ fn activations() {
     }
 }
 
-/// The backward of such a one is another kernel.
+/// The backward with bias and weights is another kernel.
 #[test]
 fn activations_with_bias_and_weights() {
     let [rows, width] = SIZES[0];
@@ -101,7 +101,7 @@ fn dropout() {
         pitch,
     };
     let [four, two, one] = SIZES;
-    // Four of a block at once, and one by one.
+    // Four elements of a block at once, and one by one.
     for ([rows, width], dtype, draw) in [
         (four, DType::F32, draw(8, four[0] * four[1], 0)),
         (two, DType::F16, draw((1 << 32) - 5, 7, 19)),
@@ -119,7 +119,7 @@ fn dropout() {
             bias_dropout_add(rowed(&leaves[0]), bias, residual, Some(draw)).flatten(0, 1)
         });
     }
-    // Nothing dropped; without a bias, the backward is the same kernel.
+    // Nothing is dropped. Without a bias, the backward is the same kernel.
     let [rows, width] = four;
     let inputs = [Input::wave([rows, width], 0.1)];
     assert_bits("residual", DType::F32, &inputs, |leaves| {
@@ -128,7 +128,7 @@ fn dropout() {
     });
 }
 
-/// Tokens of `[2, seq]` whose positions are given one by one or follow each other.
+/// Returns positions of `[2, seq]` tokens, given individually or consecutive.
 fn positions(seq: usize, each: bool, device: &Device) -> Positions {
     if !each {
         return Positions::From(3);
@@ -138,8 +138,8 @@ fn positions(seq: usize, each: bool, device: &Device) -> Positions {
     Positions::Each(Tensor::<2, Int>::from_data(data, &device.clone().inner()))
 }
 
-/// Not in place, and in place where the gradient of the output is rotated back. Heads in groups of
-/// four, of two and of one, with features and heads that pass.
+/// Tests both out of place, and in place where the gradient of the output is rotated back. Heads
+/// come in groups of four, two and one, with features and heads that are copied.
 #[test]
 fn rope() {
     let seq = 37;

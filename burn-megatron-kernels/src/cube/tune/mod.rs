@@ -1,16 +1,19 @@
 //! The work split of element-wise kernels, measured with the autotuner of CubeCL.
 //!
-//! A launch that writes at least [`MIN_TUNED_ELEMENTS`] elements is tuned, on every CubeCL device.
+//! A launch that writes at least [`MIN_TUNED_ELEMENTS`] elements is tuned on every CubeCL device.
 //! The first launch of each [`TuneKey`] runs each of [`SPLITS`] a few times on the tensors of that
-//! call; it and later ones use the fastest. CubeCL caches the result as for matrix products: in the
-//! process, and on disk with its feature `persistence`. Smaller launches use the default split of
-//! the kernel, and so does a key that is not measured yet while a graph is captured (measuring
-//! waits for the device) or while another thread measures it.
+//! call. The first launch and all later ones then use the fastest split. CubeCL caches the result
+//! as it does for matrix products: in the process, and on disk with its feature `persistence`.
 //!
-//! A split only assigns vectors to units: the code of a vector is the same in all of them, and no
-//! unit reads the results of another. So processes with different measurements compute the same
-//! bits. What determines the order of a sum is not tuned here: the units of a row, the rows that a
-//! cube sums. Nor is the vector size: it is the largest that the sizes allow.
+//! The kernel's default split is used for smaller launches. It is also used for a key without a
+//! measurement while a graph is captured (measuring waits for the device) or while another thread
+//! measures the key.
+//!
+//! A split only assigns vectors to units: the code per vector is the same in all splits, and no
+//! unit reads the results of another. Therefore processes with different measurements compute the
+//! same bits. Settings that determine the order of a sum are not tuned here: the units of a row and
+//! the rows that a cube sums. The vector size is not tuned either: it is the largest that the sizes
+//! allow.
 
 use core::fmt::{Display, Formatter};
 
@@ -24,25 +27,26 @@ use serde::{Deserialize, Serialize};
 use crate::activation::kind::Curve;
 use crate::dropout::kernel::alignment::MaskAlignment;
 
-/// Launches that write fewer elements take a few microseconds whatever their split.
+/// The number of written elements from which a launch is tuned. Smaller launches take a few
+/// microseconds with any split.
 const MIN_TUNED_ELEMENTS: usize = 1 << 20;
 
-/// The division of work among units.
+/// A division of work among units.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Split {
-    /// Units of a cube.
+    /// The number of units per cube.
     pub units: u32,
-    /// Portions per unit; the kernel defines what a portion is.
+    /// The number of portions per unit. The kernel defines a portion.
     pub each: usize,
 }
 
 impl Split {
-    /// `each` portions for each of `units` units.
+    /// Creates a split with `each` portions for each of `units` units.
     pub(crate) const fn new(units: u32, each: usize) -> Self {
         Self { units, each }
     }
 
-    /// Portions of a cube.
+    /// Returns the number of portions per cube.
     pub(crate) fn portions(self) -> usize {
         self.units as usize * self.each
     }
@@ -64,7 +68,7 @@ pub(crate) const SPLITS: [Split; 5] = [
     Split::new(512, 2),
 ];
 
-/// A tuned kernel, with the compile-time parameters that matter for its speed.
+/// A tuned kernel, with the compile-time parameters that affect its speed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) enum Operation {
     /// An activation, or the gradient of its input.
@@ -73,49 +77,50 @@ pub(crate) enum Operation {
         gated: bool,
         backward: bool,
     },
-    /// Bias, dropout and residual addition; the input can have a type of its own.
+    /// Bias, dropout and residual addition. The input may have its own type.
     Dropout {
         input: DType,
         bias: bool,
         residual: bool,
         draws: MaskAlignment,
     },
-    /// Rotary positions; `copies`: whether features and heads that are not rotated are copied.
+    /// Rotary positions. `copies`: whether features and heads that are not rotated are copied.
     Rope { copies: bool },
     /// The kernel of the tests.
     #[cfg(all(test, feature = "wgpu"))]
     Counted,
 }
 
-/// The key of launches that share a measurement. The number of elements is rounded to a power of
-/// two.
+/// The key shared by launches with the same measurement. The number of elements is rounded to a
+/// power of two.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, AutotuneKey)]
 pub(crate) struct TuneKey {
     operation: Operation,
     /// The element type of the output.
     dtype: DType,
-    /// Elements of one load.
+    /// The number of elements per load.
     vector: usize,
     #[autotune(anchor)]
     elements: usize,
 }
 
-/// One launch of a kernel that takes any [`Split`] and gives the same bits in each.
+/// A launch of a kernel that accepts any [`Split`] and gives the same bits with each.
 pub(crate) trait Elementwise: Clone + Send + Sync + 'static {
-    /// The default split, used without a measurement; every device must support this many units.
+    /// The default split, used without a measurement. Every device must support its number of
+    /// units.
     const STATIC: Split;
 
-    /// The kernel's part of the key.
+    /// Returns the kernel's part of the key.
     fn operation(&self) -> Operation;
 
-    /// Elements of one load.
+    /// Returns the number of elements per load.
     fn vector(&self) -> usize;
 
-    /// The output, with the type and size of the key.
+    /// Returns the output, whose type and size are part of the key.
     fn output(&self) -> &CubeTensor;
 
-    /// A launch to measure, repeated many times. It may write to an output that nothing else reads,
-    /// as this default does; a kernel that works in place must override it.
+    /// Returns a launch to measure, which is repeated many times. It may write to an output that
+    /// nothing else reads, as this default does. A kernel that works in place must override it.
     fn trial(&self) -> Self {
         self.clone()
     }
@@ -124,7 +129,7 @@ pub(crate) trait Elementwise: Clone + Send + Sync + 'static {
     fn launch(self, split: Split);
 }
 
-/// Launches `kernel` in the split that is fastest for it, or in its own where it is not tuned.
+/// Launches `kernel` with its fastest split, or with its default split if it is not tuned.
 pub(crate) fn launch_tuned<K: Elementwise>(kernel: K) {
     #[cfg(test)]
     if let Some(split) = FORCED_SPLIT.get() {
@@ -153,9 +158,9 @@ fn launch_measured<K: Elementwise>(kernel: K) {
     }
 }
 
-/// The candidate splits for a device whose cubes have up to `most` units.
+/// Returns the candidate splits for a device whose cubes have up to `most` units.
 ///
-/// The kernel's default comes first: it is used while another thread measures.
+/// The kernel's default comes first, because it is used while another thread measures.
 fn candidates<K: Elementwise>(most: u32) -> TunableSet<TuneKey, K, (), Split> {
     let others = SPLITS
         .into_iter()
@@ -186,7 +191,7 @@ thread_local! {
     static FORCED_SPLIT: std::cell::Cell<Option<Split>> = const { std::cell::Cell::new(None) };
 }
 
-/// Runs `work` with the tuned kernels of this thread in `split`, or in their own.
+/// Runs `work` with the tuned kernels of this thread in `split`, or in their default split.
 #[cfg(all(test, feature = "wgpu"))]
 fn with_split<T>(split: Option<Split>, work: impl FnOnce() -> T) -> T {
     FORCED_SPLIT.set(split);

@@ -25,7 +25,7 @@ impl Counted {
         }
     }
 
-    /// The trials and the launches of its own that a call takes.
+    /// Returns the trials and the launches of its own that a call takes.
     fn call(&self) -> [Vec<Split>; 2] {
         launch_tuned(self.clone());
         [&self.trials, &self.launches].map(|splits| core::mem::take(&mut *splits.lock().unwrap()))

@@ -1,8 +1,8 @@
-//! The position of a mask on the elements of a kernel.
+//! The alignment of a mask with the elements of a kernel.
 
 use serde::{Deserialize, Serialize};
 
-/// Words of a block, and the least elements of a group.
+/// The number of words per block, and the minimum number of elements per group.
 pub(super) const WORDS: usize = 4;
 
 /// The mapping of the elements of a mask to Philox blocks.
@@ -17,7 +17,8 @@ pub(crate) enum MaskAlignment {
 }
 
 impl MaskAlignment {
-    /// For groups that start at multiples of `start`; `is_aligned` is that of the mask.
+    /// Returns the alignment for groups that start at multiples of `start`. `is_aligned` describes
+    /// the mask.
     pub(super) fn new(is_aligned: Option<bool>, start: usize) -> Self {
         match is_aligned {
             None => Self::None,

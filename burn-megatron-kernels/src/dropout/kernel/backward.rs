@@ -1,7 +1,7 @@
 //! Gradients of the input and of the bias in one pass.
 //!
-//! Each unit keeps its columns and walks down every n-th row, so that each group of rows gives one
-//! partial sum; a second kernel adds the partial sums in order.
+//! Each unit keeps its columns and processes every n-th row, so that each group of rows gives one
+//! partial sum. A second kernel adds the partial sums in order.
 
 use burn::backend::TensorMetadata;
 use burn::tensor::DType;
@@ -81,7 +81,7 @@ pub(in super::super) fn backward(
     summed(op, gradient, target)
 }
 
-/// The gradient of the input, and the sum of its rows.
+/// Returns the gradient of the input, and the sum of its rows.
 fn summed(op: &DropoutBackwardOp, gradient: CubeTensor, target: SumTarget) -> Vec<CubeTensor> {
     let client = gradient.client.clone();
     let RowSizes { elements, width } = op.sizes;
@@ -110,7 +110,7 @@ fn summed(op: &DropoutBackwardOp, gradient: CubeTensor, target: SumTarget) -> Ve
     [vec![result], fold(partials, target)].concat()
 }
 
-/// Rows of 4096 elements with every mask alignment.
+/// Adds instances with rows of 4096 elements for every mask alignment.
 pub(super) fn aot_instances(list: &mut AotList) {
     for (name, element, vector) in types() {
         for draws in [

@@ -1,4 +1,4 @@
-//! Output from input, bias and residual; also the gradient of the input alone.
+//! The output from input, bias and residual, or the gradient of the input alone.
 
 use burn::backend::TensorMetadata;
 use burn::tensor::DType;
@@ -11,7 +11,7 @@ use super::*;
 use crate::cube::instance::{AotList, given, instance, types};
 use crate::cube::{Elementwise, Operation, SPLITS, Split, empty, launch, launch_tuned};
 
-/// A portion of the split is a group of `each` vectors.
+/// Computes the output. A portion of the split is a group of `each` vectors.
 #[cube(launch_unchecked)]
 fn bias_dropout_add_kernel<I: Float, B: Float, O: Float, N: Size>(
     input: &Tensor<Vector<I, N>>,
@@ -74,7 +74,7 @@ pub(in super::super) fn forward(
     vec![elementwise(input, bias, residual, dtype, kernel.mask)]
 }
 
-/// `residual + mask * (input + bias)`, of type `dtype`.
+/// Computes `residual + mask * (input + bias)` in type `dtype`.
 pub(super) fn elementwise(
     input: CubeTensor,
     bias: Option<CubeTensor>,
@@ -113,7 +113,7 @@ struct DropoutLaunch {
     /// The output, not initialised.
     output: CubeTensor,
     mask: Option<DropoutMask>,
-    /// Elements after which the bias begins again.
+    /// The number of elements after which the bias repeats.
     width: usize,
     dtypes: [DType; 3],
     vector: usize,
@@ -151,8 +151,8 @@ impl Elementwise for DropoutLaunch {
         let draws = self.draws();
         let each = WORDS.div_ceil(self.vector);
         let groups = elements.div_ceil(each * self.vector);
-        // SAFETY: a unit past the groups or the vectors accesses no memory, and all inputs are
-        // contiguous and of the sizes that the public functions check.
+        // SAFETY: a unit past the groups or the vectors accesses no memory. All inputs are
+        // contiguous and have the sizes that the public functions check.
         unsafe {
             launch!(
                 bias_dropout_add_kernel,
@@ -167,7 +167,7 @@ impl Elementwise for DropoutLaunch {
     }
 }
 
-/// With a bias, a residual and every mask alignment.
+/// Adds instances with a bias, a residual and every mask alignment.
 pub(super) fn aot_instances(list: &mut AotList) {
     for (name, element, vector) in types() {
         for draws in [
@@ -175,7 +175,7 @@ pub(super) fn aot_instances(list: &mut AotList) {
             MaskAlignment::Aligned,
             MaskAlignment::Any,
         ] {
-            // A unit that draws has the most to hold in each portion.
+            // A unit that draws needs the most registers per portion.
             let splits = match draws {
                 MaskAlignment::Aligned => &SPLITS[..],
                 _ => &[DropoutLaunch::STATIC],

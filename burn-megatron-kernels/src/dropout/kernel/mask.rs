@@ -1,5 +1,5 @@
-//! Factors of a mask, from Philox 4x32 with 10 rounds in 32-bit arithmetic: not every device has
-//! integers of 64 bits.
+//! Factors of a mask from Philox 4x32 with 10 rounds, in 32-bit arithmetic because not every device
+//! has 64-bit integers.
 
 use cubecl::prelude::*;
 
@@ -8,7 +8,7 @@ use crate::cube::instance::default_fields;
 use crate::dropout::{DropoutMask, halves};
 use crate::philox::{MULTIPLIERS, ROUNDS, WEYL};
 
-/// A number of 64 bits in two halves.
+/// A 64-bit number in two halves.
 #[derive(CubeLaunch, CubeType)]
 pub(crate) struct U64Halves {
     low: u32,
@@ -21,7 +21,7 @@ impl U64Halves {
     }
 }
 
-/// A [`DropoutMask`] as the kernels take it.
+/// A [`DropoutMask`] as kernel arguments.
 #[derive(CubeLaunch, CubeType)]
 pub(crate) struct MaskArgs {
     key: U64Halves,
@@ -34,7 +34,7 @@ pub(crate) struct MaskArgs {
 }
 
 impl MaskArgs {
-    /// The arguments of a mask; without one, of a mask that drops nothing.
+    /// Returns the arguments of a mask. Without a mask, the arguments drop nothing.
     pub(super) fn launch(mask: Option<&DropoutMask>) -> MaskArgsLaunch {
         let none = DropoutMask {
             key: [0; 2],
@@ -70,7 +70,7 @@ struct PhiloxBlock {
     d: u32,
 }
 
-/// The draw of an element: `first + (element / run) * pitch + element % run`.
+/// Returns the draw of an element: `first + (element / run) * pitch + element % run`.
 #[cube]
 fn draw(mask: &MaskArgs, element: u32) -> U64Halves {
     let run = element / mask.run;
@@ -86,7 +86,7 @@ fn draw(mask: &MaskArgs, element: u32) -> U64Halves {
     }
 }
 
-/// The block that holds a draw.
+/// Returns the block that holds a draw.
 #[cube]
 fn block_of(mask: &MaskArgs, draw: &U64Halves) -> PhiloxBlock {
     let mut key_low = mask.key.low;
@@ -116,7 +116,7 @@ fn factor(mask: &MaskArgs, word: u32) -> f32 {
     select(word < mask.threshold, mask.scale, 0.0f32)
 }
 
-/// The factors of `count` elements from `element` on.
+/// Returns the factors of `count` elements, starting at `element`.
 #[cube]
 pub(super) fn factors(
     mask: &MaskArgs,
@@ -140,7 +140,7 @@ pub(super) fn factors(
         let start = draw(mask, element);
         let mut low = start.low;
         let mut high = start.high;
-        // Where the next run begins, counted from `element`.
+        // The start of the next run, counted from `element`.
         let mut next = mask.run - element % mask.run;
         let words = block_of(mask, &start);
         let mut held_low = low;
@@ -152,7 +152,8 @@ pub(super) fn factors(
         #[unroll]
         for i in 0..count {
             if comptime!(i > 0) {
-                // One more than the last draw, but for a new run: no division for each element.
+                // The draw follows the last draw except in a new run, so that most elements need no
+                // division.
                 low += 1u32;
                 high += u32::cast_from(low == 0u32);
                 if next == i as u32 {
@@ -162,7 +163,7 @@ pub(super) fn factors(
                     next += mask.run;
                 }
             }
-            // A new block is drawn only where the last one does not hold the word.
+            // A new block is drawn only if the last block does not hold the word.
             if (low ^ held_low) >= 4u32 || high != held_high {
                 let words = block_of(mask, &U64Halves { low, high });
                 a = words.a;
@@ -181,7 +182,7 @@ pub(super) fn factors(
     factors
 }
 
-/// Vector `i` of a group times its factors.
+/// Returns vector `i` of a group, multiplied by its factors.
 #[cube]
 pub(super) fn masked<N: Size>(
     value: Vector<f32, N>,

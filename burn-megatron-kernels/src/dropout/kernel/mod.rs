@@ -1,4 +1,5 @@
-//! The CubeCL kernels: a unit works on a group of elements, at least the four of one Philox block.
+//! The CubeCL kernels: a unit processes a group of elements, at least the four elements of one
+//! Philox block.
 
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::tensor::DType;
@@ -17,17 +18,18 @@ pub(super) use backward::backward;
 pub(super) use forward::forward;
 use mask::{MaskArgs, factors, masked};
 
-/// Units of a cube of the element-wise kernels.
+/// The number of units per cube of the element-wise kernels.
 const UNITS: u32 = 256;
 
-/// Elements of one load that rows of `width` allow: at most 128 bits of the widest type.
+/// Returns the number of elements per load for rows of `width` elements: at most 128 bits of the
+/// widest type.
 fn vector(client: &Client, dtypes: &[DType], width: usize) -> usize {
     let widest = dtypes.iter().map(DType::size).max().unwrap_or(4);
     let mut sizes = client.io_optimized_vector_sizes(widest);
     sizes.find(|size| width.is_multiple_of(*size)).unwrap_or(1)
 }
 
-/// The AOT instances of the operation.
+/// Adds the AOT instances of the operation.
 pub(crate) fn aot_instances(list: &mut AotList) {
     forward::aot_instances(list);
     backward::aot_instances(list);

@@ -1,4 +1,4 @@
-//! The CPU implementation: one pass, tasks of a fixed number of elements.
+//! The CPU implementation: one pass in tasks of a fixed number of elements.
 
 use burn::backend::flex::FlexTensor;
 use burn::tensor::DType;
@@ -7,10 +7,10 @@ use super::Coding;
 use crate::cpu::{Element, ROW_GRAIN, Real, for_each_task, for_float, slice, vector, vectorized};
 use crate::fp8::format::{Format, Rounding};
 
-/// Values that are encoded before they are packed: they stay in the nearest cache.
+/// The number of values that are encoded before they are packed. They stay in the L1 cache.
 const BATCH: usize = 1024;
 
-/// See [`encode`](super::encode).
+/// Encodes values; see [`encode`](super::encode).
 pub(super) fn encode(coding: Coding, values: &FlexTensor) -> FlexTensor {
     vector(for_float!(values.dtype(), E => encode_all(coding, slice::<E>(values))))
 }
@@ -25,7 +25,7 @@ fn encode_all<E: Element>(coding: Coding, values: &[E]) -> Vec<u32> {
     words
 }
 
-/// Compiles the loop once for each coding.
+/// Encodes values with a loop that is compiled once per coding.
 fn encode_part<E: Element>(coding: Coding, values: &[E], words: &mut [u32]) {
     macro_rules! each {
         ($($coding:path),*) => {
@@ -54,7 +54,7 @@ fn encode_batches<E: Element>(coding: Coding, values: &[E], words: &mut [u32]) {
         for (code, value) in codes.iter_mut().zip(values) {
             *code = coding.encode(value.wide().double() as f32);
         }
-        // The rest of the last word.
+        // The rest of the last word is 0.
         codes[values.len()..].fill(0);
         for (word, codes) in words.iter_mut().zip(codes.chunks_exact(per_word)) {
             let placed = codes.iter().zip((0..).step_by(coding.bits() as usize));
@@ -63,7 +63,7 @@ fn encode_batches<E: Element>(coding: Coding, values: &[E], words: &mut [u32]) {
     }
 }
 
-/// See [`decode`](super::decode).
+/// Decodes values; see [`decode`](super::decode).
 pub(super) fn decode(coding: Coding, count: usize, dtype: DType, codes: &FlexTensor) -> FlexTensor {
     for_float!(dtype, E => vector(decode_all::<E>(coding, count, slice(codes))))
 }

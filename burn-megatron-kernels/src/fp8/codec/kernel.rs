@@ -1,4 +1,4 @@
-//! The CubeCL kernels: one unit reads or writes whole words of codes.
+//! The CubeCL kernels: one unit reads or writes complete words of codes.
 
 use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_storage_type;
@@ -14,17 +14,18 @@ use crate::cube::{RowPlan, empty, launch};
 use crate::fp8::format::{Format, Rounding};
 use crate::fp8::kernel as code;
 
-/// Units per cube. They share nothing, so any number that fills a multiprocessor works.
+/// The number of units per cube. Units share nothing, so any number that fills a multiprocessor
+/// works.
 const UNITS: u32 = 256;
 
 /// The distribution of values and words over units.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct CodecPlan {
-    /// Values of a load or store.
+    /// The number of values per load or store.
     vector: usize,
-    /// Loads or stores of a unit.
+    /// The number of loads or stores per unit.
     loads: usize,
-    /// Words of a unit.
+    /// The number of words per unit.
     words: usize,
     /// Whether the last unit has fewer values than its words hold.
     ragged: bool,
@@ -50,7 +51,7 @@ impl CodecPlan {
         }
     }
 
-    /// The units that `count` values take.
+    /// Returns the number of units for `count` values.
     fn units(&self, count: usize) -> usize {
         count.div_ceil(self.loads * self.vector)
     }
@@ -72,7 +73,8 @@ fn value_of(code: u32, #[comptime] coding: Coding) -> f32 {
     }
 }
 
-/// `count`: how many values there are; `units`: how many units they take.
+/// Encodes the values of a unit. `count` is the number of values, and `units` the number of units
+/// for them.
 #[cube(launch_unchecked)]
 fn encode_kernel<F: Float, N: Size, M: Size>(
     values: &[Vector<F, N>],
@@ -119,7 +121,8 @@ fn encode_kernel<F: Float, N: Size, M: Size>(
     }
 }
 
-/// `count`: how many values are asked for; `units`: how many units they take.
+/// Decodes the values of a unit. `count` is the number of values, and `units` the number of units
+/// for them.
 #[cube(launch_unchecked)]
 fn decode_kernel<F: Float, N: Size, M: Size>(
     codes: &[Vector<u32, M>],
@@ -158,7 +161,7 @@ fn decode_kernel<F: Float, N: Size, M: Size>(
     }
 }
 
-/// See [`encode`](super::encode); the values are contiguous.
+/// Encodes contiguous values; see [`encode`](super::encode).
 pub(super) fn encode(values: CubeTensor, coding: Coding) -> CubeTensor {
     let client = values.client.clone();
     let count = values.shape().num_elements();
@@ -181,7 +184,7 @@ pub(super) fn encode(values: CubeTensor, coding: Coding) -> CubeTensor {
     codes
 }
 
-/// See [`decode`](super::decode); the codes are contiguous and hold `count` values.
+/// Decodes contiguous codes that hold at least `count` values; see [`decode`](super::decode).
 pub(super) fn decode(codes: CubeTensor, count: usize, dtype: DType, coding: Coding) -> CubeTensor {
     let client = codes.client.clone();
     let values = empty(&codes, [count], dtype);
@@ -202,7 +205,7 @@ pub(super) fn decode(codes: CubeTensor, count: usize, dtype: DType, coding: Codi
     values
 }
 
-/// Every format from and to every type, and the scales.
+/// Adds every format from and to every type, and the scales.
 pub(crate) fn aot_instances(list: &mut AotList) {
     for (format, coding) in [
         ("e4m3", Coding::Value(Format::E4M3)),
@@ -216,7 +219,7 @@ pub(crate) fn aot_instances(list: &mut AotList) {
                 list.streaming("fp8/encode/{name}/{format}"), UNITS,
                 encode_kernel::EncodeKernel [_ _ _ _] (vector, plan.words, plan, coding, dtype)
             );
-            // It reads a quarter or half of the bytes that it writes.
+            // Reads a quarter or half of the bytes that it writes.
             instance!(
                 list.other("fp8/decode/{name}/{format}"), UNITS,
                 decode_kernel::DecodeKernel [_ _ _ _] (vector, plan.words, plan, coding, dtype)

@@ -1,4 +1,4 @@
-//! Packed codes of many values.
+//! Encodes and decodes many values as packed codes.
 
 use burn::tensor::{DType, FloatDType, Int, Tensor};
 
@@ -16,20 +16,23 @@ mod tests;
 #[cfg(feature = "cubecl")]
 pub(crate) use kernel::aot_instances;
 
-/// The codes of `values`, packed: `[count]` to `[ceil(count / n)]` of u32, the first code in the
-/// lowest bits; `n` is 4 for formats of 8 bits and 8 for E2M1. The rest of the last word is 0.
+/// Encodes `values`, `[count]`, as packed codes, `[ceil(count / n)]` in u32.
 ///
-/// Each value is rounded to the nearest one of the format, ties to the even code; see
+/// The first code is in the lowest bits, and `n` is 4 for 8-bit formats and 8 for E2M1. The rest of
+/// the last word is 0.
+///
+/// Each value is rounded to the nearest value of the format, ties to the even code. See
 /// [`Format::encode`] for saturation and NaN. `values` may be f32, f16, bf16 or, on the CPU, f64,
-/// which is rounded to f32 first. A count of 0 is valid. Values of f16 below 2^-14 are 0 on devices
-/// that flush subnormal numbers of that type, which matters for E5M2 only.
+/// which is rounded to f32 first. A count of 0 is valid. On devices that flush subnormal f16
+/// numbers, f16 values below 2^-14 become 0; this affects only E5M2.
 ///
 /// On CubeCL devices this is one launch, plus a copy if the values are not contiguous. It moves 128
-/// bits at a time if `count` is a multiple of as many values.
+/// bits at a time if `count` is a multiple of the number of values in 128 bits.
 ///
 /// # Panics
 ///
-/// With a [`KernelError`] for values of another type, or of one that the device does not support.
+/// Panics with a [`KernelError`] if the values have another type, or if the device does not support
+/// their type.
 ///
 /// # Example
 ///
@@ -48,29 +51,29 @@ pub fn encode(values: Tensor<1>, format: Format) -> Tensor<1, Int> {
     encode_as(values, Coding::Value(format))
 }
 
-/// The values of the first `count` of `codes`, packed as [`encode`] does it: `[count]` in `dtype`.
+/// Decodes the first `count` of `codes`, packed as by [`encode`], to `[count]` in `dtype`.
 ///
-/// This is exact: f32, f64, f16 and bf16 hold all values of the formats, the infinities and NaN of
-/// E5M2 and the NaN of E4M3 included. Subnormal numbers of f16, which only E5M2 has, are 0 on devices
-/// that flush them.
+/// The result is exact: f32, f64, f16 and bf16 hold all values of the formats, including the
+/// infinities and NaN of E5M2 and the NaN of E4M3. Subnormal f16 numbers, which only E5M2 has,
+/// become 0 on devices that flush them.
 ///
 /// # Panics
 ///
-/// With a [`KernelError`] for more values than there are codes, for codes that are not u32, and for
-/// a type that the device does not support.
+/// Panics with a [`KernelError`] if there are fewer than `count` codes, if the codes are not u32,
+/// or if the device does not support a type.
 pub fn decode(codes: Tensor<1, Int>, count: usize, format: Format, dtype: FloatDType) -> Tensor<1> {
     decode_as(codes, count, dtype, Coding::Value(format))
 }
 
-/// The codes of `values` as powers of two, E8M0, packed: `[count]` to `[ceil(count / 4)]` of u32,
-/// the first code in the lowest bits. The rest of the last word is 0.
+/// Encodes `values`, `[count]`, as powers of two in E8M0, packed to `[ceil(count / 4)]` in u32. The
+/// first code is in the lowest bits, and the rest of the last word is 0.
 ///
-/// See [`e8m0::encode`] for what becomes of values below and beyond all powers, negative ones and
-/// NaN. The types are those of [`encode`].
+/// See [`e8m0::encode`] for values outside the range of the format, negative values and NaN.
+/// `values` may have the same types as in [`encode`].
 ///
 /// # Panics
 ///
-/// See [`encode`].
+/// Panics in the same cases as [`encode`].
 ///
 /// # Example
 ///
@@ -87,12 +90,13 @@ pub fn encode_scales(values: Tensor<1>, rounding: Rounding) -> Tensor<1, Int> {
     encode_as(values, Coding::Scale(rounding))
 }
 
-/// The values of the first `count` of `codes` of E8M0, packed as [`encode_scales`] does it: `[count]`
-/// in f32, exactly. The smallest, 2^-127, is subnormal in f32.
+/// Decodes the first `count` E8M0 `codes`, packed as by [`encode_scales`], to `[count]` in f32,
+/// exactly. The smallest value, 2^-127, is subnormal in f32.
 ///
 /// # Panics
 ///
-/// With a [`KernelError`] for more values than there are codes, and for codes that are not u32.
+/// Panics with a [`KernelError`] if there are fewer than `count` codes, or if the codes are not
+/// u32.
 pub fn decode_scales(codes: Tensor<1, Int>, count: usize) -> Tensor<1> {
     // Decoding does not round.
     decode_as(
@@ -103,7 +107,7 @@ pub fn decode_scales(codes: Tensor<1, Int>, count: usize) -> Tensor<1> {
     )
 }
 
-/// The kind of values that codes encode.
+/// The kind of values that the codes represent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Coding {
     Value(Format),

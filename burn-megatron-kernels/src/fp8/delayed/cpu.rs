@@ -5,8 +5,8 @@ use burn::backend::flex::FlexTensor;
 use super::{LOG_COLUMNS, NOTHING, ScaleRule, ScaleRules};
 use crate::cpu::{own, slice, slice_mut, vector};
 
-/// Adds to an entry of a log what was seen in `elements` values: the largest magnitude, and how many were
-/// beyond the format.
+/// Adds the range statistics of `elements` values to an entry of a log: the largest magnitude, and
+/// the number of values beyond the format.
 pub(in crate::fp8) fn log_entry(
     log: FlexTensor,
     slot: usize,
@@ -21,13 +21,14 @@ pub(in crate::fp8) fn log_entry(
     log
 }
 
-/// The larger one of two magnitudes, NaN if one is; a negative number is none.
+/// Returns the larger of two magnitudes, or NaN if one is NaN. A negative number means no
+/// magnitude.
 fn larger(one: f32, other: f32) -> f32 {
     let key = |magnitude: f32| magnitude.to_bits() as i32;
     if key(one) < key(other) { other } else { one }
 }
 
-/// State, log and counts.
+/// Returns state, log and counts.
 pub(super) fn next_scales(
     rules: &ScaleRules,
     logs: &FlexTensor,
@@ -56,7 +57,8 @@ pub(super) fn next_scales(
 }
 
 impl ScaleRule {
-    /// The scale after a step, of the magnitudes from that step on back; `None` if it stays.
+    /// Returns the scale after a step from the magnitudes of this step and earlier ones. `None`
+    /// means that the scale stays.
     fn scale(&self, history: &[f32]) -> Option<f32> {
         if !history[0].is_finite() {
             return None;

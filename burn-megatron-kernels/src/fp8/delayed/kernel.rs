@@ -1,5 +1,5 @@
-//! The CubeCL kernels: one cube for each slot. Numbers are handled as bits, so that NaN and subnormal
-//! magnitudes are those of the CPU.
+//! The CubeCL kernels: one cube per slot. Numbers are handled as bits, so that NaN and subnormal
+//! magnitudes are the same as on the CPU.
 
 use burn::backend::TensorMetadata;
 use burn::tensor::DType;
@@ -13,14 +13,14 @@ use crate::fp8::kernel::tile::UNITS;
 use crate::fp8::quantize::kernel::reduce::cube_total;
 use crate::launch::exactly;
 
-/// The bits of infinity; those of NaN are above.
+/// The bits of infinity. The bits of NaN are larger.
 const INFINITY: u32 = 0x7f80_0000;
-/// The bits of -1, the magnitude of nothing. From those of -0 on, bits are of no magnitude.
+/// The bits of -1, which stands for no magnitude. Bits from the bits of -0 on are not magnitudes.
 const NONE: u32 = 0xbf80_0000;
 const SIGN: u32 = 0x8000_0000;
 
-/// Adds to an entry of a log what was seen in `elements` values: the bits of the largest magnitude, and
-/// how many were beyond the format. Call on one unit.
+/// Adds the range statistics of `elements` values to an entry of a log: the bits of the largest
+/// magnitude, and the number of values beyond the format. Only one unit may call it.
 #[cube]
 pub(in crate::fp8) fn log_entry(log: &mut [u32], slot: u32, amax: u32, beyond: f32, elements: f32) {
     let at = slot as usize * LOG_COLUMNS;
@@ -41,13 +41,13 @@ fn log_kernel(log: &mut [u32], seen: &[u32], slot: u32, elements: f32, #[comptim
     }
 }
 
-/// See [`log_magnitude`](super::log_magnitude).
+/// Adds a magnitude to a log; see [`log_magnitude`](super::log_magnitude).
 pub(super) fn log(inputs: Vec<CubeTensor>, slot: usize, elements: usize) -> CubeTensor {
     let [log, seen] = exactly(inputs);
     let counts = seen.shape()[0] == 2;
     let log = own(log);
     let client = log.client.clone();
-    // SAFETY: one unit accesses what was seen, and an entry that the log has.
+    // SAFETY: one unit accesses the statistics and an existing entry of the log.
     unsafe {
         launch!(
             log_kernel,
@@ -61,15 +61,16 @@ pub(super) fn log(inputs: Vec<CubeTensor>, slot: usize, elements: usize) -> Cube
     log
 }
 
-/// The bits of `numerator / amax`, at most those of the largest float. `amax` may be subnormal, also on a
-/// device that takes such numbers for 0; the quotient is then far above them.
+/// Returns the bits of `numerator / amax`, at most the bits of the largest float. `amax` may be
+/// subnormal, even on a device that treats subnormal numbers as 0; the quotient is then far above
+/// the largest float.
 #[cube]
 fn quotient(numerator: u32, amax: u32) -> u32 {
     let top = f32::reinterpret(numerator);
     let mut scale = u32::reinterpret(top / f32::reinterpret(amax));
     if amax < 0x0080_0000 {
-        // As a number 2^149 times as large, which the exponent gets back: a product of powers of two could
-        // be made one factor, which is infinite.
+        // The number is scaled by 2^149 and the exponent corrected afterwards. A compiler could
+        // merge a product of powers of two to one factor, which is infinite.
         let large = u32::reinterpret(top / f32::cast_from(amax));
         let is_finite = (large >> 23) + 149u32 < 255u32;
         scale = select(is_finite, large + (149u32 << 23), INFINITY);
@@ -77,7 +78,7 @@ fn quotient(numerator: u32, amax: u32) -> u32 {
     min(scale, 0x7f7f_ffffu32)
 }
 
-/// `table` has four numbers for each slot, see [`ScaleRules`].
+/// Computes the scales. `table` has four numbers per slot; see [`ScaleRules`].
 #[cube(launch_unchecked)]
 fn next_scales_kernel(
     logs: &[u32],
@@ -92,7 +93,7 @@ fn next_scales_kernel(
 ) {
     let slot = CUBE_POS;
     if slot < slots as usize {
-        // One above the bits of the largest magnitude, 0 for none.
+        // The bits of the largest magnitude plus one; 0 for none.
         let mut key = 0u32;
         let mut beyond = 0.0f32;
         let mut elements = 0.0f32;
@@ -114,7 +115,7 @@ fn next_scales_kernel(
         let moves = u32::cast_from(key > 0);
         let mut most = 0u32;
         let mut at = UNIT_POS;
-        // The oldest one is dropped if there is a new one.
+        // The oldest magnitude is dropped if there is a new one.
         while at + moves < history {
             let bits = state[start + at as usize];
             next[start + (at + moves) as usize] = bits;
@@ -142,7 +143,7 @@ fn next_scales_kernel(
     }
 }
 
-/// See [`next_scales`](super::next_scales).
+/// Computes the scales; see [`next_scales`](super::next_scales).
 pub(super) fn next_scales(rules: &ScaleRules, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
     let [logs, state, table] = exactly(inputs);
     let (client, slots) = (state.client.clone(), rules.slots());

@@ -1,10 +1,14 @@
-//! Delayed scaling on the device: the magnitudes of a step, and the scales that follow from them.
+//! Delayed scaling on the device: the magnitudes of a step, and the scales computed from them.
 //!
-//! The operands of a model share two buffers, in which each has a slot. The log has the magnitudes of
-//! the present step: [`quantize_logged`](super::quantize_logged) adds to it. The state has the scales,
-//! which quantisers read as [`Scaling::Element`](super::Scaling::Element), and the magnitudes of
-//! earlier steps. [`next_scales`] ends a step. The formulas are those of Transformer Engine
-//! (Micikevicius et al. 2022, arXiv:2209.05433).
+//! The operands of a model share two buffers, in which each operand has a slot:
+//!
+//! - The log has the magnitudes of the current step. [`quantize_logged`](super::quantize_logged)
+//!   adds to it.
+//! - The state has the scales and the magnitudes of earlier steps. Quantisers read the scales with
+//!   [`Scaling::Element`](super::Scaling::Element).
+//!
+//! [`next_scales`] ends a step. The formulas follow Transformer Engine (Micikevicius et al. 2022,
+//! arXiv:2209.05433).
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -26,40 +30,43 @@ mod tests;
 
 pub(super) use cpu::log_entry;
 
-/// The numbers of a slot in a log: the largest magnitude, how many values were beyond the largest of the
-/// format, and how many there were. See [`empty_log`].
+/// The numbers per slot in a log: the largest magnitude, the number of values beyond the largest
+/// value of the format, and the number of values. See [`empty_log`].
 pub const LOG_COLUMNS: usize = 3;
 
 /// The numbers of a slot without a tensor.
 const NOTHING: [f32; LOG_COLUMNS] = [-1.0, 0.0, 0.0];
 
-/// The rule by which the scale of an operand follows from its magnitudes.
+/// The rule that computes the scale of an operand from its magnitudes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ScaleRule {
-    /// The number of magnitudes, at least 1.
+    /// The length of the amax history, at least 1.
     pub history: usize,
-    /// Divided by the magnitude it is the scale: the largest value of the format, with a margin.
+    /// The numerator of `scale = numerator / amax`: the largest value of the format, reduced by the
+    /// margin.
     pub numerator: f32,
-    /// Whether that is the last magnitude; otherwise it is the largest.
+    /// Whether the most recent magnitude is used. Otherwise the largest magnitude of the history is
+    /// used.
     pub most_recent: bool,
 }
 
-/// The rules of all slots, on a device: made once for all steps. A slot without a rule keeps its scale.
+/// The rules of all slots on a device, created once for all steps. A slot without a rule keeps its
+/// scale.
 ///
 /// The state is `[length]` in f32: the scales of all slots, then for each slot with a rule its
 /// [magnitudes](Self::history), newest first.
 #[derive(Clone, Debug)]
 pub struct ScaleRules {
     rules: Arc<[Option<ScaleRule>]>,
-    /// Where the magnitudes of each slot begin, and where the last ones end.
+    /// The start of each slot's magnitudes, followed by the end of the last ones.
     starts: Arc<[usize]>,
-    /// On CubeCL devices `[4 * slots]`: first magnitude, their number, bits of the numerator, and whether
-    /// the last one counts.
+    /// On CubeCL devices `[4 * slots]`: the first magnitude, their number, the bits of the
+    /// numerator, and whether the most recent magnitude is used.
     table: Option<Tensor<1, Int>>,
 }
 
 impl ScaleRules {
-    /// These rules, for buffers on `device`.
+    /// Creates the rules of slots for buffers on `device`.
     pub fn new(rules: impl IntoIterator<Item = Option<ScaleRule>>, device: &Device) -> Self {
         let rules: Arc<[_]> = rules.into_iter().collect();
         let mut starts = vec![rules.len()];
@@ -88,42 +95,44 @@ impl ScaleRules {
         }
     }
 
-    /// The number of slots.
+    /// Returns the number of slots.
     pub fn slots(&self) -> usize {
         self.rules.len()
     }
 
-    /// Where a slot's magnitudes are in the state.
+    /// Returns the range of a slot's magnitudes in the state.
     ///
     /// # Panics
     ///
-    /// For a slot that does not exist.
+    /// Panics if the slot does not exist.
     pub fn history(&self, slot: usize) -> Range<usize> {
         self.starts[slot]..self.starts[slot + 1]
     }
 
-    /// The elements of a state.
+    /// Returns the number of elements of a state.
     pub fn state_len(&self) -> usize {
         self.starts[self.slots()]
     }
 }
 
-/// A log of no tensors, `[LOG_COLUMNS * slots]` in f32. The largest magnitude of a slot is -1 until there
-/// is a tensor, and NaN if there was one; counts are exact up to 2^24 and rounded beyond.
+/// Returns an empty log, `[LOG_COLUMNS * slots]` in f32. The largest magnitude of a slot is -1
+/// without a tensor, and NaN if a value was NaN. Counts are exact up to 2^24 and rounded beyond.
 pub fn empty_log(slots: usize, device: &Device) -> Tensor<1> {
     let numbers: Vec<f32> = NOTHING.repeat(slots);
     let shape = [numbers.len()];
     Tensor::from_data(TensorData::new(numbers, shape), (device, DType::F32))
 }
 
-/// `log` with the magnitudes that a quantiser has [`seen`](super::Quantized::seen) in `elements` values
-/// added to entry `slot`; of a `seen` of one element nothing was beyond. The log is written in place if
-/// it is uniquely owned. One launch on CubeCL devices.
+/// Adds the magnitudes that a quantiser has [`seen`](super::Quantized::seen) in `elements` values
+/// to entry `slot` of `log`.
+///
+/// If `seen` has one element, no value counts as beyond the format. The log is updated in place if
+/// it is uniquely owned. On CubeCL devices this is one launch.
 ///
 /// # Panics
 ///
-/// With a [`KernelError`] for a log without that entry, and for a `seen` that is not `[1]` or `[2]` in
-/// f32.
+/// Panics with a [`KernelError`] if the log has no such entry, or if `seen` is not `[1]` or `[2]`
+/// in f32.
 pub fn log_magnitude(log: Tensor<1>, slot: usize, seen: Tensor<1>, elements: usize) -> Tensor<1> {
     const NAME: &str = "log_magnitude";
     accept(check::entry(NAME, &log, slot));
@@ -156,29 +165,34 @@ pub struct NextScales {
     pub state: Tensor<1>,
     /// An empty log.
     pub log: Tensor<1>,
-    /// `[2 * slots]` in f32: of each slot how many values of all ranks were beyond the largest of the
-    /// format, and how many there were.
+    /// The counts of each slot over all ranks, `[2 * slots]` in f32: the number of values beyond
+    /// the largest value of the format, and the number of values.
     pub counts: Tensor<1>,
 }
 
-/// Ends a step: `logs` are those of all ranks, one after the other, `[ranks * LOG_COLUMNS * slots]`.
+/// Ends a step: computes the new scales from the logs of all ranks.
 ///
-/// For a slot with a tensor on any rank, with the largest magnitude of all ranks, NaN if there is one:
+/// `logs` holds the logs one after the other, `[ranks * LOG_COLUMNS * slots]`.
+///
+/// A slot with a tensor on any rank is updated with the largest magnitude of all ranks (NaN if a
+/// rank has NaN):
 ///
 /// ```text
 /// amax  = the last magnitude of the history, or the largest finite one of it
 /// scale = numerator / amax    if the last magnitude is finite and amax above 0, else the previous scale
 /// ```
 ///
-/// An infinite quotient becomes the largest float. A magnitude that is infinite or NaN keeps the scale
-/// and is ignored by the maximum of later steps: otherwise one overflow of loss scaling would fix the
-/// scale for the length of the history. A slot without a tensor keeps its magnitudes too.
+/// An infinite quotient becomes the largest float. If the magnitude is infinite or NaN, the scale
+/// stays, and the maximum of later steps ignores the magnitude. Otherwise one overflow of loss
+/// scaling would fix the scale for the length of the history. A slot without a tensor also keeps
+/// its magnitudes.
 ///
-/// One launch on CubeCL devices; for how they divide see [`quantize`](fn@super::quantize).
+/// On CubeCL devices this is one launch. See [`quantize`](fn@super::quantize) for the accuracy of
+/// their division.
 ///
 /// # Panics
 ///
-/// With a [`KernelError`] for lengths that do not fit the rules, and for another type than f32.
+/// Panics with a [`KernelError`] if lengths do not fit the rules, or if a type is not f32.
 pub fn next_scales(logs: Tensor<1>, state: Tensor<1>, rules: &ScaleRules) -> NextScales {
     accept(check_lengths(&logs, &state, rules));
     let (slots, flat) = (rules.slots(), |count| Spec::new([count], DType::F32));

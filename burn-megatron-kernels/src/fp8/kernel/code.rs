@@ -1,9 +1,9 @@
-//! One value to its code and back, on the device; bit for bit what [`Format`] and
-//! [`e8m0`](crate::fp8::e8m0) do on the CPU.
+//! Conversion of single values on the device, bit-equal to [`Format`] and
+//! [`e8m0`](crate::fp8::e8m0) on the CPU.
 //!
-//! It uses integer arithmetic only: shading languages leave open how float additions round and
-//! whether subnormal floats are flushed, and have no 8-bit type. Only if the processor has an
-//! encoding instruction, that is used.
+//! The conversion uses only integer arithmetic. Shading languages do not specify how float
+//! additions round or whether subnormal floats are flushed, and they have no 8-bit type. If the
+//! processor has an encoding instruction, that instruction is used.
 
 use cubecl::ir::{DeviceProperties, ElemType, FloatKind};
 use cubecl::prelude::*;
@@ -11,10 +11,10 @@ use cubecl::{e4m3, e5m2};
 
 use crate::fp8::format::{Format, Rounding, e8m0};
 
-/// Above these bits a magnitude is NaN.
+/// The bits above which a magnitude is NaN.
 const INFINITY: u32 = 0x7f80_0000;
 
-/// The code of the nearest value, ties to the even code; see [`Format::encode`].
+/// Returns the code of the nearest value, ties to the even code; see [`Format::encode`].
 #[cube]
 pub(crate) fn encode(value: f32, #[comptime] format: Format) -> u32 {
     let device = comptime::device_properties();
@@ -32,12 +32,12 @@ pub(crate) fn encode(value: f32, #[comptime] format: Format) -> u32 {
     )
 }
 
-/// Whether a cast to the format is one instruction of the processor.
+/// Returns whether a cast to the format is one instruction of the processor.
 ///
-/// CubeCL's CUDA C++ has matrix instructions for these types where the processor has
-/// `cvt.rn.satfinite`, from compute capability 8.9 on, and casts with it: to the nearest, ties to
-/// even, saturating; the code of NaN is unspecified. Its casts elsewhere consist of float
-/// operations and depend on how a device rounds those.
+/// CubeCL's CUDA C++ has matrix instructions for these types if the processor has
+/// `cvt.rn.satfinite`, from compute capability 8.9 on, and casts with that instruction. It rounds
+/// to nearest, ties to even, and saturates; the code of NaN is unspecified. Other casts of CubeCL
+/// consist of float operations and depend on the rounding of the device.
 fn has_instruction(device: &DeviceProperties, format: Format) -> bool {
     let kind = match format {
         Format::E4M3 => FloatKind::E4M3,
@@ -48,7 +48,7 @@ fn has_instruction(device: &DeviceProperties, format: Format) -> bool {
     products.any(|product| product.a_type == ElemType::Float(kind))
 }
 
-/// The code of what is not NaN.
+/// Returns the code of a value that is not NaN.
 #[cube]
 fn encode_bits(value: f32, #[comptime] format: Format) -> u32 {
     let bits = u32::reinterpret(value);
@@ -57,7 +57,7 @@ fn encode_bits(value: f32, #[comptime] format: Format) -> u32 {
     // The exponent of the smallest normal value, biased as in f32.
     let least = comptime!(128 - format.bias());
 
-    // Below that a value loses one bit more for each power of two; when 25 of the 24 are dropped,
+    // Below it, a value loses one more bit per power of two. If 25 of the 24 bits are dropped,
     // nothing is left that could round up.
     let exponent = magnitude >> 23;
     let raised = max(exponent, least);
@@ -65,7 +65,7 @@ fn encode_bits(value: f32, #[comptime] format: Format) -> u32 {
     let significand = (magnitude & 0x007f_ffff) | 0x0080_0000;
     let odd = (significand >> dropped) & 1;
     let rounded = (significand + (1u32 << (dropped - 1)) - 1u32 + odd) >> dropped;
-    // A carry out of the mantissa is one step of the exponent, as it should be.
+    // A carry out of the mantissa increases the exponent by one, as required.
     let code = min(
         rounded + ((raised - least) << mantissa),
         comptime!(u32::from(format.max_code())),
@@ -73,7 +73,7 @@ fn encode_bits(value: f32, #[comptime] format: Format) -> u32 {
     code | ((bits >> 31) << comptime!(format.bits() - 1))
 }
 
-/// The value of a code; higher bits are ignored. See [`Format::decode`].
+/// Returns the value of a code; higher bits are ignored. See [`Format::decode`].
 #[cube]
 pub(crate) fn decode(code: u32, #[comptime] format: Format) -> f32 {
     let mantissa = comptime!(format.mantissa_bits());
@@ -94,7 +94,7 @@ pub(crate) fn decode(code: u32, #[comptime] format: Format) -> f32 {
     f32::reinterpret(sign | value)
 }
 
-/// The codes of the values from `first` on, as many as a word holds, the first in the lowest bits.
+/// Returns a word with the codes of the values from `first` on, the first code in the lowest bits.
 #[cube]
 pub(crate) fn encode_word<N: Size>(
     values: Vector<f32, N>,
@@ -109,7 +109,7 @@ pub(crate) fn encode_word<N: Size>(
         for at in 0..4usize {
             four.insert(at, values.extract(comptime!(first + at)));
         }
-        // NaN if any of them is.
+        // NaN if any of the values is NaN.
         let low = four.extract(0usize) + four.extract(1usize);
         let high = four.extract(2usize) + four.extract(3usize);
         let mut word = packed(four, format);
@@ -122,7 +122,8 @@ pub(crate) fn encode_word<N: Size>(
     }
 }
 
-/// The codes of four values by the processor's instruction. What NaN becomes is left open.
+/// Returns the codes of four values, computed by the processor's instruction. The code of NaN is
+/// unspecified.
 #[cube]
 fn packed(four: Vector<f32, Const<4>>, #[comptime] format: Format) -> u32 {
     match comptime!(format) {
@@ -137,7 +138,7 @@ fn packed(four: Vector<f32, Const<4>>, #[comptime] format: Format) -> u32 {
     }
 }
 
-/// See [`encode_word`]: one value at a time.
+/// Encodes a word one value at a time; see [`encode_word`].
 #[cube]
 fn encode_each<N: Size>(
     values: Vector<f32, N>,
@@ -154,7 +155,8 @@ fn encode_each<N: Size>(
     word
 }
 
-/// The code of the scale of a block whose largest magnitude is `amax`; see [`e8m0::of_amax`].
+/// Returns the code of the scale of a block whose largest magnitude is `amax`; see
+/// [`e8m0::of_amax`].
 #[cube]
 pub(crate) fn e8m0_of_amax(amax: f32) -> u32 {
     let bits = u32::reinterpret(amax) & 0x7fff_ffff;
@@ -172,13 +174,13 @@ pub(crate) fn e8m0_of_amax(amax: f32) -> u32 {
     )
 }
 
-/// The code of the power of two beside a value; see [`e8m0::encode`].
+/// Returns the code of the power of two next to a value; see [`e8m0::encode`].
 #[cube]
 pub(crate) fn e8m0_encode(value: f32, #[comptime] rounding: Rounding) -> u32 {
     let bits = u32::reinterpret(value);
     let magnitude = bits & 0x7fff_ffff;
     let exponent = magnitude >> 23;
-    // The smallest mantissa that is rounded up; 2^-127 itself is subnormal in f32.
+    // The smallest mantissa that is rounded up. 2^-127 is subnormal in f32.
     let (normal, subnormal) = match comptime!(rounding) {
         Rounding::Nearest => (0x0040_0000u32, 0x0060_0000u32),
         Rounding::Up => (1u32, 0x0040_0001u32),
@@ -190,9 +192,9 @@ pub(crate) fn e8m0_encode(value: f32, #[comptime] rounding: Rounding) -> u32 {
     select(invalid, comptime!(u32::from(e8m0::NAN)).runtime(), code)
 }
 
-/// The value of a code of E8M0; higher bits are ignored. See [`e8m0::decode`].
+/// Returns the value of an E8M0 code. Higher bits are ignored; see [`e8m0::decode`].
 ///
-/// 2^-127 is subnormal in f32: a device may take it for 0 in arithmetic; see [`e8m0_factors`].
+/// 2^-127 is subnormal in f32, and a device may treat it as 0 in arithmetic; see [`e8m0_factors`].
 #[cube]
 pub(crate) fn e8m0_decode(code: u32) -> f32 {
     let code = code & 0xff;
@@ -200,10 +202,10 @@ pub(crate) fn e8m0_decode(code: u32) -> f32 {
     f32::reinterpret(select(code == 255, 0x7fc0_0000u32, value))
 }
 
-/// Two factors of `2^(127 - code)`, neither of them subnormal; NaN for NaN. `code` has 8 bits.
+/// Returns two factors of `2^(127 - code)` that are not subnormal; NaN for NaN. `code` has 8 bits.
 #[cube]
 pub(crate) fn e8m0_factors(code: u32) -> (f32, f32) {
-    // The exponent counted from -128 on, so that halving is a shift.
+    // The exponent is counted from -128 on, so that halving is a shift.
     let exponent = 255u32 - code;
     let half = exponent >> 1;
     let nan = code == 255;

@@ -1,4 +1,4 @@
-//! Shared by the CubeCL kernels of 8-bit floats.
+//! Shared code of the CubeCL kernels of 8-bit floats.
 
 mod code;
 #[cfg(test)]

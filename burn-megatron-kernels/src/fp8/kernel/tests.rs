@@ -65,7 +65,8 @@ impl DeviceOp for Probe {
     }
 }
 
-/// All exponents, with mantissas around those that are rounded, and all codes in the lowest bits.
+/// Returns all exponents, with mantissas around those that are rounded, and all codes in the lowest
+/// bits.
 fn values() -> Vec<f32> {
     let near = [0, 1, 0x40_0000, 0x5f_ffff, 0x60_0000, 0x60_0001, 0x7f_ffff];
     let each = |high: u32| near.map(|mantissa| high << 23 | mantissa);

@@ -1,38 +1,38 @@
-//! Tiles of 128 x 128: how they map to the units of a cube, and how their codes are transposed.
+//! Tiles of 128 x 128: their mapping to the units of a cube, and the transposition of their codes.
 //!
-//! A unit takes patches of 4 rows, so that 4 codes of a column are one word. Columns go through
+//! A unit processes patches of 4 rows, so that 4 codes of a column form a word. Columns go through
 //! shared memory, where a row of words is a column of the tile.
 
 use cubecl::prelude::*;
 
 use crate::fp8::matrix::BLOCK;
 
-/// Units of a cube.
+/// The number of units per cube.
 pub(crate) const UNITS: u32 = 256;
 
-/// Rows of a patch: as many codes as are in a word.
+/// The number of rows per patch: the number of codes in a word.
 pub(crate) const PATCH_ROWS: usize = 4;
 
-/// Patches of a tile, one above the other.
+/// The number of patches in a column of a tile.
 pub(crate) const GROUPS: usize = BLOCK / PATCH_ROWS;
 
-/// Words of shared memory of a transposed tile.
+/// The number of shared memory words of a transposed tile.
 pub(crate) const STAGED: usize = staged_index_of(BLOCK - 1, GROUPS);
 
 const fn staged_index_of(column: usize, group: usize) -> usize {
     column * (GROUPS + 1) + column / 8 + group
 }
 
-/// The index in shared memory of the word of a column and a group of 4 rows. The two gaps avoid
-/// bank conflicts among the writes of adjacent units (columns 4 or 8 apart) and among the reads
-/// (adjacent words).
+/// Returns the index in shared memory of the word of a column and a group of 4 rows. The two gaps
+/// avoid bank conflicts among the writes of adjacent units (columns 4 or 8 apart) and among the
+/// reads (adjacent words).
 #[cube]
 pub(crate) fn staged_index(column: usize, group: usize) -> usize {
     column * comptime!(GROUPS + 1) + column / 8 + group
 }
 
-/// Transposes the codes of 4 words, one of each row, to words of the 4 columns: bytes are exchanged
-/// in pairs of words, then halves.
+/// Transposes the codes of 4 words, one per row, to words of the 4 columns. Bytes are exchanged in
+/// pairs of words, then halves.
 #[cube]
 pub(crate) fn transposed_words(
     first: u32,
@@ -50,7 +50,7 @@ pub(crate) fn transposed_words(
     )
 }
 
-/// The bytes 0 and 2 of two words in turn, and the bytes 1 and 3.
+/// Returns bytes 0 and 2 of both words, interleaved, and bytes 1 and 3, interleaved.
 #[cube]
 fn interleaved(one: u32, other: u32) -> (u32, u32) {
     (
@@ -59,8 +59,8 @@ fn interleaved(one: u32, other: u32) -> (u32, u32) {
     )
 }
 
-/// Writes a transposed tile to `[columns, rows]`, 16 codes at a time: `left` is its first column,
-/// `top` its first row. Call on all units of the cube after a synchronisation.
+/// Writes a transposed tile to `[columns, rows]`, 16 codes at a time. `left` is its first column
+/// and `top` its first row. All units of the cube must call it after a synchronisation.
 #[cube]
 pub(crate) fn write_columns<Q: Size>(
     staged: &Shared<[u32]>,

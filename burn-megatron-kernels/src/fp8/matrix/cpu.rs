@@ -1,18 +1,18 @@
-//! Transposed and padded codes: the CPU implementation.
+//! Transposition and padding of codes: the CPU implementation.
 
 use super::words;
 use crate::cpu::{for_each_task, rows_per_task};
 
-/// Rows and codes of a tile: both sides of it stay in the fastest cache.
+/// The number of rows and of codes per tile. Both the source and the result stay in the L1 cache.
 const TILE: usize = 64;
 
-/// The code at a place of a row.
+/// Returns the code at a position of a row.
 #[inline(always)]
 fn code(row: &[u32], at: usize) -> u32 {
     (row[at / 4] >> (8 * (at % 4))) & 0xff
 }
 
-/// Padded rows of codes `[rows, depth]` as `[depth, rows]`.
+/// Transposes padded rows of codes `[rows, depth]` to `[depth, rows]`.
 pub(in super::super) fn transposed_codes(codes: &[u32], [rows, depth]: [usize; 2]) -> Vec<u32> {
     let [from, to] = [words(depth), words(rows)];
     let mut turned = vec![0u32; depth * to];
@@ -30,7 +30,7 @@ pub(in super::super) fn transposed_codes(codes: &[u32], [rows, depth]: [usize; 2
             }
         }
     };
-    // Narrow bands: the rows of codes that a tile reads stay near.
+    // Narrow bands, so that the code rows that a tile reads stay in the cache.
     let high = (rows_per_task(rows) / TILE).max(1) * TILE;
     let length = (high * to).max(1);
     let bands = turned.chunks_mut(length).enumerate();
@@ -38,7 +38,7 @@ pub(in super::super) fn transposed_codes(codes: &[u32], [rows, depth]: [usize; 2
     turned
 }
 
-/// `rows` rows of `depth` codes without padding, as padded rows.
+/// Pads `rows` rows of `depth` codes.
 pub(super) fn padded(codes: &[u32], [rows, depth]: [usize; 2]) -> Vec<u32> {
     let stride = words(depth);
     let mut all = vec![0u32; rows * stride];

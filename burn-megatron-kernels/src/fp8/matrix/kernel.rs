@@ -1,4 +1,4 @@
-//! Transposed and padded codes: the CubeCL implementation.
+//! Transposition and padding of codes: the CubeCL implementation.
 
 use burn::backend::TensorMetadata;
 use burn::tensor::DType;
@@ -12,11 +12,11 @@ use super::{BLOCK, words};
 use crate::cube::instance::{AotList, instance};
 use crate::cube::{empty, launch};
 
-/// Loads of 16 codes that a row of a tile takes; with 4 rows for each unit they are the cube.
+/// The number of 16-code loads per tile row. With 4 rows per unit they make up the cube.
 const LOADS_PER_ROW: usize = BLOCK / 16;
 const _: () = assert!(LOADS_PER_ROW * GROUPS == UNITS as usize);
 
-/// One tile of 128 x 128 codes for each cube.
+/// Transposes one tile of 128 x 128 codes per cube.
 #[cube(launch_unchecked)]
 fn transpose_kernel<Q: Size>(
     codes: &[Vector<u32, Q>],
@@ -64,7 +64,7 @@ fn transpose_kernel<Q: Size>(
     }
 }
 
-/// Padded rows of `depth` codes as columns.
+/// Transposes padded rows of `depth` codes.
 pub(super) fn transpose(codes: CubeTensor, depth: usize) -> CubeTensor {
     let client = codes.client.clone();
     let rows = codes.shape()[0];
@@ -85,7 +85,7 @@ pub(super) fn transpose(codes: CubeTensor, depth: usize) -> CubeTensor {
     transposed
 }
 
-/// One word of a padded row for each unit.
+/// Writes one word of a padded row per unit.
 #[cube(launch_unchecked)]
 fn pad_kernel(flat: &[u32], padded: &mut [u32], rows: u32, depth: u32) {
     let depth = depth as usize;
@@ -107,7 +107,7 @@ fn pad_kernel(flat: &[u32], padded: &mut [u32], rows: u32, depth: u32) {
     }
 }
 
-/// `rows` rows of `depth` codes without padding, as padded rows.
+/// Pads `rows` rows of `depth` codes.
 pub(super) fn pad(flat: CubeTensor, [rows, depth]: [usize; 2]) -> CubeTensor {
     let client = flat.client.clone();
     let padded = empty(&flat, [rows, words(depth)], DType::U32);
@@ -127,7 +127,7 @@ pub(super) fn pad(flat: CubeTensor, [rows, depth]: [usize; 2]) -> CubeTensor {
     padded
 }
 
-/// Both kernels.
+/// Adds both kernels.
 pub(crate) fn aot_instances(list: &mut AotList) {
     instance!(
         list.streaming("fp8/transpose"), UNITS,

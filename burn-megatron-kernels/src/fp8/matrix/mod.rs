@@ -1,4 +1,4 @@
-//! A matrix in 8 bits with its scales.
+//! A matrix of 8-bit codes with its scales.
 
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::{DType, Int, Shape, Tensor};
@@ -18,27 +18,27 @@ mod tests;
 
 pub(super) use cpu::transposed_codes;
 
-/// Rows are padded to a multiple of this many bytes, as FP8 products on GPUs require.
+/// The number of bytes to whose multiples rows are padded, as FP8 products on GPUs require.
 pub const ROW_BYTES: usize = 16;
 
-/// Elements that share a scale along the depth of a blockwise matrix.
+/// The number of elements along the depth that share a scale in a blockwise matrix.
 pub const BLOCK: usize = 128;
 
-/// Elements that share a scale in MXFP8.
+/// The number of elements that share a scale in MXFP8.
 pub const MX_BLOCK: usize = 32;
 
 /// The name of the type of codes in errors.
 const CODES: &str = "type of the codes";
 
-/// A matrix `[rows, depth]` in 8 bits, as a product reads it: the summed dimension lies along each
-/// row.
+/// A matrix `[rows, depth]` of 8-bit codes in the layout that a product reads: the summed dimension
+/// lies along each row.
 ///
-/// A code times its scale is the value. Rows are padded with zeros to a multiple of [`ROW_BYTES`];
-/// these add nothing to a product.
+/// A value is its code times its scale. Rows are padded with zeros to a multiple of [`ROW_BYTES`].
+/// The zeros add nothing to a product.
 #[derive(Clone, Debug)]
 pub struct Fp8Matrix {
-    /// `[rows, words]` of u32, four codes in each, the first in the lowest bits;
-    /// `words = 4 ceil(depth / 16)`.
+    /// The codes, `[rows, words]` in u32 with four codes per word, the first in the lowest bits.
+    /// `words` is `4 ceil(depth / 16)`.
     pub codes: Tensor<2, Int>,
     /// The factors of the codes.
     pub scales: Scales,
@@ -51,28 +51,28 @@ pub struct Fp8Matrix {
 /// The scales of a quantised matrix.
 #[derive(Clone, Debug)]
 pub enum Scales {
-    /// One for all: `[1]` in f32.
+    /// One scale for the complete matrix, `[1]` in f32.
     Tensor(Tensor<1>),
-    /// `[ceil(rows / height), ceil(depth / 128)]` in f32.
+    /// One scale per block, `[ceil(rows / height), ceil(depth / 128)]` in f32.
     Blocks {
         /// The scales.
         scales: Tensor<2>,
-        /// Rows that share a scale: 1 or [`BLOCK`].
+        /// The number of rows that share a scale: 1 or [`BLOCK`].
         height: usize,
     },
-    /// One E8M0 for each [`MX_BLOCK`] elements of a row, four in a u32: `[rows, words]` with
+    /// One E8M0 scale per [`MX_BLOCK`] elements of a row, four in a u32: `[rows, words]` with
     /// `words = ceil(ceil(depth / 32) / 4)`.
     Mx(Tensor<2, Int>),
 }
 
 impl Fp8Matrix {
-    /// Rows.
+    /// Returns the number of rows.
     pub fn rows(&self) -> usize {
         self.codes.dims()[0]
     }
 
-    /// Codes and scales, to be saved for a backward; [`with_tensors`](Self::with_tensors) is the
-    /// inverse.
+    /// Returns codes and scales, for example to save them for a backward. The inverse is
+    /// [`with_tensors`](Self::with_tensors).
     pub fn tensors(&self) -> [DispatchTensor; 2] {
         [
             self.codes.clone().into_dispatch(),
@@ -80,8 +80,8 @@ impl Fp8Matrix {
         ]
     }
 
-    /// The matrix with other codes and scales of the same kinds and sizes, as [`tensors`](Self::tensors)
-    /// gives them.
+    /// Returns the matrix with other codes and scales of the same kinds and sizes, as returned by
+    /// [`tensors`](Self::tensors).
     pub fn with_tensors(&self, [codes, scales]: [DispatchTensor; 2]) -> Self {
         let scales = match &self.scales {
             Scales::Tensor(_) => Scales::Tensor(Tensor::from_dispatch(scales)),
@@ -98,15 +98,15 @@ impl Fp8Matrix {
         }
     }
 
-    /// The transposed matrix, `[depth, rows]`, with the same values: the other copy of
-    /// [`quantize`](fn@super::quantize) for one scale and for blocks of 128 x 128.
+    /// Returns the transposed matrix, `[depth, rows]`, with the same values. For a single scale and
+    /// for blocks of 128 x 128, this is the other copy of [`quantize`](fn@super::quantize).
     ///
-    /// One launch on CubeCL devices, and one more for the scales of blocks.
+    /// On CubeCL devices this is one launch, and one more for the scales of blocks.
     ///
     /// # Panics
     ///
-    /// With a [`KernelError`] for blocks of 1 x 128 and for MX, whose scales belong to the elements
-    /// of one row, and for codes and scales that do not match.
+    /// Panics with a [`KernelError`] for blocks of 1 x 128 and for MX, whose scales belong to the
+    /// elements of one row, and if codes and scales do not match.
     pub fn transposed(&self) -> Self {
         accept(self.check("transposed", "the matrix"));
         let scales = match &self.scales {
@@ -142,17 +142,17 @@ impl Fp8Matrix {
         }
     }
 
-    /// The matrix `[rows, depth]` of contiguous codes without padding, four in each u32, the first
-    /// in the lowest bits, as [`encode`](super::encode) returns them. All are multiplied by
-    /// `descale`, `[1]` in f32.
+    /// Creates a matrix `[rows, depth]` from contiguous codes without padding.
     ///
-    /// Only the first `rows * depth` of `codes`, `[words]` in u32, are used. If `depth` is a
-    /// multiple of [`ROW_BYTES`] nothing is copied; otherwise this is one launch on CubeCL devices.
+    /// `codes` is `[words]` in u32 with four codes per word, the first in the lowest bits, as
+    /// [`encode`](super::encode) returns them. Only the first `rows * depth` codes are used. All
+    /// values are multiplied by `descale`, `[1]` in f32. If `depth` is a multiple of [`ROW_BYTES`],
+    /// nothing is copied. Otherwise this is one launch on CubeCL devices.
     ///
     /// # Panics
     ///
-    /// With a [`KernelError`] for fewer codes than that, for another type of the codes, for a
-    /// `descale` that is not `[1]` in f32, and for [`Format::E2M1`].
+    /// Panics with a [`KernelError`] if there are too few codes, if the codes are not u32, if
+    /// `descale` is not `[1]` in f32, or for [`Format::E2M1`].
     pub fn from_flat(
         codes: Tensor<1, Int>,
         [rows, depth]: [usize; 2],
@@ -171,7 +171,7 @@ impl Fp8Matrix {
                 "{given} words hold {held} codes, and [{rows}, {depth}] has {codes}: expected {needed} words"
             )
         }));
-        // Burn has no view of no elements.
+        // Burn has no view of an empty tensor.
         let codes = if needed > 0 && depth.is_multiple_of(ROW_BYTES) {
             codes.narrow(0, 0, needed).reshape([rows, words(depth)])
         } else {
@@ -196,9 +196,10 @@ impl Fp8Matrix {
         }
     }
 
-    /// Refuses a format that has not 8 bits, and codes and scales that do not match. Errors call the matrix `name`.
+    /// Checks that the format has 8 bits, and that codes and scales match. Errors call the matrix
+    /// `name`.
     ///
-    /// The fields of a matrix are public: with mismatched sizes, kernels would read past the end.
+    /// The fields of a matrix are public. With mismatched sizes, kernels would read past the end.
     pub(super) fn check(
         &self,
         operation: &'static str,
@@ -239,7 +240,7 @@ impl Fp8Matrix {
         check_type(operation, "type of the scales", scales.dtype(), wanted)
     }
 
-    /// The bytes that it takes, scales included.
+    /// Returns the size of the matrix in bytes, including scales.
     pub fn bytes(&self) -> usize {
         let words = |shape: Shape| 4 * shape.num_elements();
         words(self.codes.shape()) + words(self.scales.to_dispatch().shape())
@@ -255,7 +256,7 @@ impl Scales {
         }
     }
 
-    /// The shape that scales of this kind have for a matrix `[rows, depth]`.
+    /// Returns the shape of this kind of scales for a matrix `[rows, depth]`.
     fn fits(&self, [rows, depth]: [usize; 2]) -> Vec<usize> {
         match self {
             Self::Tensor(_) => vec![1],
@@ -274,12 +275,12 @@ impl Scales {
     }
 }
 
-/// The u32 words of a row of `depth` codes.
+/// Returns the number of u32 words in a row of `depth` codes.
 pub(crate) const fn words(depth: usize) -> usize {
     depth.div_ceil(ROW_BYTES) * (ROW_BYTES / 4)
 }
 
-/// The u32 words of the E8M0 scales of a row of `depth` codes.
+/// Returns the number of u32 words with the E8M0 scales of a row of `depth` codes.
 pub(crate) const fn mx_words(depth: usize) -> usize {
     depth.div_ceil(MX_BLOCK).div_ceil(4)
 }

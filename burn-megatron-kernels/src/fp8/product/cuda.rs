@@ -1,4 +1,4 @@
-//! Products by cuBLASLt.
+//! Products with cuBLASLt.
 
 use std::sync::Arc;
 
@@ -19,10 +19,11 @@ use crate::gemm::cube::{FLAT_ALIGNMENT, aligned, warn_once};
 use crate::gemm::cublaslt::{Buffers, CublasLt};
 use crate::launch::{DeviceOp, Spec, launch_one};
 
-/// cuBLASLt on a device, or why it is not available.
+/// cuBLASLt on a device, or the reason why it is not available.
 type Engine = Result<Arc<CublasLt>, String>;
 
-/// See [`multiply`](super::multiply); `None` if the library does not support the product.
+/// Computes [`multiply`](super::multiply), or returns `None` if the library does not support the
+/// product.
 pub(super) fn multiply(
     a: &Fp8Matrix,
     b: &Fp8Matrix,
@@ -58,8 +59,8 @@ pub(super) fn multiply(
     })
 }
 
-/// A product into a flat buffer, written directly if its address is aligned; `None` if the library
-/// does not support it.
+/// Returns a product into a flat buffer, written directly if its address is aligned, or `None` if
+/// the library does not support it.
 pub(super) fn flat_problem(
     a: &Fp8Matrix,
     b: &Fp8Matrix,
@@ -79,7 +80,7 @@ pub(super) fn flat_problem(
     Some(problem)
 }
 
-/// See [`accumulate_at`](super::accumulate_at), with the problem of [`flat_problem`].
+/// Computes [`accumulate_at`](super::accumulate_at) with the problem returned by [`flat_problem`].
 pub(super) fn accumulate_at(
     problem: Fp8Problem,
     a: &Fp8Matrix,
@@ -97,8 +98,8 @@ pub(super) fn accumulate_at(
     }
 }
 
-/// Whether the library adds this bias without rounding: beside an f32 result it supports other
-/// types than f32, which would round it.
+/// Returns whether the library adds this bias without rounding. With an f32 result it supports only
+/// bias types that would round an f32 bias.
 fn inside(bias: DType, result: DType) -> bool {
     bias == result && result != DType::F32
 }
@@ -129,12 +130,12 @@ fn launch(
     launch_one(Fp8MatmulOp { problem, offset }, inputs)
 }
 
-/// Inputs: the codes of both factors, their scales as the library reads them, and a bias or the flat
-/// buffer.
+/// The product as a device operation. Inputs: the codes of both factors, their scales in the layout
+/// of the library, and a bias or the flat buffer.
 #[derive(Debug)]
 struct Fp8MatmulOp {
     problem: Fp8Problem,
-    /// The element of the buffer that the product begins at.
+    /// The element of the buffer at which the product begins.
     offset: usize,
 }
 

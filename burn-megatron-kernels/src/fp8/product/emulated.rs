@@ -1,4 +1,4 @@
-//! Products of decoded factors: in f32, and in f64 if the result is.
+//! Products of decoded factors, in f32, or in f64 if the result is f64.
 
 use burn::tensor::{DType, Tensor};
 
@@ -8,22 +8,22 @@ use crate::fp8::matrix::Fp8Matrix;
 use crate::fp8::quantize::dequantize;
 use crate::gemm;
 
-/// See [`multiply`](super::multiply).
+/// Computes [`multiply`](super::multiply).
 pub(super) fn multiply(
     a: &Fp8Matrix,
     b: &Fp8Matrix,
     bias: Option<Tensor<1>>,
     dtype: DType,
 ) -> Tensor<2> {
-    // Sums in f64 hold nearly every product of codes as it is, so that their order makes no difference to
-    // what the next layer rounds to 8 bits.
+    // Sums in f64 represent nearly every product of codes exactly, so that their order does not
+    // change what the next layer rounds to 8 bits.
     let sums = wide(dtype);
     let bias = bias.map(|bias| bias.cast(sums));
     let [a, b] = [a, b].map(|factor| dequantize(factor).cast(sums));
     gemm::linear(a, b.transpose(), bias).cast(dtype)
 }
 
-/// See [`accumulate_at`](super::accumulate_at).
+/// Computes [`accumulate_at`](super::accumulate_at).
 pub(super) fn accumulate_at(
     a: &Fp8Matrix,
     b: &Fp8Matrix,

@@ -1,18 +1,18 @@
 //! Products of quantised matrices.
 //!
 //! The reference path decodes both factors to f32 and multiplies them in f32, or in f64 if the
-//! result is. On CUDA, cuBLASLt multiplies the codes directly if the GPU and the library support
-//! it, and agrees within the rounding of its sums:
+//! result is f64. On CUDA, cuBLASLt multiplies the codes directly if the GPU and the library
+//! support it. Both results agree within the rounding of the sums.
 //!
-//! | scales | chip | library |
+//! | scales | compute capability | library |
 //! |---|---|---|
-//! | one | compute capability 8.9 and later | cuBLASLt 12 |
-//! | 1 x 128 and 128 x 128, not both factors 128 x 128 | 9.0 alone | cuBLASLt 12.9 |
+//! | single | 8.9 and later | cuBLASLt 12 |
+//! | 1 x 128 and 128 x 128, not both factors 128 x 128 | 9.0 only | cuBLASLt 12.9 |
 //! | MXFP8 | 10.0 and later | cuBLASLt 12.8 |
 //!
-//! It also requires rows of both factors to be multiples of 16, and at least one factor in E4M3.
-//! Other products are decoded, with one warning. [`engine_of_fp8`] describes the engine of a
-//! device.
+//! cuBLASLt also requires that the rows of both factors are multiples of 16 and that at least one
+//! factor is E4M3. Other products are decoded, with one warning. [`engine_of_fp8`] describes the
+//! engine of a device.
 
 use burn::tensor::{Device, FloatDType, Tensor};
 
@@ -37,27 +37,36 @@ pub use scales::library_scales;
 /// The accumulation of a product of 8-bit factors on a tensor core. The emulated path ignores it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Accumulation {
-    /// In f32: the partial sums of the tensor core are added there every few steps. For gradients.
+    /// Accumulation in f32: the partial sums of the tensor core are added in f32 every few steps.
+    /// Used for gradients.
     #[default]
     Exact,
-    /// In the accumulators of the tensor core throughout, which on Hopper have fewer bits than f32:
-    /// faster. For outputs, as in Transformer Engine, and with one scale only; otherwise this is
-    /// [`Exact`](Self::Exact).
+    /// Accumulation only in the accumulators of the tensor core, which is faster but on Hopper has
+    /// fewer bits than f32. Used for outputs, as in Transformer Engine. It requires a single scale;
+    /// otherwise it equals [`Exact`](Self::Exact).
     Fast,
 }
 
-/// `a b^T + bias`: `[m, depth]` and `[n, depth]` to `[m, n]` in `dtype`, one of f32, f16, bf16, and
-/// on the CPU f64. Sums are computed in f32 (in f64 for a result in f64), the bias `[n]` of any
-/// float type is added to them, and the result is rounded once.
+/// Computes `a b^T + bias`.
 ///
-/// Both factors may have any kind of scales and be E4M3 or E5M2. Any size may be 0; over a depth of 0
-/// the sum is 0.
+/// - `a`: `[m, depth]`.
+/// - `b`: `[n, depth]`.
+/// - `bias`: `[n]` of any float type.
+/// - returns `[m, n]` in `dtype`, which is f32, f16, bf16 or, on the CPU, f64.
+///
+/// Sums are computed in f32 (f64 for a result in f64), the bias is added, and the result is rounded
+/// once.
+///
+/// Both factors may have any kind of scales and be E4M3 or E5M2. Any size may be 0. The sum over a
+/// depth of 0 is 0.
 ///
 /// # Panics
 ///
-/// With a [`KernelError`](crate::KernelError) for depths that differ, a bias of another size, codes
-/// or scales that do not have the sizes that [`Fp8Matrix`] documents, matrices on different
-/// devices, and a type that the device does not support.
+/// Panics with a [`KernelError`](crate::KernelError) if
+/// - depths differ, or the bias has another size,
+/// - codes or scales do not have the sizes that [`Fp8Matrix`] documents,
+/// - the matrices are on different devices,
+/// - the device does not support the type.
 ///
 /// # Example
 ///
@@ -87,25 +96,32 @@ pub fn multiply(
     if let Some(product) = cuda::multiply(a, b, bias.as_ref(), dtype, accumulation) {
         return product;
     }
-    // Sums of the CPU are the exact ones.
+    // On the CPU, sums are always exact.
     let _ = accumulation;
     emulated::multiply(a, b, bias, dtype.into())
 }
 
-/// `flat` with `a b^T`, row by row, over its elements from `offset` on, or added to them if `add`:
-/// `[m, depth]` and `[n, depth]` go to `m n` elements of `flat`, `[length]` in f32, or in f64 on
-/// the CPU. Written in place if `flat` is uniquely owned. Sums are computed in the type of `flat`,
-/// exactly ([`Accumulation::Exact`]): this is for gradients of weights.
+/// Writes `a b^T`, row by row, to the elements of `flat` from `offset` on, or adds it if `add`.
 ///
-/// Any size may be 0; over a depth of 0 the product is 0. On CUDA the product goes straight into
-/// the buffer where the range starts at a multiple of 16 bytes, elsewhere by way of a matrix of its
-/// own.
+/// - `a`: `[m, depth]`.
+/// - `b`: `[n, depth]`.
+/// - `flat`: `[length]` in f32, or in f64 on the CPU, updated in place if it is uniquely owned. The
+///   product takes `m n` elements.
+///
+/// The function is meant for weight gradients. Sums are computed in the type of `flat` with
+/// [`Accumulation::Exact`].
+///
+/// Any size may be 0. The product over a depth of 0 is 0. On CUDA the product is written directly
+/// to the buffer if the range starts at a multiple of 16 bytes. Otherwise it goes through a
+/// temporary matrix.
 ///
 /// # Panics
 ///
-/// With a [`KernelError`](crate::KernelError) for depths that differ, a range that exceeds the
-/// buffer, a buffer of another type, codes or scales that do not have the sizes that [`Fp8Matrix`]
-/// documents, and tensors on different devices.
+/// Panics with a [`KernelError`](crate::KernelError) if
+/// - depths differ,
+/// - the range exceeds the buffer, or the buffer has another type,
+/// - codes or scales do not have the sizes that [`Fp8Matrix`] documents,
+/// - the tensors are on different devices.
 ///
 /// # Example
 ///
@@ -136,12 +152,13 @@ pub fn accumulate_at(
     emulated::accumulate_at(a, b, flat, offset, add)
 }
 
-/// Describes the engine that multiplies 8-bit matrices on a device, and why it is not a faster one.
+/// Describes the engine that multiplies 8-bit matrices on a device, and the reason why no faster
+/// engine is used.
 pub fn engine_of_fp8(device: &Device) -> String {
     engine::describe(device)
 }
 
-/// A product `[m, n]` in f32, written into the buffer or added there.
+/// Writes a product `[m, n]` in f32 to the buffer, or adds it.
 fn store_flat(product: Tensor<2>, flat: Tensor<1>, offset: usize, add: bool) -> Tensor<1> {
     let len = product.shape().num_elements();
     if len == 0 {

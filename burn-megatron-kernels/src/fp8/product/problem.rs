@@ -1,4 +1,4 @@
-//! A product of 8-bit matrices for cuBLASLt: what is supported, and the request.
+//! A product of 8-bit matrices for cuBLASLt: the supported products, and the request.
 
 use burn::tensor::DType;
 
@@ -10,18 +10,18 @@ use crate::fp8::matrix::{BLOCK, Fp8Matrix, Scales};
 use crate::gemm::request::{Chip, Element, Request, ScaleMode, Scaled};
 use crate::gemm::{ColumnMajor, Epilogue, Matrix};
 
-/// `a b^T` with an epilogue.
+/// The product `a b^T` with an epilogue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Fp8Problem {
-    /// Rows of `a` and of the result.
+    /// The number of rows of `a` and of the result.
     pub rows: usize,
-    /// Rows of `b`, columns of the result.
+    /// The number of rows of `b`, which is the number of columns of the result.
     pub columns: usize,
-    /// Codes of a row, the zeros at its end included: they add nothing.
+    /// The number of codes per row, including the zeros at its end, which add nothing.
     pub depth: usize,
-    /// `a`.
+    /// The factor `a`.
     pub a: Fp8Factor,
-    /// `b`.
+    /// The factor `b`.
     pub b: Fp8Factor,
     /// The type of the result.
     pub result: DType,
@@ -52,7 +52,7 @@ impl From<&Fp8Matrix> for Fp8Factor {
     }
 }
 
-/// Rows of both factors and codes of a row are multiples of this.
+/// The alignment of the rows of both factors and of the codes per row.
 const ALIGNED: usize = 16;
 
 impl Fp8Problem {
@@ -75,7 +75,7 @@ impl Fp8Problem {
         }
     }
 
-    /// Checks whether this GPU and this library support the product, by their documentation; the
+    /// Checks whether the documentation of this GPU and this library supports the product. The
     /// library may still reject it.
     pub(super) fn accept(&self, chip: Chip) -> Result<(), String> {
         let sizes = [self.rows, self.columns, self.depth];
@@ -94,7 +94,7 @@ impl Fp8Problem {
         on_chip(self.pair()?, chip)
     }
 
-    /// The kinds of scales of both factors, where they go together.
+    /// Returns the kinds of scales of both factors, if they can be combined.
     fn pair(&self) -> Result<ScaleMode, String> {
         use ScaleMode::{Mx, Rows, Squares, Tensor};
         match (self.a.scales, self.b.scales) {
@@ -109,7 +109,7 @@ impl Fp8Problem {
         }
     }
 
-    /// The same product in the terms of the library, whose first factor is `b`: see
+    /// Returns the same product as the library expects it, with `b` as the first factor; see
     /// [`ColumnMajor::of`].
     pub(super) fn request(&self) -> Request {
         let rows = |rows| Matrix::contiguous(rows, self.depth);
@@ -128,8 +128,8 @@ impl Fp8Problem {
     }
 }
 
-/// Checks whether the tensor cores of this GPU, and this library, support a kind of scales (both
-/// kinds of blocks count as one).
+/// Checks whether the tensor cores of this GPU and this library support a kind of scales. Both
+/// kinds of blocks count as the same kind.
 pub(super) fn on_chip(scales: ScaleMode, chip: Chip) -> Result<(), String> {
     let (capabilities, has, least) = match scales {
         ScaleMode::Tensor => ("8.9 and later have", chip.capability >= (8, 9), 120_000),
@@ -157,7 +157,7 @@ pub(super) fn on_chip(scales: ScaleMode, chip: Chip) -> Result<(), String> {
     }
 }
 
-/// The scales that a GPU supports, and what happens with the others, in one line.
+/// Describes in one line the scales that a GPU supports and the handling of the others.
 pub(super) fn describe(chip: Chip) -> String {
     let kinds = [
         ("one scale", ScaleMode::Tensor),

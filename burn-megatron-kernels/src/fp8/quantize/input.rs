@@ -1,4 +1,4 @@
-//! The input of a quantiser: values, or the tensors from which an activation of them is computed.
+//! The input of a quantiser: values, or the inputs of an activation.
 
 use burn::backend::DispatchTensor;
 use burn::tensor::{DType, Device, FloatDType, Tensor};
@@ -8,7 +8,8 @@ use crate::activation::{
 };
 use crate::error::accept;
 
-/// The matrix that a quantiser reads: in f32, f16 or bf16, or in f64, which is rounded to f32 first.
+/// The matrix that a quantiser reads, in f32, f16, bf16 or f64. An f64 matrix is rounded to f32
+/// first.
 #[derive(Clone, Debug)]
 pub struct QuantizerInput {
     x: Tensor<2>,
@@ -23,12 +24,13 @@ impl From<Tensor<2>> for QuantizerInput {
 }
 
 impl QuantizerInput {
-    /// The output of [`activate`] without options, from `x`, `[rows, width]`, and a bias `[width]`: its values are
-    /// rounded to the type of `x` and quantised as they are computed, and not written.
+    /// Creates an input that is the output of [`activate`] without options, from `x`
+    /// `[rows, width]` and a bias `[width]`. The values are rounded to the type of `x` and
+    /// quantised as they are computed, without being written to memory.
     ///
     /// # Panics
     ///
-    /// See [`activate`].
+    /// Panics in the same cases as [`activate`].
     pub fn activated(x: Tensor<2>, bias: Option<Tensor<1>>, kind: Activation) -> Self {
         let width = bias.as_ref().map(|bias| bias.dims()[0]);
         accept(check_activation(&x.dims(), width, kind));
@@ -38,7 +40,7 @@ impl QuantizerInput {
         Self { x, activation }
     }
 
-    /// Rows and columns of the matrix.
+    /// Returns the rows and columns of the matrix.
     pub fn dims(&self) -> [usize; 2] {
         let [rows, width] = self.x.dims();
         match self.activation {
@@ -47,12 +49,12 @@ impl QuantizerInput {
         }
     }
 
-    /// The device of the matrix.
+    /// Returns the device of the matrix.
     pub fn device(&self) -> Device {
         self.x.device()
     }
 
-    /// The values of the matrix.
+    /// Returns the values of the matrix.
     pub fn into_values(self) -> Tensor<2> {
         match self.activation {
             Some((kind, bias)) => activate(self.x, bias, None, kind, ActivationOptions::default()),
@@ -60,10 +62,10 @@ impl QuantizerInput {
         }
     }
 
-    /// The activation, and the inputs of an operation that computes it.
+    /// Returns the activation and the inputs of an operation that computes it.
     pub(super) fn into_inputs(self) -> (Option<FusedActivation>, Vec<DispatchTensor>) {
         let Some((kind, bias)) = self.activation else {
-            // The kernels work in f32 at most.
+            // The kernels compute in f32 at most.
             let x = match self.x.dtype() {
                 DType::F64 => self.x.cast(FloatDType::F32),
                 _ => self.x,

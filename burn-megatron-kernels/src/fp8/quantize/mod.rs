@@ -1,7 +1,8 @@
-//! Quantisers: floats to codes and scales, and the largest magnitude as a by-product.
+//! Quantisers: convert floats to codes and scales, and compute the largest magnitude as a
+//! by-product.
 //!
-//! The formulas are those of Transformer Engine, and for MX those of the OCP Microscaling Formats
-//! (MX) Specification 1.0 with the scale rounded up.
+//! The formulas follow Transformer Engine. The MX formulas follow the OCP Microscaling Formats (MX)
+//! Specification 1.0, with the scale rounded up.
 
 use burn::tensor::{DType, Tensor};
 
@@ -30,22 +31,26 @@ const NAME: &str = "quantize";
 /// The result of [`quantize`].
 #[derive(Clone, Debug)]
 pub struct Quantized {
-    /// The rowwise copy, if asked for.
+    /// The rowwise copy, if requested.
     pub rowwise: Option<Fp8Matrix>,
-    /// The columnwise copy, if asked for.
+    /// The columnwise copy, if requested.
     pub columnwise: Option<Fp8Matrix>,
-    /// `[2]` in f32: the largest magnitude (NaN if there is one), and how many values of the first
-    /// computed copy, times their scale, were beyond the largest of the format; infinities count,
-    /// NaN does not.
+    /// Range statistics, `[2]` in f32: the largest magnitude (NaN if a value is NaN), and the
+    /// number of saturated values.
+    ///
+    /// A value is saturated if it exceeds the largest value of the format after scaling, in the
+    /// first computed copy. Infinities count, NaN does not.
     pub seen: Tensor<1>,
 }
 
-/// Quantises the matrix `x`, `[rows, columns]` in f32, f16 or bf16, in one pass over it; see
-/// [`Fp8Matrix`] for the layout of the copies. It may be the output of an activation, which is computed
-/// in the same pass: [`QuantizerInput::activated`].
+/// Quantises the matrix `x`, `[rows, columns]` in f32, f16 or bf16, in one pass.
 ///
-/// A value `v` becomes the code of `v s` by [`Format::encode`], and the copy has `1 / s` as its
-/// scale, rounded to f32. `max` is [`Format::max`], and `amax` the largest magnitude of a block:
+/// See [`Fp8Matrix`] for the layout of the copies. `x` may be the output of an activation, which is
+/// computed in the same pass; see [`QuantizerInput::activated`].
+///
+/// A value `v` becomes the code of `v s` ([`Format::encode`]), and the scale of the copy is
+/// `1 / s`, rounded to f32. With `max` = [`Format::max`] and `amax` the largest magnitude of a
+/// block:
 ///
 /// ```text
 /// Tensor   s is given
@@ -55,27 +60,30 @@ pub struct Quantized {
 ///          2^-127 for 0, 2^127 for infinity, NaN for NaN
 /// ```
 ///
-/// A last block may be short, so any sizes are valid, 0 included. Infinities saturate. A NaN has
-/// the code of NaN; in MX so have all values of its block. The columnwise copy of 1 x 128 blocks
-/// and of MX has blocks and scales of its own, from the same values: it is not the transposed of
-/// the other.
+/// The last block may be short, so all sizes are valid, including 0. Infinities saturate. NaN gets
+/// the code of NaN; with MX, all values of its block do. With 1 x 128 blocks and MX, the columnwise
+/// copy has different blocks and scales. It is therefore not the transpose of the rowwise copy.
 ///
-/// MX is meant for [`Format::E4M3`]. With E5M2, to whose range its scales are not fitted, nothing
-/// saturates either, but the upper part of that range stays unused.
+/// MX is meant for [`Format::E4M3`]. Its scales do not use the full range of E5M2: nothing
+/// saturates, but the upper part of the range stays unused.
 ///
-/// On CubeCL devices this is two launches, plus a copy if the values are not contiguous: one that
-/// reads `x` once, 128 bits at a time if `columns` is a multiple of that, and a small one. The
-/// results are bit-equal to the CPU's; for scales that are not powers of two only if the device
-/// divides as in IEEE 754, as CUDA does. WebGPU allows 2.5 units in the last place. A device that
-/// flushes subnormal numbers of f16 treats these as 0; those of f32 are kept everywhere. `x` in f64
-/// is rounded to f32 first.
+/// On CubeCL devices this is two launches, plus a copy if the values are not contiguous. The first
+/// launch reads `x` once, 128 bits at a time if `columns` is a multiple of the elements in 128
+/// bits. The second launch is small.
+///
+/// The results are bit-equal to the results on the CPU. For scales that are not powers of two, this
+/// requires IEEE 754 division, as on CUDA; WebGPU allows errors of 2.5 units in the last place.
+/// Subnormal f16 numbers are 0 on devices that flush them. Subnormal f32 numbers are kept on all
+/// devices. `x` in f64 is rounded to f32 first.
 ///
 /// # Panics
 ///
-/// With a [`KernelError`](crate::KernelError) for [`Format::E2M1`], for a given scale that is not
-/// `[1]` in f32, for a matrix of another type or of one that the device does not support, and for
-/// more elements than [`MAX_ELEMENTS`](crate::MAX_ELEMENTS). Tensors of two devices are refused
-/// too.
+/// Panics with a [`KernelError`](crate::KernelError) if
+/// - the format is [`Format::E2M1`],
+/// - a given scale is not `[1]` in f32,
+/// - the matrix has another type, or a type that the device does not support,
+/// - there are more elements than [`MAX_ELEMENTS`](crate::MAX_ELEMENTS),
+/// - tensors are on different devices.
 ///
 /// # Example
 ///
@@ -105,12 +113,14 @@ pub fn quantize(
     run(x.into(), format, scaling, usage, None)
 }
 
-/// [`quantize`] that adds the magnitudes of `x` to entry `slot` of a [log](super::empty_log); the log
-/// is returned as [`Quantized::seen`]. It is written in place if it is uniquely owned.
+/// Computes [`quantize`] and adds the magnitudes of `x` to entry `slot` of a
+/// [log](super::empty_log). The log is returned as [`Quantized::seen`]. It is updated in place if
+/// it is uniquely owned.
 ///
 /// # Panics
 ///
-/// As [`quantize`], and with a [`KernelError`](crate::KernelError) for a log without that entry.
+/// Panics in the same cases as [`quantize`], and with a [`KernelError`](crate::KernelError) if the
+/// log has no such entry.
 pub fn quantize_logged(
     x: impl Into<QuantizerInput>,
     format: Format,
@@ -176,12 +186,14 @@ fn run(
     }
 }
 
-/// The largest magnitude of a tensor in f32, f16 or bf16, `[1]` in f32: NaN if there is one, 0 of
-/// nothing. Two launches on CubeCL devices; the result does not depend on the device.
+/// Returns the largest magnitude of a tensor in f32, f16 or bf16, `[1]` in f32. It is NaN if a
+/// value is NaN, and 0 for an empty tensor. On CubeCL devices this is two launches; the result does
+/// not depend on the device.
 ///
 /// # Panics
 ///
-/// With a [`KernelError`](crate::KernelError) for another type, and for too many elements.
+/// Panics with a [`KernelError`](crate::KernelError) if the tensor has another type or too many
+/// elements.
 pub fn amax(x: Tensor<2>) -> Tensor<1> {
     let (_, inputs) = QuantizerInput::from(x).into_inputs();
     let op = SimpleOp {
@@ -195,17 +207,18 @@ pub fn amax(x: Tensor<2>) -> Tensor<1> {
     Tensor::from_dispatch(launch_one(op, inputs))
 }
 
-/// The scale for a tensor whose largest magnitude is `amax`, both `[1]` in f32: what its values are
-/// multiplied with, `max / amax` with [`Format::max`].
+/// Returns the scale for a tensor with the largest magnitude `amax`, both `[1]` in f32. The scale
+/// multiplies the values and is `max / amax`, where `max` is [`Format::max`].
 ///
-/// `amax` is raised to [`CurrentScale::epsilon`] first. The scale is 1 where that is 0, infinite or
-/// NaN, and the largest f32 where the quotient is infinite. [`CurrentScale::power_of_two`] clears the
-/// mantissa. One launch on CubeCL devices; for how they divide see [`quantize`].
+/// `amax` is raised to [`CurrentScale::epsilon`] first. If the result is 0, infinite or NaN, the
+/// scale is 1. If the quotient is infinite, the scale is the largest f32.
+/// [`CurrentScale::power_of_two`] clears the mantissa. On CubeCL devices this is one launch; see
+/// [`quantize`] for the accuracy of the division.
 ///
 /// # Panics
 ///
-/// With a [`KernelError`](crate::KernelError) for an `amax` that is not `[1]` in f32, for [`Format::E2M1`], and for an
-/// epsilon that is negative, infinite or NaN.
+/// Panics with a [`KernelError`](crate::KernelError) if `amax` is not `[1]` in f32, for
+/// [`Format::E2M1`], and if epsilon is negative, infinite or NaN.
 pub fn current_scale(amax: Tensor<1>, format: Format, options: CurrentScale) -> Tensor<1> {
     const NAME: &str = "current_scale";
     accept(check::format(NAME, format));
@@ -224,13 +237,13 @@ pub fn current_scale(amax: Tensor<1>, format: Format, options: CurrentScale) -> 
     Tensor::from_dispatch(launch_one(op, vec![amax.into_dispatch()]))
 }
 
-/// The values of a quantised matrix, `[rows, depth]` in f32: each code times its scale.
+/// Returns the values of a quantised matrix, `[rows, depth]` in f32: each code times its scale.
 ///
-/// One launch on CubeCL devices. What is subnormal in f32 may be 0 there.
+/// On CubeCL devices this is one launch, and results that are subnormal in f32 may be 0.
 ///
 /// # Panics
 ///
-/// With a [`KernelError`](crate::KernelError) for codes and scales that do not match, or have other
+/// Panics with a [`KernelError`](crate::KernelError) if codes and scales do not match or have other
 /// types than [`Fp8Matrix`] documents, and for [`Format::E2M1`].
 pub fn dequantize(matrix: &Fp8Matrix) -> Tensor<2> {
     const NAME: &str = "dequantize";

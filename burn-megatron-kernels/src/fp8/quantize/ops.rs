@@ -14,23 +14,23 @@ use super::scaling::{QuantizerUsage, ScalingKind};
 use crate::activation::FusedActivation;
 use crate::launch::{DeviceOp, Spec};
 
-/// Inputs: the matrix, or the input and the bias of an activation; the scales where they are given; the
-/// log if there is one.
+/// The quantiser as a device operation. Inputs: the matrix, or the input and the bias of an
+/// activation; the scales if they are given; the log if there is one.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct QuantizeOp {
     pub format: Format,
     pub kind: ScalingKind,
     pub usage: QuantizerUsage,
-    /// The activation whose output the matrix is.
+    /// The activation that computes the matrix.
     pub activation: Option<FusedActivation>,
     /// The index of the given scale.
     pub given: usize,
-    /// The entry of the log that the magnitudes are added to.
+    /// The entry of the log to which the magnitudes are added.
     pub slot: Option<usize>,
 }
 
 impl QuantizeOp {
-    /// Rows and columns of the matrix, from those of the first input.
+    /// Returns the rows and columns of the matrix, given the shape of the first input.
     pub(super) fn sizes(&self, input: &[usize]) -> [usize; 2] {
         let width = |width| match self.activation {
             Some(activation) => activation.kind.output_width(width),

@@ -1,4 +1,4 @@
-//! The methods of scaling, and the copies that are computed.
+//! Scaling methods, and the requested copies.
 
 use burn::backend::DispatchTensor;
 use burn::tensor::{DType, Int, Tensor};
@@ -6,36 +6,38 @@ use burn::tensor::{DType, Int, Tensor};
 use crate::fp8::matrix::{BLOCK, Fp8Matrix, Scales, mx_words};
 use crate::launch::Spec;
 
-/// The method of scaling.
+/// The scaling method.
 #[derive(Clone, Debug)]
 pub enum Scaling {
-    /// One for the whole matrix, given: the factor of the values before they are encoded, `[1]` in
-    /// f32, a normal number above 0.
+    /// A given scale for the complete matrix: the factor of the values before they are encoded.
+    /// `[1]` in f32, a positive normal number.
     Tensor(Tensor<1>),
-    /// The same, an element of the scales of many matrices.
+    /// A given scale, stored as one element of the scales of many matrices.
     Element {
-        /// `[count]` in f32.
+        /// The scales, `[count]` in f32.
         scales: Tensor<1>,
-        /// Which of them.
+        /// The index of the scale.
         index: usize,
     },
-    /// One for 128 elements of a row (or of a column, for the columnwise copy).
+    /// One scale per 128 elements of a row (or of a column, for the columnwise copy).
     Blocks {
-        /// Whether 128 rows share it too, so that both copies have the same codes.
+        /// Whether 128 rows share the scale too, so that both copies have the same codes.
         square: bool,
         /// Whether scales are rounded down to powers of two.
         power_of_two: bool,
     },
-    /// One E8M0 for 32 elements of a row (or of a column).
+    /// One E8M0 scale per 32 elements of a row (or of a column, for the columnwise copy).
     Mx,
 }
 
-/// Which copies are computed.
+/// The copies to compute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct QuantizerUsage {
-    /// `[rows, columns]`: a product sums over the columns.
+    /// Whether to compute the rowwise copy, `[rows, columns]`, for products that sum over the
+    /// columns.
     pub rowwise: bool,
-    /// `[columns, rows]`: a product sums over the rows.
+    /// Whether to compute the columnwise copy, `[columns, rows]`, for products that sum over the
+    /// rows.
     pub columnwise: bool,
 }
 
@@ -57,10 +59,10 @@ impl QuantizerUsage {
     };
 }
 
-/// The rule by which the scale follows from the largest magnitude of a tensor.
+/// Options for computing the scale from the largest magnitude of a tensor.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct CurrentScale {
-    /// The least magnitude that is taken for the largest one: 0 or more.
+    /// The minimum of the largest magnitude; 0 or more.
     pub epsilon: f32,
     /// Whether the scale is rounded down to a power of two.
     pub power_of_two: bool,
@@ -75,7 +77,7 @@ pub(super) enum ScalingKind {
 }
 
 impl ScalingKind {
-    /// The kind of this scaling.
+    /// Returns the kind of this scaling.
     pub(super) fn of(scaling: &Scaling) -> Self {
         match *scaling {
             Scaling::Tensor(_) | Scaling::Element { .. } => Self::Tensor,
@@ -90,7 +92,7 @@ impl ScalingKind {
         }
     }
 
-    /// The kind of scales of this matrix.
+    /// Returns the kind of scales of a matrix.
     pub(super) fn of_matrix(matrix: &Fp8Matrix) -> Self {
         match &matrix.scales {
             Scales::Tensor(_) => Self::Tensor,
@@ -102,7 +104,8 @@ impl ScalingKind {
         }
     }
 
-    /// Whether both copies have the same codes, one the transposed of the other.
+    /// Returns whether both copies have the same codes, so that one copy is the transpose of the
+    /// other.
     pub(super) fn shares_codes(self) -> bool {
         match self {
             Self::Tensor => true,
@@ -111,7 +114,7 @@ impl ScalingKind {
         }
     }
 
-    /// Rows that share a scale.
+    /// Returns the number of rows that share a scale.
     pub(super) fn height(self) -> usize {
         match self {
             Self::Blocks { square: true, .. } => BLOCK,
@@ -119,7 +122,8 @@ impl ScalingKind {
         }
     }
 
-    /// Rows of scales for `rows` rows that begin with a block; none if the scale is given.
+    /// Returns the number of scale rows for `rows` rows that begin with a block; 0 if the scale is
+    /// given.
     pub(super) fn scale_rows(self, rows: usize) -> usize {
         match self {
             Self::Tensor => 0,
@@ -127,7 +131,7 @@ impl ScalingKind {
         }
     }
 
-    /// The tensor of scales with its meaning.
+    /// Wraps the tensor of scales in this kind.
     pub(super) fn scales(self, tensor: DispatchTensor) -> Scales {
         match self {
             Self::Tensor => Scales::Tensor(Tensor::from_dispatch(tensor)),

@@ -13,31 +13,34 @@ const NAME: &str = "statistics";
 /// Quantisation errors of a matrix.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Statistics {
-    /// The largest magnitude: NaN if there is one, 0 of nothing.
+    /// The largest magnitude; NaN if a value is NaN, 0 for an empty matrix.
     pub amax: f64,
-    /// Share of the values whose magnitude is beyond the largest of the format times their scale.
+    /// The fraction of values whose magnitude exceeds the largest value of the format times their
+    /// scale.
     pub saturated: f64,
-    /// Share of the nonzero values that became zero.
+    /// The fraction of nonzero values that became zero.
     pub flushed: f64,
-    /// Signal to noise ratio in decibels, `10 log10(sum x^2 / sum (x - quantised)^2)`; infinite
-    /// without errors, NaN if a value is infinite or NaN.
+    /// The signal-to-noise ratio in decibels, `10 log10(sum x^2 / sum (x - quantised)^2)`. It is
+    /// infinite without errors, and NaN if a value is infinite or NaN.
     pub snr: f64,
 }
 
-/// The sizes of what a value may differ by from the largest of its block times the scale: two
-/// roundings of the scale.
+/// The relative tolerance of the largest value of the format times the scale: two roundings of the
+/// scale.
 const ROUNDING: f64 = 4.0 * f32::EPSILON as f64;
 
-/// Compares a matrix with its copy in 8 bits: `x` is `[rows, depth]` as in the copy, so for a
-/// columnwise copy pass the transposed input.
+/// Compares a matrix with its copy in 8 bits.
 ///
-/// Composed of Burn's operations, a dozen launches, and synchronous: use it for reports. Sums are
-/// in f32. For an empty matrix all values are 0, and the ratio infinite. NaN counts as neither
-/// saturated nor flushed.
+/// `x` is `[rows, depth]` as in the copy. For a columnwise copy, pass the transposed input.
+///
+/// The function is meant for reports: it consists of a dozen launches of Burn's operations and is
+/// synchronous. Sums are in f32. For an empty matrix the ratio is infinite and all other values are
+/// 0. NaN counts as neither saturated nor flushed.
 ///
 /// # Panics
 ///
-/// With a [`KernelError`] if `x` does not have the size of the copy, and as [`dequantize`].
+/// Panics with a [`KernelError`] if `x` does not have the size of the copy, and in the same cases
+/// as [`dequantize`].
 ///
 /// # Example
 ///
@@ -79,7 +82,7 @@ pub fn statistics(x: Tensor<2>, matrix: &Fp8Matrix) -> Statistics {
     let beyond = magnitude.clone().greater(limit);
     let nonzero = magnitude.greater_elem(0.0);
     let flushed = nonzero.clone().bool_and(codes.clone().equal_elem(0.0));
-    // Squares are of values relative to the largest one, so they cannot overflow.
+    // Squares are taken relative to the largest value, so they cannot overflow.
     let noise = (x.clone() - codes * scales) / largest;
     let signal = x / largest;
     let total = |x: Tensor<2>| x.clone().mul(x).sum();
@@ -93,7 +96,7 @@ pub fn statistics(x: Tensor<2>, matrix: &Fp8Matrix) -> Statistics {
     }
 }
 
-/// The values of the codes alone, and the scale of each of them.
+/// Returns the values of the codes without scales, and the scale of each code.
 fn codes_and_scales(matrix: &Fp8Matrix) -> (Tensor<2>, Tensor<2>) {
     let device = matrix.codes.device();
     let one = match matrix.format {

@@ -1,4 +1,5 @@
-//! Which algorithm a product has: the heuristic's, one that was chosen, or all of them, which are timed.
+//! The algorithm of a product: the heuristic's choice, a chosen algorithm, or all candidates, which
+//! are timed.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,7 +14,7 @@ use super::plan::{Algorithm, AlgorithmSource};
 use crate::gemm::algorithms::{GemmAlgorithm, GemmAlgorithms, GemmLibrary, GemmTiming};
 use crate::gemm::request::Request;
 
-/// The algorithms of a device that are not the heuristic's.
+/// The algorithms of a device that replace the heuristic's choices.
 #[derive(Debug, Default)]
 pub(super) struct Choices {
     chosen: Mutex<HashMap<String, [u64; 8]>>,
@@ -24,7 +25,7 @@ pub(super) struct Choices {
 type Timed = Arc<Mutex<BTreeMap<String, GemmAlgorithm>>>;
 
 impl Choices {
-    /// Where the plan of a product has its algorithm from.
+    /// Returns the source of the algorithm for the plan of a product.
     pub(super) fn source(&self, request: &Request) -> AlgorithmSource {
         if let Some((timing, _)) = &*lock(&self.timing) {
             return AlgorithmSource::Candidates(timing.candidates.max(1));
@@ -53,7 +54,7 @@ pub(super) struct ProductTiming {
 }
 
 impl ProductTiming {
-    /// Runs and times the candidates, unless that was done.
+    /// Runs and times the candidates, unless they were timed before.
     pub(super) fn run(
         self,
         candidates: &[Algorithm],
@@ -64,7 +65,7 @@ impl ProductTiming {
             return candidates.first().map_or(Ok(()), run);
         }
         let wait = || {
-            // SAFETY: it is the stream that the products are on.
+            // SAFETY: the products are on this stream.
             unsafe { synchronize(stream) }.map_err(|error| format!("{error:?}"))
         };
         for algorithm in candidates {
@@ -106,20 +107,20 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The engine of a device.
+/// Returns the engine of a device.
 fn engine(device: &Device) -> Result<Arc<CublasLt>, String> {
     let other = || Err(format!("cuBLASLt is for CUDA devices, not for {device:?}"));
     CublasLt::on(device).unwrap_or_else(other)
 }
 
 impl CublasLt {
-    /// Forgets the plans, whose algorithms are others from now on.
+    /// Drops all plans, because their algorithms change.
     fn plan_again(&self) {
         lock(&self.plans).clear();
     }
 }
 
-/// See [`gemm_library`](crate::gemm::algorithms::gemm_library).
+/// Returns the library; see [`gemm_library`](crate::gemm::algorithms::gemm_library).
 pub(in crate::gemm) fn library(device: &Device) -> Result<GemmLibrary, String> {
     let engine = engine(device)?;
     Ok(GemmLibrary {
@@ -128,7 +129,7 @@ pub(in crate::gemm) fn library(device: &Device) -> Result<GemmLibrary, String> {
     })
 }
 
-/// See [`time_algorithms`](crate::gemm::algorithms::time_algorithms).
+/// Times the algorithms; see [`time_algorithms`](crate::gemm::algorithms::time_algorithms).
 pub(in crate::gemm) fn time(
     device: &Device,
     timing: GemmTiming,
@@ -139,7 +140,7 @@ pub(in crate::gemm) fn time(
     *lock(&engine.choices.timing) = Some((timing, timed.clone()));
     engine.plan_again();
     work();
-    // What was submitted has run when this has.
+    // All submitted work has run when this call returns.
     let ended = engine.submitter.wait(|| Ok(()));
     *lock(&engine.choices.timing) = None;
     engine.plan_again();
@@ -148,7 +149,7 @@ pub(in crate::gemm) fn time(
     Ok(GemmAlgorithms { library, products })
 }
 
-/// See [`use_algorithms`](crate::gemm::algorithms::use_algorithms).
+/// Uses the algorithms; see [`use_algorithms`](crate::gemm::algorithms::use_algorithms).
 pub(in crate::gemm) fn choose(device: &Device, algorithms: &GemmAlgorithms) -> Result<(), String> {
     let engine = engine(device)?;
     let products = algorithms.products.iter();

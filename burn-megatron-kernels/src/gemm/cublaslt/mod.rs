@@ -35,7 +35,7 @@ pub(crate) struct CublasLt {
     workspaces: Arc<Workspaces>,
 }
 
-/// The handle of the library, which every thread may use.
+/// The handle of the library. All threads may use it.
 #[derive(Clone, Copy, Debug)]
 struct Library(sys::cublasLtHandle_t);
 
@@ -46,22 +46,22 @@ unsafe impl Sync for Library {}
 type Engines = HashMap<usize, Result<Arc<CublasLt>, String>>;
 static ENGINES: LazyLock<Mutex<Engines>> = LazyLock::new(Mutex::default);
 
-/// The memory of a product, each part at the beginning of its buffer but for the result.
+/// The buffers of a product. Each operand is at the beginning of its buffer, except for the result.
 #[derive(Debug)]
 pub(crate) struct Buffers {
     /// `A` of the request.
     pub a: Handle,
     /// `B` of the request.
     pub b: Handle,
-    /// `D`, which is read too where the product is added to it.
+    /// `D`, which is also read if the product is added to it.
     pub d: Handle,
-    /// The bytes of `d` before the result.
+    /// The offset of the result in `d`, in bytes.
     pub start: u64,
-    /// The bias, added to each column of `D`, or its gradient.
+    /// The bias, which is added to each column of `D`, or its gradient.
     pub bias: Option<Handle>,
     /// The auxiliary matrix of GELU.
     pub auxiliary: Option<Handle>,
-    /// The scales of 8-bit factors, of `A` and of `B`.
+    /// The scales of the 8-bit factors `A` and `B`.
     pub scales: Option<[Handle; 2]>,
 }
 
@@ -78,18 +78,19 @@ impl Buffers {
 }
 
 impl CublasLt {
-    /// The engine of `device`, created on first use.
+    /// Returns the engine of `device`, created on first use.
     ///
     /// # Errors
     ///
-    /// The reason why cuBLASLt is not available.
+    /// Returns the reason if cuBLASLt is not available.
     pub(crate) fn of(device: &CudaDevice) -> Result<Arc<Self>, String> {
         let mut engines = ENGINES.lock().unwrap_or_else(PoisonError::into_inner);
         let open = || Self::open(device).map(Arc::new);
         engines.entry(device.index).or_insert_with(open).clone()
     }
 
-    /// The engine of a device of Burn, with autodiff or not; `None` for other devices than CUDA's.
+    /// Returns the engine of a Burn device, with or without autodiff. Returns `None` for devices
+    /// other than CUDA devices.
     pub(crate) fn on(device: &Device) -> Option<Result<Arc<Self>, String>> {
         let CubeDevice::Cuda(device) = cube_device(device.as_dispatch())? else {
             return None;
@@ -98,7 +99,7 @@ impl CublasLt {
     }
 
     fn open(device: &CudaDevice) -> Result<Self, String> {
-        // SAFETY: opens a library of NVIDIA's, which does nothing harmful when it is opened.
+        // SAFETY: opens a library of NVIDIA that has no harmful initialiser.
         if !unsafe { sys::is_culib_present() } {
             return Err("libcublasLt was not found on the search path of libraries".to_string());
         }
@@ -106,7 +107,7 @@ impl CublasLt {
         let library = submitter.wait(|| check_status(lt::create_handle()).map(Library))?;
         let chip = Chip {
             capability: submitter.capability()?,
-            // SAFETY: returns a number.
+            // SAFETY: the call only returns a number.
             version: unsafe { sys::cublasLtGetVersion() },
         };
         Ok(Self {
@@ -119,7 +120,7 @@ impl CublasLt {
         })
     }
 
-    /// The GPU and the version of the library.
+    /// Returns the GPU and the version of the library.
     pub(crate) fn chip(&self) -> Chip {
         self.chip
     }
@@ -128,7 +129,7 @@ impl CublasLt {
     ///
     /// # Errors
     ///
-    /// The error of the library.
+    /// Returns the error of the library.
     pub(crate) fn supports_request(&self, request: &Request) -> Result<(), String> {
         self.plan(request).map(|_| ())
     }
@@ -168,7 +169,7 @@ impl CublasLt {
         handles.extend(bias);
         handles.extend(auxiliary);
         handles.extend(scales.into_iter().flatten());
-        // The last one is new, so its stream is the one that this thread launches on.
+        // The last buffer is new, so its stream is the stream on which this thread launches.
         handles.push(client.empty(1));
         let (library, workspaces) = (self.library, self.workspaces.clone());
         let timed = self.choices.timing_of(request);

@@ -14,7 +14,7 @@ use crate::gemm::request::{Element, Gelu, Request, ScaleMode, Scaled};
 
 /// The descriptors of a request, and its algorithm.
 ///
-/// It is only used on the thread that submits the work of its device.
+/// A plan is used only on the thread that submits the work of its device.
 #[derive(Debug)]
 pub(super) struct MatmulPlan {
     description: Description,
@@ -25,7 +25,7 @@ pub(super) struct MatmulPlan {
     pub(super) algorithm: Algorithm,
     /// The algorithms to time, in the order of the heuristic.
     pub(super) candidates: Vec<Algorithm>,
-    /// 0 or 1: what the old result is multiplied with.
+    /// The factor of the old result: 0 or 1.
     beta: f32,
 }
 
@@ -33,30 +33,30 @@ pub(super) struct MatmulPlan {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Algorithm {
     own: sys::cublasLtMatmulAlgo_t,
-    /// Bytes beside the matrices that it works in.
+    /// The size of the workspace in bytes.
     pub(super) workspace: usize,
 }
 
-/// Which algorithm a plan has.
+/// The source of a plan's algorithm.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum AlgorithmSource {
-    /// The first of the heuristic.
+    /// The first algorithm of the heuristic.
     Heuristic,
     /// The first algorithms of the heuristic, up to this number, for timing.
     Candidates(usize),
-    /// This one.
+    /// The given algorithm.
     Chosen([u64; 8]),
 }
 
 impl Algorithm {
-    /// Returns the words as which it is kept.
+    /// Returns the words in which the algorithm is stored.
     pub(super) fn words(&self) -> [u64; 8] {
         self.own.data
     }
 }
 
-// SAFETY: the descriptions are plain memory of the library, and only one thread works with them:
-// the one that `Submitter` runs both `new` and `run` on.
+// SAFETY: the descriptors are plain memory of the library. Only one thread uses them: `Submitter`
+// runs both `new` and `run` on it.
 unsafe impl Send for MatmulPlan {}
 unsafe impl Sync for MatmulPlan {}
 
@@ -71,7 +71,7 @@ struct Preference(sys::cublasLtMatmulPreference_t);
 
 impl Description {
     fn new() -> Result<Self, String> {
-        // f32 sums; f32 factors stay f32, not TF32.
+        // Sums in f32. Factors in f32 stay f32, not TF32.
         let sums = sys::cublasComputeType_t::CUBLAS_COMPUTE_32F;
         check_status(lt::create_matmul_desc(sums, sys::cudaDataType::CUDA_R_32F)).map(Self)
     }
@@ -82,13 +82,14 @@ impl Description {
         value: T,
     ) -> Result<(), String> {
         let (value, size) = (&raw const value, size_of::<T>());
-        // SAFETY: the description lives, and `value` has `size` bytes that are read at once.
+        // SAFETY: the descriptor is alive, and `value` has `size` bytes, which are read
+        // immediately.
         check_status(unsafe {
             lt::set_matmul_desc_attribute(self.0, attribute, value.cast(), size)
         })
     }
 
-    /// Sets an attribute by its number: bindings for CUDA before 12.8 have no name for it.
+    /// Sets an attribute by its number, because bindings for CUDA before 12.8 have no name for it.
     fn set_by_number(&self, attribute: u32, value: i32) -> Result<(), String> {
         type Set = unsafe extern "C" fn(
             sys::cublasLtMatmulDesc_t,
@@ -96,10 +97,10 @@ impl Description {
             *const c_void,
             usize,
         ) -> sys::cublasStatus_t;
-        // SAFETY: this is the type of the function in C, where an enumerator is an unsigned number.
+        // SAFETY: this is the type of the C function, in which an enumerator is an unsigned number.
         let set = unsafe { sys::culib().get::<Set>(b"cublasLtMatmulDescSetAttribute\0") };
         let set = set.map_err(|error| error.to_string())?;
-        // SAFETY: the description lives, and the value is read at once.
+        // SAFETY: the descriptor is alive, and the value is read immediately.
         let status = unsafe {
             set(
                 self.0,
@@ -111,24 +112,25 @@ impl Description {
         check_status(status.result())
     }
 
-    /// The scales of 8-bit factors, but for their addresses.
+    /// Sets the scales of 8-bit factors, except for their addresses.
     fn set_scaled(&self, scaled: Scaled) -> Result<(), String> {
         use sys::cublasLtMatmulDescAttributes_t as Attribute;
         let fast = i8::from(scaled.fast);
         self.set(Attribute::CUBLASLT_MATMUL_DESC_FAST_ACCUM, fast)?;
         for (attribute, mode) in [A_SCALE_MODE, B_SCALE_MODE].into_iter().zip(scaled.modes) {
-            // One scale is the default of the library, and all that a version without scale modes
-            // supports.
+            // A single scale is the default of the library, and the only mode of versions without
+            // scale modes.
             if mode != ScaleMode::Tensor {
                 self.set_by_number(attribute, mode as i32)?;
             }
         }
-        // The heuristic accepts scales only if an address is set, which it does not dereference:
-        // each run sets its own.
+        // The heuristic accepts scales only if an address is set, which it does not dereference.
+        // Each run sets its own addresses.
         self.set_scales([ALIGNED; 2])
     }
 
-    /// The auxiliary matrix, which lies as `D` does, but for its address: see [`set_scaled`](Self::set_scaled).
+    /// Sets the auxiliary matrix, which has the layout of `D`, except for its address; see
+    /// [`set_scaled`](Self::set_scaled).
     fn set_auxiliary(&self, d: Operand) -> Result<(), String> {
         use sys::cublasLtMatmulDescAttributes_t as Attribute;
         let leading = d.leading as i64;
@@ -146,7 +148,7 @@ impl Description {
     }
 }
 
-/// `CUBLASLT_MATMUL_DESC_A_SCALE_MODE` and the same of `B`.
+/// `CUBLASLT_MATMUL_DESC_A_SCALE_MODE`; the attribute of `B` follows.
 const A_SCALE_MODE: u32 = 31;
 const B_SCALE_MODE: u32 = 32;
 
@@ -191,7 +193,8 @@ impl Preference {
         value: T,
     ) -> Result<(), String> {
         let (value, size) = (&raw const value, size_of::<T>());
-        // SAFETY: the preference lives, and `value` has `size` bytes that are read at once.
+        // SAFETY: the preference is alive, and `value` has `size` bytes, which are read
+        // immediately.
         check_status(unsafe {
             lt::set_matmul_pref_attribute(self.0, attribute, value.cast(), size)
         })
@@ -202,7 +205,8 @@ macro_rules! dropped {
     ($type:ident, $destroy:path) => {
         impl Drop for $type {
             fn drop(&mut self) {
-                // SAFETY: made by the library and destroyed once. A failure leaks some bytes.
+                // SAFETY: the library created it, and it is destroyed once. A failure leaks some
+                // bytes.
                 let _ = unsafe { $destroy(self.0) };
             }
         }
@@ -273,7 +277,7 @@ impl MatmulPlan {
         })
     }
 
-    /// Queues the product by one of its algorithms.
+    /// Queues the product with one of its algorithms.
     pub(super) fn run(
         &self,
         library: Library,
@@ -303,8 +307,8 @@ impl MatmulPlan {
             self.description.set_scales(scales)?;
         }
         let alpha = 1.0f32;
-        // SAFETY: the addresses are of live buffers of the sizes that the plan was made for, which
-        // `Submitter` keeps until the stream has passed; the scalars are read at once.
+        // SAFETY: the addresses belong to live buffers of the sizes of the plan. `Submitter` keeps
+        // the buffers until the stream has passed. The scalars are read immediately.
         check_status(unsafe {
             lt::matmul(
                 library.0,
@@ -328,23 +332,24 @@ impl MatmulPlan {
     }
 }
 
-/// A product whose algorithm is searched.
+/// A product for which an algorithm is searched.
 struct Search<'a> {
     library: Library,
     description: &'a Description,
-    /// Of `A`, `B` and `D`.
+    /// The layouts of `A`, `B` and `D`.
     layouts: [&'a Layout; 3],
 }
 
 impl Search<'_> {
-    /// The candidates of the heuristic, at least one and at most so many.
+    /// Returns the candidates of the heuristic, at least one and at most `most`.
     fn advised(&self, preference: &Preference, most: usize) -> Result<Vec<Algorithm>, String> {
         let [a, b, d] = self.layouts.map(|layout| layout.0);
-        // SAFETY: plain numbers, for which 0 is a value.
+        // SAFETY: plain numbers, for which 0 is valid.
         let mut results: Vec<sys::cublasLtMatmulHeuristicResult_t> =
             vec![unsafe { std::mem::zeroed() }; most];
         let mut found = 0;
-        // SAFETY: every description lives, and there is room for as many results as are asked for.
+        // SAFETY: every descriptor is alive, and there is space for the requested number of
+        // results.
         let status = unsafe {
             sys::cublasLtMatmulAlgoGetHeuristic(
                 self.library.0,
@@ -372,13 +377,13 @@ impl Search<'_> {
         Ok(candidates)
     }
 
-    /// An algorithm that was kept, if it is one for this product.
+    /// Returns a stored algorithm, if it is valid for this product.
     fn checked(&self, words: [u64; 8]) -> Result<Algorithm, String> {
         let [a, b, d] = self.layouts.map(|layout| layout.0);
         let own = sys::cublasLtMatmulAlgo_t { data: words };
-        // SAFETY: plain numbers, for which 0 is a value.
+        // SAFETY: plain numbers, for which 0 is valid.
         let mut result: sys::cublasLtMatmulHeuristicResult_t = unsafe { std::mem::zeroed() };
-        // SAFETY: every description lives, and so do the algorithm and the place for the result.
+        // SAFETY: every descriptor, the algorithm and the space for the result are alive.
         let status = unsafe {
             sys::cublasLtMatmulAlgoCheck(
                 self.library.0,

@@ -1,4 +1,4 @@
-//! The epilogues of cuBLASLt.
+//! GELU epilogues of cuBLASLt.
 
 use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, Device, Shape, Tensor};
@@ -14,10 +14,10 @@ use crate::gemm::engine::{ColumnMajor, Epilogue, Matrix};
 use crate::gemm::request::{Element, Gelu, Request};
 use crate::launch::{DeviceOp, Spec, launch};
 
-/// Rows that are checked where their number is not known yet.
+/// The number of rows to check if the number of rows is not known yet.
 const SOME_ROWS: usize = 128;
 
-/// See [`check_gelu_epilogues`](super::check_gelu_epilogues).
+/// Checks the epilogues; see [`check_gelu_epilogues`](super::check_gelu_epilogues).
 pub(super) fn check(
     device: &Device,
     dtype: DType,
@@ -37,7 +37,7 @@ pub(super) fn check(
     Ok(())
 }
 
-/// See [`linear_gelu`](super::linear_gelu); `None` where there is no epilogue for it.
+/// Computes [`linear_gelu`](super::linear_gelu), or returns `None` if there is no epilogue for it.
 pub(super) fn linear_gelu(
     x: &Tensor<2>,
     weight: &Tensor<2>,
@@ -57,7 +57,8 @@ pub(super) fn linear_gelu(
     Some(GeluOutput { activated, input })
 }
 
-/// See [`gelu_gradient`](super::gelu_gradient); `None` where there is no epilogue for it.
+/// Computes [`gelu_gradient`](super::gelu_gradient), or returns `None` if there is no epilogue for
+/// it.
 pub(super) fn gelu_gradient(
     gradient: &Tensor<2>,
     weight: &Tensor<2>,
@@ -78,8 +79,9 @@ pub(super) fn gelu_gradient(
 
 /// A product with GELU.
 ///
-/// Forward: inputs `x`, the weight `[in, out]` and the bias if there is one; outputs GELU and its input. Gradient: inputs
-/// the gradient, the weight `[out, width]` and the input of GELU; outputs the gradient of that and of its bias.
+/// Forward: the inputs are `x`, the weight `[in, out]` and the bias if there is one; the outputs
+/// are GELU and its input. Gradient: the inputs are the gradient, the weight `[out, width]` and the
+/// input of GELU; the outputs are the gradients of the input of GELU and of its bias.
 #[derive(Clone, Copy, Debug)]
 struct GeluOp {
     gelu: Gelu,
@@ -102,7 +104,8 @@ impl GeluOp {
         }
     }
 
-    /// Whether the device has the epilogue for factors of these sizes; a refusal of cuBLASLt is logged.
+    /// Checks whether the device has the epilogue for factors of these sizes. Logs the reason if
+    /// cuBLASLt rejects them.
     fn supported(self, [left, right]: [&Tensor<2>; 2]) -> Option<()> {
         let engine = CublasLt::on(&left.device())?;
         let ([rows, inputs], [_, width]) = (left.dims(), right.dims());

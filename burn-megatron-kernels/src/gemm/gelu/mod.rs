@@ -1,10 +1,13 @@
-//! GELU in its tanh form as the epilogue of the products around it.
+//! GELU (tanh approximation) as the epilogue of the adjacent products of an MLP.
 //!
-//! In an MLP the product before GELU stores its activation, and its own output as what GELU's derivative is computed
-//! from; in the backward the product after it multiplies its input gradient with that derivative, and sums the gradient
-//! of the bias. On CUDA these are the epilogues `GELU_AUX_BIAS` and `DGELU_BGRAD` of cuBLASLt: nothing is launched for
-//! the activation. Elsewhere, and where cuBLASLt [refuses](check_gelu_epilogues), the products are followed by the
-//! kernels of [`activation`](crate::activation). Not differentiable: nothing is recorded for autodiff.
+//! The product before GELU stores its activated output, and also its output before GELU, from which
+//! the backward computes the derivative of GELU. In the backward, the product after GELU multiplies
+//! its input gradient by that derivative and sums the bias gradient.
+//!
+//! On CUDA these are the epilogues `GELU_AUX_BIAS` and `DGELU_BGRAD` of cuBLASLt, so that the
+//! activation needs no launch. On other devices, and if cuBLASLt [rejects](check_gelu_epilogues)
+//! the product, the kernels of [`activation`](crate::activation) run after the products. The
+//! operations are not differentiable: nothing is recorded for autodiff.
 
 use burn::tensor::{DType, Device, Tensor};
 
@@ -24,21 +27,24 @@ const GRADIENT: &str = "gelu_gradient";
 /// The result of [`linear_gelu`].
 #[derive(Clone, Debug)]
 pub struct GeluOutput {
-    /// GELU of [`input`](Self::input): `[rows, out]`.
+    /// GELU of [`input`](Self::input), `[rows, out]`.
     pub activated: Tensor<2>,
-    /// `x weight + bias`, for the backward: `[rows, out]`.
+    /// `x weight + bias`, saved for the backward, `[rows, out]`.
     pub input: Tensor<2>,
 }
 
-/// `x weight + bias`, and GELU (tanh) of it.
+/// Computes `x weight + bias`, and GELU (tanh) of it.
 ///
-/// `x` is `[rows, in]`, `weight` `[in, out]`, `bias` `[out]`, all of one type. Sums and GELU are computed in f32 (f64
-/// for f64); each result is rounded once to the type, except that without the epilogue GELU is that of the rounded
-/// input.
+/// - `x`: `[rows, in]`.
+/// - `weight`: `[in, out]`.
+/// - `bias`: `[out]`.
+///
+/// All tensors have the same type. Sums and GELU are computed in f32 (f64 for f64), and each result
+/// is rounded once to the type. Without the epilogue, GELU is computed from the rounded input.
 ///
 /// # Panics
 ///
-/// With a [`KernelError`] for sizes or types that do not agree.
+/// Panics with a [`KernelError`] if sizes or types do not agree.
 pub fn linear_gelu(x: Tensor<2>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> GeluOutput {
     accept(check_linear(&x, &weight, bias.as_ref()));
     #[cfg(feature = "cuda")]
@@ -53,15 +59,19 @@ pub fn linear_gelu(x: Tensor<2>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> 
     }
 }
 
-/// The gradient of the input of GELU, from that of the output of the product after it: `gradient weight^T` times the
-/// derivative of GELU at `input`; and the sums of its rows, which are the gradient of a bias in `input`, if
-/// `with_bias`.
+/// Computes the gradient of the input of GELU from the gradient of the output of the following
+/// product: `gradient weight^T` times the derivative of GELU at `input`. With `with_bias`, also
+/// returns the sum of its rows, which is the gradient of a bias in `input`.
 ///
-/// `gradient` is `[rows, out]`, `weight` `[width, out]`, `input` `[rows, width]`, of one type, that of both results.
+/// - `gradient`: `[rows, out]`.
+/// - `weight`: `[width, out]`.
+/// - `input`: `[rows, width]`.
+///
+/// All tensors and both results have the same type.
 ///
 /// # Panics
 ///
-/// With a [`KernelError`] for sizes or types that do not agree.
+/// Panics with a [`KernelError`] if sizes or types do not agree.
 pub fn gelu_gradient(
     gradient: Tensor<2>,
     weight: Tensor<2>,
@@ -87,12 +97,12 @@ pub fn gelu_gradient(
     (gradient, bias)
 }
 
-/// Checks whether a device has these epilogues for products in `dtype` between `inputs` and `width` features, `width`
-/// being those of GELU.
+/// Checks whether a device has these epilogues for products in `dtype` between `inputs` and `width`
+/// features. `width` is the number of features of GELU.
 ///
 /// # Errors
 ///
-/// Why not, and what would fit.
+/// Returns the unsupported property and the supported values.
 pub fn check_gelu_epilogues(
     device: &Device,
     dtype: DType,
@@ -102,11 +112,11 @@ pub fn check_gelu_epilogues(
     check_on(device, dtype, [inputs, width])
 }
 
-/// The same on any device.
+/// Checks the requirements that apply to all devices.
 ///
 /// # Errors
 ///
-/// Why not, and what would fit.
+/// Returns the unsupported property and the supported values.
 pub fn check_gelu_shape(dtype: DType, width: usize) -> Result<(), String> {
     if !matches!(dtype, DType::F32 | DType::F16 | DType::BF16) {
         return Err(format!("they are for f32, f16 and bf16, not {dtype:?}"));
@@ -122,8 +132,8 @@ pub fn check_gelu_shape(dtype: DType, width: usize) -> Result<(), String> {
     }
 }
 
-/// The leading dimension of cuBLASLt's auxiliary matrix is a multiple of this number of elements
-/// (`CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD`).
+/// The number of elements of which the leading dimension of cuBLASLt's auxiliary matrix is a
+/// multiple (`CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD`).
 const WIDTH_MULTIPLE: usize = 8;
 
 #[cfg(feature = "cuda")]

@@ -6,7 +6,7 @@ use insta::assert_snapshot;
 use super::*;
 use crate::testing::{Input, devices};
 
-/// A tensor of rounded values, and those values.
+/// Returns a tensor of rounded values, and those values.
 fn leaf<const D: usize>(
     shape: [usize; D],
     phase: f64,
@@ -63,7 +63,8 @@ fn assert_near(what: &str, found: &[f64], expected: &[f64], tolerance: f64) {
     }
 }
 
-/// A rounding of the result, and another of what it is computed from, relative to the largest value.
+/// Returns a rounding of the result, and another of what it is computed from, relative to the
+/// largest value.
 fn tolerance(dtype: DType) -> f64 {
     match dtype {
         DType::F64 => 1e-13,

@@ -4,7 +4,7 @@ use burn_megatron_test_support::skipped;
 
 use super::*;
 
-/// The libraries of this machine.
+/// Returns the libraries of this machine.
 fn libraries() -> Vec<Blas> {
     let mut all = vec![];
     for kind in CpuGemm::ALL {

@@ -37,8 +37,9 @@ fn assert_near(what: &str, actual: Tensor<2>, expected: Tensor<2>, tolerance: f6
     }
 }
 
-/// One rounding of the result, and sums of up to 300 terms in f32 or f64: in f32 at most 300 / 2^24, 1.8e-5, of the sum of
-/// their magnitudes; libraries and processors add in different orders.
+/// Returns one rounding of the result, and sums of up to 300 terms in f32 or f64: in f32 at most
+/// 300 / 2^24, 1.8e-5, of the sum of their magnitudes; libraries and processors add in different
+/// orders.
 fn tolerance(dtype: DType) -> f64 {
     match dtype {
         DType::F64 => 1e-13,
@@ -58,7 +59,7 @@ const SIZES: [[usize; 3]; 7] = [
     [65, 300, 129],
 ];
 
-/// The same values, transposed in memory.
+/// Returns the same values, transposed in memory.
 fn turned(x: Tensor<2>) -> Tensor<2> {
     let sizes = x.dims();
     let data = x.clone().transpose().into_data();
@@ -67,7 +68,7 @@ fn turned(x: Tensor<2>) -> Tensor<2> {
     stored.transpose()
 }
 
-/// The same values inside of a larger matrix.
+/// Returns the same values inside of a larger matrix.
 fn framed(x: Tensor<2>) -> Tensor<2> {
     let [rows, columns] = x.dims();
     let zeros = Tensor::zeros([rows + 2, columns + 3], (&x.device(), x.dtype()));

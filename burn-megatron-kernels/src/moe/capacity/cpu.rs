@@ -1,4 +1,4 @@
-//! On Burn's CPU backend: the pairs of each expert are sorted.
+//! The CPU implementation: the pairs of each expert are sorted.
 
 use burn::backend::flex::FlexTensor;
 
@@ -27,7 +27,8 @@ pub(super) fn keep(experts: usize, capacity: usize, inputs: &[FlexTensor]) -> Fl
     tensor(kept, inputs[0].layout().shape().clone())
 }
 
-/// The largest weights first; stable, so that equal ones stay in the order of the tokens.
+/// Sorts by weight, largest first. The sort is stable, so that equal weights keep the order of the
+/// tokens.
 fn sort<E: Element>(pairs: &mut [usize], weights: &[E]) {
     let weight = |pair: &usize| weights[*pair].wide().double();
     pairs.sort_by(|a, b| weight(b).total_cmp(&weight(a)));

@@ -1,4 +1,4 @@
-//! The CubeCL kernel: a unit counts, for one pair, those of its expert that come before it.
+//! The CubeCL kernel: a unit counts the pairs of its pair's expert that come before the pair.
 
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::tensor::DType;
@@ -10,7 +10,7 @@ use crate::cube::instance::{AotList, instance};
 use crate::cube::{empty, launch};
 use crate::launch::exactly;
 
-/// Units of a cube.
+/// The number of units per cube.
 const UNITS: u32 = 256;
 
 #[cube(launch_unchecked)]
@@ -74,7 +74,7 @@ fn keep_largest_kernel<F: Float>(
     }
 }
 
-/// See [`keep_within_capacity`](super::keep_within_capacity).
+/// Applies the capacity; see [`keep_within_capacity`](super::keep_within_capacity).
 pub(super) fn keep(capacity: usize, mut inputs: Vec<CubeTensor>) -> CubeTensor {
     let weights = (inputs.len() > 4).then(|| inputs.remove(4));
     let [indices, pair_to_row, row_to_pair, offsets] = exactly(inputs);
@@ -84,7 +84,7 @@ pub(super) fn keep(capacity: usize, mut inputs: Vec<CubeTensor>) -> CubeTensor {
     let kept = empty(&indices, shape, DType::I32);
     let cubes = pairs.div_ceil(UNITS as usize);
     let capacity = u32::try_from(capacity).unwrap_or(u32::MAX);
-    // SAFETY: units past the pairs access no memory, and rows and pairs are those of a map.
+    // SAFETY: units past the pairs access no memory, and rows and pairs come from a map.
     unsafe {
         match weights {
             None => launch!(
@@ -110,7 +110,7 @@ pub(super) fn keep(capacity: usize, mut inputs: Vec<CubeTensor>) -> CubeTensor {
     kept
 }
 
-/// One of each; weights are in f32.
+/// Adds one instance of each; weights are in f32.
 pub(crate) fn aot_instances(list: &mut AotList) {
     instance!(
         list.other("moe/keep-first"), UNITS,

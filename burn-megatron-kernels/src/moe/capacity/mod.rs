@@ -1,8 +1,8 @@
-//! The most tokens of an expert: which of those that chose it it keeps.
+//! Expert capacity: selects the tokens that each expert keeps.
 //!
-//! A pair of a token and an expert that it chose is dropped if the expert has its capacity of pairs before it: in the order
-//! of their weights, the larger first, and of equal ones, or without weights, in that of the tokens. Nothing is
-//! copied to the host.
+//! A pair consists of a token and an expert that the token chose. Pairs beyond the capacity of
+//! their expert are dropped. Pairs are ranked by weight (largest first), then by token index.
+//! Without weights they are ranked by token index. Nothing is copied to the host.
 
 use burn::tensor::{DType, Int, IntDType, Tensor};
 
@@ -20,13 +20,20 @@ mod tests;
 
 const NAME: &str = "keep_within_capacity";
 
-/// `indices` `[tokens, k]` of the experts that each token chose, in I32, with -1 for each that is dropped so that an
-/// expert keeps at most `capacity`: those with the largest `weights` `[tokens, k]`, without them the first. An index
-/// outside of `0..experts` chooses none and stays as it is. Not differentiable.
+/// Returns `indices` in I32, with -1 for each pair that is dropped so that an expert keeps at most
+/// `capacity` pairs.
+///
+/// - `indices`: `[tokens, k]`, the experts that each token chose.
+/// - `weights`: `[tokens, k]`. Each expert keeps the pairs with the largest weights, or without
+///   weights the first pairs.
+///
+/// An index outside `0..experts` chooses no expert and stays unchanged. The function is not
+/// differentiable.
 ///
 /// # Panics
 ///
-/// With a [`KernelError`](crate::KernelError): no expert or more than 2048, weights of another shape.
+/// Panics with a [`KernelError`](crate::KernelError) if there is no expert or more than 2048, or if
+/// the weights have another shape.
 ///
 /// # Example
 ///

@@ -1,4 +1,4 @@
-//! On Burn's CPU backend: token after token.
+//! The CPU implementation: one token after the other.
 
 use burn::backend::flex::FlexTensor;
 
@@ -22,7 +22,7 @@ pub(super) fn destinations(ranks: &ExpertPlacement, indices: &FlexTensor) -> Fle
     tensor(found, [tokens, top_k * ranks.parts])
 }
 
-/// -1 if there is none.
+/// Returns the destination, or -1 if there is none.
 fn destination(ranks: &ExpertPlacement, choice: i32, part: usize) -> i32 {
     let expert = usize::try_from(choice)
         .ok()

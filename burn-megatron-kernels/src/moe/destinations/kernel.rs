@@ -1,4 +1,4 @@
-//! The CubeCL kernel: a unit finds the destination of one slot, and those of the slots before it.
+//! The CubeCL kernel: a unit finds the destination of one slot, and of the slots before it.
 
 use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
@@ -8,10 +8,10 @@ use super::ExpertPlacement;
 use crate::cube::instance::{AotList, instance};
 use crate::cube::{empty, launch, matrix_sizes};
 
-/// Units of a cube.
+/// The number of units per cube.
 const UNITS: u32 = 256;
 
-/// The destination of a part of an expert; -1 if there is none.
+/// Returns the destination of a part of an expert, or -1 if there is none.
 #[cube]
 fn destination(choice: i32, part: u32, #[comptime] ranks: ExpertPlacement) -> i32 {
     let experts = comptime!(ranks.experts as i32);
@@ -23,7 +23,7 @@ fn destination(choice: i32, part: u32, #[comptime] ranks: ExpertPlacement) -> i3
     );
     let size = comptime!(ranks.size as u32);
     let count = comptime!(ranks.count as u32);
-    // Counted from 1, so that 0 is none.
+    // Counted from 1; 0 means none.
     let mut result = 0i32;
     if choice >= 0i32 && choice < experts {
         let rank = choice as u32 / per_rank * stride + part * part_stride;
@@ -64,7 +64,7 @@ fn destinations_kernel(
     }
 }
 
-/// See [`super::destinations`].
+/// Computes the destinations; see [`super::destinations`].
 pub(super) fn destinations(ranks: &ExpertPlacement, indices: CubeTensor) -> CubeTensor {
     let client = indices.client.clone();
     let [tokens, top_k] = matrix_sizes(&indices);
@@ -84,7 +84,7 @@ pub(super) fn destinations(ranks: &ExpertPlacement, indices: CubeTensor) -> Cube
     found
 }
 
-/// One, for 64 experts on 8 ranks.
+/// Adds one instance, for 64 experts on 8 ranks.
 pub(crate) fn aot_instances(list: &mut AotList) {
     let ranks = ExpertPlacement {
         experts: 64,

@@ -1,9 +1,10 @@
-//! The ranks that a token is sent to: each once, however many of its experts it has there.
+//! The destination ranks of each token. A rank occurs once per token, even if it has several of the
+//! token's experts.
 //!
-//! A token with choices `indices[t, j]` has `k` slots, and `k parts` where each expert is shared by `parts` ranks. The
-//! first slot of a token with a destination has that destination, the others have -1. So a
-//! [`RowMap`](super::permutation::RowMap) of the destinations has a row for each pair of a token and a destination,
-//! and [`unpermute`](super::permutation::unpermute) adds them up.
+//! A token with choices `indices[t, j]` has `k` slots, or `k parts` slots if `parts` ranks share
+//! each expert. The first slot with a given destination holds it; later slots hold -1. A
+//! [`RowMap`](super::permutation::RowMap) of the destinations therefore has one row for each pair
+//! of a token and a destination, and [`unpermute`](super::permutation::unpermute) adds the rows.
 
 use burn::tensor::{DType, Int, IntDType, Tensor};
 
@@ -20,37 +21,46 @@ mod tests;
 
 const NAME: &str = "destinations";
 
-/// The ranks that have each expert, and their destinations: `count` runs of `size` ranks from `first` on, such as single
-/// ranks or the nodes of a cluster.
+/// The assignment of experts to ranks, and of ranks to destinations.
 ///
-/// Expert `e` is on the ranks `(e / experts_per_rank) stride + part part_stride`, for each `part` below `parts`.
+/// Destinations are `count` runs of `size` ranks, starting at rank `first`, such as single ranks or
+/// the nodes of a cluster. Expert `e` is on the ranks `(e / experts_per_rank) stride + part
+/// part_stride`, for each `part` below `parts`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ExpertPlacement {
-    /// The experts of all ranks.
+    /// The number of experts of all ranks.
     pub experts: usize,
-    /// The experts of one rank, a divisor of all experts.
+    /// The number of experts per rank, a divisor of `experts`.
     pub experts_per_rank: usize,
-    /// Between two ranks with consecutive experts.
+    /// The distance between two ranks with consecutive experts.
     pub stride: usize,
-    /// The ranks that share an expert.
+    /// The number of ranks that share an expert.
     pub parts: usize,
-    /// Between two of them.
+    /// The distance between two ranks that share an expert.
     pub part_stride: usize,
     /// The first rank of the first destination.
     pub first: usize,
-    /// The ranks of a destination.
+    /// The number of ranks per destination.
     pub size: usize,
-    /// The destinations.
+    /// The number of destinations.
     pub count: usize,
 }
 
-/// The destination of each slot of `indices` `[tokens, k]`: `[tokens, k parts]` in I32. -1 where an earlier slot of the
-/// token has the same one, for ranks that are no destination, and for an index outside of the experts. Not differentiable.
+/// Returns the destination of each slot of `indices`, `[tokens, k]`, as `[tokens, k parts]` in I32.
+///
+/// A slot is -1 if
+/// - an earlier slot of the token has the same destination,
+/// - its rank is not a destination,
+/// - its index is outside the experts.
+///
+/// The function is not differentiable.
 ///
 /// # Panics
 ///
-/// With a [`KernelError`]: no expert or more than 2048, no destination or more than 2048, an empty one, and experts
-/// that are not split evenly.
+/// Panics with a [`KernelError`] if
+/// - there is no expert or more than 2048,
+/// - there is no destination or more than 2048, or a destination is empty,
+/// - experts are not split evenly.
 ///
 /// # Example
 ///

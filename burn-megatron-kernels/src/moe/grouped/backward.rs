@@ -16,21 +16,21 @@ use crate::function::{Function, Gradients, Tensors};
 use crate::gradient::{Destination, FlatGradients, Place};
 use crate::launch::{DeviceOp, Spec, launch_one};
 
-/// [`grouped_matmul_with`](super::grouped_matmul_with) as a [`Function`]: its inputs are the rows and the weights, and
-/// it saves them.
+/// [`grouped_matmul_with`](super::grouped_matmul_with) as a [`Function`]. The inputs are the rows
+/// and the weights, and the function saves them for the backward.
 #[derive(Debug)]
 pub struct GroupedMatmul {
     group_sizes: Arc<[usize]>,
-    /// Where the gradient of the weights goes, if not to the graph.
+    /// The flat buffer that receives the gradient of the weights. `None`: autodiff receives it.
     destination: Option<Destination>,
 }
 
 impl GroupedMatmul {
-    /// The product of rows of this shape and type with `weights`.
+    /// Creates the product of rows of this shape and type with `weights`.
     ///
     /// # Panics
     ///
-    /// See [`grouped_matmul`](super::grouped_matmul).
+    /// Panics in the same cases as [`grouped_matmul`](super::grouped_matmul).
     pub fn new(
         (rows, dtype): ([usize; 2], DType),
         weights: &Tensor<3>,
@@ -46,7 +46,7 @@ impl GroupedMatmul {
         }
     }
 
-    /// Whether the gradient of the weights goes to a buffer.
+    /// Returns whether the gradient of the weights goes to a flat buffer.
     pub fn has_destination(&self) -> bool {
         self.destination.is_some()
     }
@@ -60,7 +60,7 @@ impl GroupedMatmul {
     }
 }
 
-/// The gradient of the weights, flat, or the buffer with it.
+/// Returns the gradient of the weights, flat, or the flat buffer that contains it.
 fn weight_gradient(
     x: Tensor<2>,
     gradient: Tensor<2>,
@@ -78,7 +78,7 @@ fn weight_gradient(
     if flat.dtype() == wide(x.dtype()) {
         accumulate_grouped_weight_gradient_at(x, gradient, sizes, flat, offset, add)
     } else {
-        // A buffer of 16 bits.
+        // The buffer has 16 bits.
         accumulate(flat, offset, alone(x, gradient), add)
     }
 }
@@ -114,7 +114,7 @@ impl Function for GroupedMatmul {
     }
 }
 
-/// Inputs: the rows and the weights.
+/// The product as a device operation. Inputs: the rows and the weights.
 #[derive(Debug)]
 pub(super) struct ProductOp {
     pub group_sizes: Arc<[usize]>,
@@ -145,13 +145,13 @@ impl DeviceOp for ProductOp {
     }
 }
 
-/// Inputs: the rows, the gradient, and the flat buffer.
+/// The weight gradient as a device operation. Inputs: the rows, the gradient, and the flat buffer.
 #[derive(Debug)]
 pub(super) struct WeightGradientOp {
     pub group_sizes: Arc<[usize]>,
-    /// The element of the buffer that the gradient begins at.
+    /// The element of the buffer at which the gradient begins.
     pub offset: usize,
-    /// Whether it is added to what is there.
+    /// Whether to add to the existing elements.
     pub add: bool,
 }
 

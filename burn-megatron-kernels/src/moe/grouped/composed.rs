@@ -1,15 +1,15 @@
-//! The product composed of Burn's own operations.
+//! The reference product, composed of Burn's own operations.
 
 use burn::tensor::Tensor;
 
 use super::{NAME, check, groups};
 use crate::error::{accept, check_same_type};
 
-/// The same function as [`super::grouped_matmul`], a product for each expert, differentiated by Burn.
+/// Computes [`super::grouped_matmul`] as one product per expert, differentiated by Burn.
 ///
 /// # Panics
 ///
-/// See [`super::grouped_matmul`].
+/// Panics in the same cases as [`super::grouped_matmul`].
 pub fn grouped_matmul(x: Tensor<2>, weights: Tensor<3>, group_sizes: &[usize]) -> Tensor<2> {
     accept(check(x.dims(), weights.dims(), group_sizes));
     let of_weights = "type of the weights";

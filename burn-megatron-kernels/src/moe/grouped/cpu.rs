@@ -1,7 +1,8 @@
-//! On Burn's CPU backend: blocks of the result in parallel, each by the `gemm` crate on one thread.
+//! The CPU implementation: blocks of the result in parallel, each computed by the `gemm` crate on
+//! one thread.
 //!
-//! Blocks are cut by the sizes alone, so that neither their results nor their order depend on the number
-//! of threads. A skewed expert is as many blocks as its rows give.
+//! Blocks depend only on the sizes, so that neither their results nor their order depend on the
+//! number of threads. An expert with many rows is split into several blocks.
 
 use burn::backend::flex::FlexTensor;
 use burn::tensor::DType;
@@ -12,10 +13,11 @@ use crate::cpu::{Real, for_each_task, own, slice, slice_mut, tensor};
 use crate::gemm::Matrix;
 use crate::gemm::cpu::{multiply_alone, of_singles, singles};
 
-/// Rows of a block: many enough for the reading of a weight to be a small part of its products.
+/// The number of rows per block. It is large enough that reading a weight takes a small part of the
+/// time of its products.
 const BLOCK_ROWS: usize = 256;
 
-/// The rows `[rows, in]` times the weights `[experts, in, out]`.
+/// Computes the rows `[rows, in]` times the weights `[experts, in, out]`.
 pub(super) fn product(op: &ProductOp, mut inputs: Vec<FlexTensor>) -> FlexTensor {
     let (weights, x) = (inputs.remove(1), inputs.remove(0).to_contiguous());
     let (weights, transposed) = stored(weights);
@@ -39,7 +41,7 @@ pub(super) fn product(op: &ProductOp, mut inputs: Vec<FlexTensor>) -> FlexTensor
     }
 }
 
-/// The weights as they lie in memory, and whether their last two dims are exchanged there.
+/// Returns the weights as they are stored, and whether their last two dims are exchanged in memory.
 fn stored(weights: FlexTensor) -> (FlexTensor, bool) {
     if weights.is_contiguous() {
         return (weights, false);
@@ -75,7 +77,7 @@ fn multiply<W: Real>(op: &ProductOp, x: &[W], weights: &[W], weight: Matrix) -> 
     result
 }
 
-/// The gradient of the weights, in the flat buffer.
+/// Computes the gradient of the weights in the flat buffer.
 pub(super) fn weight_gradient(op: &WeightGradientOp, mut inputs: Vec<FlexTensor>) -> FlexTensor {
     let flat = inputs.remove(2);
     let [x, gradient] = [&inputs[0], &inputs[1]];

@@ -1,5 +1,5 @@
-//! On CubeCL devices: the products of all experts in one launch where there are [matrix units](super::mma),
-//! or those of single experts, one after the other.
+//! The CubeCL implementation: with [tensor cores](super::mma), one launch for the products of all
+//! experts. Otherwise it computes the products of single experts, one after the other.
 
 use burn::backend::ops::FloatTensorOps;
 use burn::tensor::{Shape, Slice};
@@ -14,7 +14,7 @@ use crate::cube::empty;
 use crate::gemm::cube::multiply;
 use crate::gemm::op::GemmOp;
 
-/// The rows `[rows, in]` times the weights `[experts, in, out]`.
+/// Computes the rows `[rows, in]` times the weights `[experts, in, out]`.
 pub(super) fn product(op: &ProductOp, mut inputs: Vec<CubeTensor>) -> CubeTensor {
     let (weights, x) = (inputs.remove(1), inputs.remove(0));
     if mma::takes_product(op, &x, &weights) {
@@ -23,7 +23,7 @@ pub(super) fn product(op: &ProductOp, mut inputs: Vec<CubeTensor>) -> CubeTensor
     let x = into_contiguous(x);
     let rows = x.meta.shape()[0];
     let columns = weights.meta.shape()[2];
-    // Weights are cut as they lie in memory.
+    // Weights are sliced as they are stored.
     let strides = weights.meta.strides();
     let exchanged = strides[1] < strides[2];
     let weights = if exchanged {
@@ -54,7 +54,7 @@ pub(super) fn product(op: &ProductOp, mut inputs: Vec<CubeTensor>) -> CubeTensor
     result
 }
 
-/// The gradient of the weights, in the flat buffer.
+/// Computes the gradient of the weights in the flat buffer.
 pub(super) fn weight_gradient(op: &WeightGradientOp, mut inputs: Vec<CubeTensor>) -> CubeTensor {
     let mut flat = inputs.remove(2);
     let (gradient, x) = (inputs.remove(1), inputs.remove(0));

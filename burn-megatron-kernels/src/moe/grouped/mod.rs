@@ -1,21 +1,24 @@
-//! Products of rows with the weight of their expert.
+//! Products of rows with the weights of their experts (grouped GEMM).
 //!
-//! Rows are in the order of their experts, `group_sizes[e]` for expert `e`, as
-//! [`RowMap`](super::permutation::RowMap) has them:
+//! Rows are sorted by expert, with `group_sizes[e]` rows for expert `e`, as in
+//! [`RowMap`](super::permutation::RowMap):
 //!
 //! ```text
 //! y_e = x_e W_e      dx_e = dy_e W_e^T      dW_e = x_e^T dy_e
 //! ```
 //!
-//! Sums are computed in f32 (f64 for f64). An expert without rows has a weight gradient of exactly 0.
+//! Sums are computed in f32 (f64 for f64). An expert without rows has a weight gradient of exactly
+//! 0.
 //!
-//! On the CPU, blocks of rows of all experts are multiplied in parallel, each by one thread; the result
-//! does not depend on the number of threads. On CUDA devices from compute capability 8.0 on, a product in
-//! f16 or bf16 is one launch for all experts, by `mma.sync`, if `in` and `out` are multiples of 8 and the
-//! products of single experts do not each fill the GPU: 4 tiles of 128 by 128 of an expert's result for
-//! each multiprocessor do. Otherwise, and on other CubeCL devices, experts are multiplied one after the
-//! other by the [engine](crate::gemm) of single products, each on its slice: launches grow with the
-//! number of experts that have rows.
+//! On the CPU, blocks of rows of all experts are multiplied in parallel, each on one thread. The
+//! result does not depend on the number of threads.
+//!
+//! On CUDA devices from compute capability 8.0 on, a product in f16 or bf16 is one launch with
+//! `mma.sync` for all experts. This requires that `in` and `out` are multiples of 8, and that the
+//! products of single experts do not fill the GPU (at least 4 result tiles of 128 by 128 per
+//! multiprocessor and expert). Otherwise, and on other CubeCL devices, the [engine](crate::gemm) of
+//! single products multiplies one expert after the other. The number of launches then grows with
+//! the number of experts that have rows.
 
 use std::sync::Arc;
 
@@ -43,14 +46,19 @@ use backward::WeightGradientOp;
 
 const NAME: &str = "grouped_matmul";
 
-/// `x` `[rows, in]` and `weights` `[experts, in, out]` to `[rows, out]`, all of one type.
+/// Multiplies the rows of each expert by its weights.
 ///
-/// With `weights.swap_dims(1, 2)` it is the gradient of the input; weights that are transposed so are
-/// read in place. Differentiable in both.
+/// - `x`: `[rows, in]`, sorted by expert.
+/// - `weights`: `[experts, in, out]`, in the type of `x`.
+/// - `group_sizes`: the number of rows of each expert.
+/// - returns `[rows, out]` in the type of `x`.
+///
+/// With `weights.swap_dims(1, 2)` it computes the gradient of the input. Weights transposed in this
+/// way are read in place. The function is differentiable in both arguments.
 ///
 /// # Panics
 ///
-/// With a [`KernelError`] for sizes or types that do not agree.
+/// Panics with a [`KernelError`] if sizes or types do not agree.
 ///
 /// # Example
 ///
@@ -68,12 +76,12 @@ pub fn grouped_matmul(x: Tensor<2>, weights: Tensor<3>, group_sizes: &[usize]) -
     grouped_matmul_with(x, weights, None, group_sizes)
 }
 
-/// [`grouped_matmul`] with weights whose gradient goes to a flat buffer, if there is a destination; `weights` is not
-/// tracked then.
+/// Computes [`grouped_matmul`] with weights whose gradient goes to a flat buffer. `weights` must
+/// not be tracked if there is a destination.
 ///
 /// # Panics
 ///
-/// See [`grouped_matmul`].
+/// Panics in the same cases as [`grouped_matmul`].
 pub fn grouped_matmul_with(
     x: Tensor<2>,
     weights: Tensor<3>,
@@ -84,12 +92,16 @@ pub fn grouped_matmul_with(
     apply(vec![x.into_dispatch(), weights.into_dispatch()], function)
 }
 
-/// The gradient of the weights, `[experts, in, out]` in the type of `x`, from `x` `[rows, in]` and the
-/// gradient of the result, `[rows, out]`. Not differentiable.
+/// Returns the gradient of the weights, `[experts, in, out]` in the type of `x`.
+///
+/// - `x`: `[rows, in]`.
+/// - `gradient`: `[rows, out]`, the gradient of the result.
+///
+/// The function is not differentiable.
 ///
 /// # Panics
 ///
-/// With a [`KernelError`] for sizes or types that do not agree.
+/// Panics with a [`KernelError`] if sizes or types do not agree.
 pub fn grouped_weight_gradient(
     x: Tensor<2>,
     gradient: Tensor<2>,
@@ -112,16 +124,19 @@ pub fn grouped_weight_gradient(
     }
 }
 
-/// `flat` with the gradient of the weights, expert by expert and row by row, over its elements from
-/// `offset` on, or added to them if `add`; written in place if `flat` is uniquely owned.
+/// Writes the gradient of the weights, expert by expert and row by row, to the elements of `flat`
+/// from `offset` on, or adds it if `add`. `flat` is updated in place if it is uniquely owned.
 ///
-/// `x` is `[rows, in]` and `gradient` `[rows, out]`, of one type; `flat` is `[length]` in f32, or f64 for
-/// f64, with room for `experts * in * out` elements. Of experts without rows, 0 is written or added. Not
-/// differentiable.
+/// - `x`: `[rows, in]`.
+/// - `gradient`: `[rows, out]`, in the type of `x`.
+/// - `flat`: `[length]` in f32 (f64 for f64), with space for `experts * in * out` elements.
+///
+/// For experts without rows, 0 is written or added. The function is not differentiable.
 ///
 /// # Panics
 ///
-/// With a [`KernelError`] for sizes or types that do not agree, and for a range that exceeds the buffer.
+/// Panics with a [`KernelError`] if sizes or types do not agree, or if the range exceeds the
+/// buffer.
 ///
 /// # Example
 ///
@@ -190,7 +205,7 @@ fn check(
     })
 }
 
-/// Each expert with its first row and how many it has.
+/// Returns each expert with its first row and its number of rows.
 fn groups(sizes: &[usize]) -> impl Iterator<Item = (usize, usize, usize)> {
     let mut end = 0;
     let group = move |(expert, size): (usize, &usize)| {

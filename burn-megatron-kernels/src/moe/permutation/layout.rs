@@ -4,35 +4,35 @@ use super::NAME;
 use crate::KernelError;
 use crate::error::{check_option, check_shape};
 
-/// The number of rows of each expert, from which the total follows.
+/// The number of rows of each expert, which determines the total number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RowLayout {
-    /// One for each pair that is not dropped. The counts are copied to the host.
+    /// One row for each pair that is not dropped. The counts are copied to the host.
     Kept,
-    /// As [`Kept`](Self::Kept), with a number of rows that the caller knows, so that nothing is
-    /// copied: pairs past it are dropped, and rows past the pairs are empty.
+    /// As [`Kept`](Self::Kept), with a total number of rows given by the caller, so that nothing is
+    /// copied. Pairs past the total are dropped, and rows past the pairs are empty.
     Rows(usize),
-    /// As [`Kept`](Self::Kept), and empty rows to the next multiple of this number, for each expert
-    /// that has rows.
+    /// As [`Kept`](Self::Kept), with empty rows up to the next multiple of this number for each
+    /// expert that has rows.
     Aligned(usize),
-    /// This many for each expert, so that nothing is copied: the first pairs in token order, then
-    /// empty rows.
+    /// This number of rows for each expert, so that nothing is copied: the first pairs in token
+    /// order, then empty rows.
     Capacity(usize),
 }
 
 /// A layout as numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct LayoutSizes {
-    /// Rows of a group are a multiple of this.
+    /// The alignment of the number of rows of a group.
     pub align: usize,
-    /// Rows of each group, whatever its pairs.
+    /// The number of rows of each group, regardless of its pairs.
     pub capacity: Option<usize>,
-    /// Rows of all groups at most.
+    /// The maximum number of rows of all groups.
     pub limit: usize,
 }
 
 impl LayoutSizes {
-    /// The rows of a group of so many pairs, before the limit.
+    /// Returns the number of rows of a group with `pairs` pairs, before the limit.
     pub fn group(&self, pairs: usize) -> usize {
         self.capacity
             .unwrap_or_else(|| pairs.next_multiple_of(self.align))
@@ -57,7 +57,7 @@ impl RowLayout {
         }
     }
 
-    /// The rows of each expert, where the host knows them or may ask for the counts.
+    /// Returns the number of rows of each expert, if the host knows it or may read the counts.
     pub(super) fn group_sizes(
         self,
         experts: usize,
@@ -74,7 +74,7 @@ impl RowLayout {
         }
     }
 
-    /// Refuses an alignment of 0, and more pairs or rows than 31 bits count.
+    /// Checks that the alignment is not 0, and that pairs and rows fit into 31 bits.
     pub(super) fn check(self, pairs: usize, experts: usize) -> Result<(), KernelError> {
         let aligns = self != Self::Aligned(0);
         check_option(NAME, aligns, "alignment", 0, "at least 1")?;

@@ -1,18 +1,19 @@
-//! Rows in the order of their experts, and back.
+//! Permutation of rows into the order of their experts, and back.
 //!
-//! A token `t` with choices `indices[t, j]` is `k` pairs `(t, j)`, each of which is one row of its
-//! expert. [`RowMap`] is the stable counting sort of the pairs by expert: the rows of an expert are in
-//! the order of the pairs, so in that of the tokens. A pair whose index is outside of `0..experts` is
-//! dropped and has no row.
+//! A token `t` with choices `indices[t, j]` has `k` pairs `(t, j)`, each of which is one row of its
+//! expert. [`RowMap`] is the stable counting sort of the pairs by expert: the rows of an expert are
+//! in the order of the tokens. A pair whose index is outside `0..experts` is dropped and has no
+//! row.
 //!
 //! ```text
 //! permute:    y[n] = x[token of row n]                             [tokens, h] to [rows, h]
 //! unpermute:  y[t] = sum over the rows n of t, by slot, of x[n]    [rows, h] to [tokens, h]
 //! ```
 //!
-//! Each is the other's backward, and both are gathers without atomics. Sums are computed in f32 (f64
-//! for f64) and rounded once. Weights are no part of them: `permute_weights` gives those of the rows,
-//! which an [activation](crate::activation::activate) multiplies by.
+//! Each operation is the backward of the other, and both are gathers without atomics. Sums are
+//! computed in f32 (f64 for f64) and rounded once. They do not apply weights: [`permute_weights`]
+//! returns the weights of the rows, by which an [activation](crate::activation::activate)
+//! multiplies.
 
 use burn::tensor::{DType, Int, IntDType, Tensor, TensorData};
 
@@ -34,18 +35,18 @@ pub use words::permute_words;
 
 const NAME: &str = "RowMap";
 
-/// Which row each pair of a token and a choice has.
+/// The row of each pair of a token and a choice.
 ///
-/// All tensors are of I32, on the device of the indices, and no part of an autodiff graph.
+/// All tensors are I32 on the device of the indices, and not part of an autodiff graph.
 #[derive(Clone, Debug)]
 pub struct RowMap {
     tokens: usize,
     top_k: usize,
     experts: usize,
     rows: usize,
-    /// Rows of each expert, empty ones included; `None` where only the device knows.
+    /// The number of rows of each expert, including empty rows; `None` if only the device has it.
     group_sizes: Option<Vec<usize>>,
-    /// `[rows]`: `t * k + j` of the pair `(t, j)`, -1 for an empty row.
+    /// The pair `(t, j)` of each row as `t * k + j`, or -1 for an empty row, `[rows]`.
     pub(super) row_to_pair: Tensor<1, Int>,
     pub(super) slot_to_row: Tensor<2, Int>,
     counts: Tensor<1, Int>,
@@ -53,15 +54,15 @@ pub struct RowMap {
 }
 
 impl RowMap {
-    /// Sorts `indices` `[tokens, k]`, of any integer type, by expert.
+    /// Sorts `indices`, `[tokens, k]` of any integer type, by expert.
     ///
-    /// On a GPU the sort is on the device; with [`RowLayout::Kept`] and [`RowLayout::Aligned`] the
-    /// counts are copied to the host, which needs the number of rows.
+    /// On a GPU the sort runs on the device. With [`RowLayout::Kept`] and [`RowLayout::Aligned`],
+    /// the counts are copied to the host, which needs the number of rows.
     ///
     /// # Panics
     ///
-    /// With a [`KernelError`]: no expert or more than 2048, more than 2^31 - 1 pairs or rows, an
-    /// alignment of 0.
+    /// Panics with a [`KernelError`] if there is no expert or more than 2048, if there are more
+    /// than 2^31 - 1 pairs or rows, or if an alignment is 0.
     ///
     /// # Example
     ///
@@ -139,31 +140,31 @@ impl RowMap {
         }
     }
 
-    /// The tokens.
+    /// Returns the number of tokens.
     pub fn tokens(&self) -> usize {
         self.tokens
     }
 
-    /// Choices of a token, `k`.
+    /// Returns the number of choices per token, `k`.
     pub fn top_k(&self) -> usize {
         self.top_k
     }
 
-    /// The experts.
+    /// Returns the number of experts.
     pub fn experts(&self) -> usize {
         self.experts
     }
 
-    /// The rows of all experts, empty ones included.
+    /// Returns the number of rows of all experts, including empty rows.
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// The rows of each expert, empty ones included: what
-    /// [`grouped_matmul`](crate::moe::grouped::grouped_matmul) takes.
+    /// Returns the number of rows of each expert, including empty rows, as
+    /// [`grouped_matmul`](crate::moe::grouped::grouped_matmul) requires it.
     ///
-    /// With [`RowLayout::Rows`] this copies from the device, and rows behind those of the last expert
-    /// are no expert's.
+    /// With [`RowLayout::Rows`] this copies from the device. Rows after the last expert's rows
+    /// belong to no expert.
     pub fn group_sizes(&self) -> Vec<usize> {
         match &self.group_sizes {
             Some(sizes) => sizes.clone(),
@@ -171,23 +172,24 @@ impl RowMap {
         }
     }
 
-    /// `[tokens, k]`: the row of each pair, -1 for a dropped one.
+    /// Returns the row of each pair, or -1 for a dropped pair, `[tokens, k]`.
     pub fn slot_to_row(&self) -> Tensor<2, Int> {
         self.slot_to_row.clone()
     }
 
-    /// `[experts]`: the pairs that have a row.
+    /// Returns the number of pairs with a row of each expert, `[experts]`.
     pub fn counts(&self) -> Tensor<1, Int> {
         self.counts.clone()
     }
 
-    /// `[experts + 1]`: where the rows of each expert begin, and the end of the last ones.
+    /// Returns the start of each expert's rows, followed by the end of the last ones,
+    /// `[experts + 1]`.
     pub fn offsets(&self) -> Tensor<1, Int> {
         self.offsets.clone()
     }
 }
 
-/// The pairs of each expert in a recording, which does not know them: evenly many.
+/// Returns evenly distributed pairs per expert, for a recording, which has no values.
 fn even(pairs: usize, experts: usize) -> Vec<usize> {
     let (each, more) = (pairs / experts, pairs % experts);
     (0..experts)
@@ -201,7 +203,7 @@ fn on_host(counts: Tensor<1, Int>) -> Vec<usize> {
     counts.into_iter().map(|count| count as usize).collect()
 }
 
-/// Refuses a tensor with another number of rows than a map has.
+/// Checks that a tensor has the number of rows of a map.
 fn check_rows(operation: &'static str, given: usize, expected: usize) -> Result<(), KernelError> {
     check_shape(operation, given == expected, || {
         format!("{given} rows beside a map of {expected}: expected as many")

@@ -26,7 +26,7 @@ fn ints<const D: usize>(tensor: Tensor<D, Int>) -> Vec<i32> {
     tensor.into_data().iter::<i32>().collect()
 }
 
-/// The pair of each row by a library sort, and the rows of each expert.
+/// Returns the pair of each row by a library sort, and the rows of each expert.
 fn sorted(choices: &[i32], experts: usize, layout: RowLayout) -> (Vec<i32>, Vec<usize>, Vec<i32>) {
     let (mut rows, mut sizes, mut counts) = (vec![], vec![], vec![]);
     for expert in 0..experts {
@@ -146,7 +146,7 @@ fn the_golden_permutation() {
     assert_eq!(ints(map.counts()), [3, 4, 1, 0]);
 }
 
-/// `[rows, pairs]`: 1 where a row is that of a pair, on the device of `like`.
+/// Returns 1 where a row is that of a pair, on the device of `like`, `[rows, pairs]`.
 fn selection(rows: &[i32], pairs: usize, like: &Tensor<1>) -> Tensor<2> {
     let mut values = vec![0.0; rows.len() * pairs];
     for (row, pair) in rows.iter().enumerate().filter(|(_, pair)| **pair >= 0) {

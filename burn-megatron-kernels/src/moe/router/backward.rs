@@ -13,11 +13,11 @@ use crate::cpu::{for_float, wide};
 use crate::function::{Function, Gradients, Tensors};
 use crate::launch::{DeviceOp, Spec, launch_one};
 
-/// Input: the logits, which it saves.
+/// The weights as a function of the logits, which it saves for the backward.
 #[derive(Debug)]
 pub(super) struct RouterWeights {
     pub options: RouterOptions,
-    /// `[tokens, k]` of I32.
+    /// The chosen experts, `[tokens, k]` in I32.
     pub indices: DispatchTensor,
 }
 
@@ -41,11 +41,11 @@ impl Function for RouterWeights {
 /// A device operation of the router.
 #[derive(Debug)]
 pub(super) enum RouterOp {
-    /// Logits, and the bias where there is one, to indices.
+    /// From logits, and the bias if there is one, to indices.
     Choose(RouterOptions),
-    /// Logits and indices to weights.
+    /// From logits and indices to weights.
     Weights(RouterOptions),
-    /// Logits, indices and the gradient of the weights to that of the logits.
+    /// From logits, indices and the gradient of the weights to the gradient of the logits.
     Gradient(RouterOptions),
 }
 

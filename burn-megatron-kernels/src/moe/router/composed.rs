@@ -1,4 +1,4 @@
-//! The weights composed of Burn's own operations.
+//! The reference weights, composed of Burn's own operations.
 
 use burn::tensor::{Int, Tensor, activation};
 
@@ -6,11 +6,11 @@ use super::{RouterOptions, ScoreFunction, check_indices};
 use crate::cpu::wide;
 use crate::error::accept;
 
-/// The same function as [`super::router_weights`], differentiated by Burn, of indices that are all of experts.
+/// Computes [`super::router_weights`], differentiated by Burn. All indices must be valid experts.
 ///
 /// # Panics
 ///
-/// See [`super::router_weights`].
+/// Panics in the same cases as [`super::router_weights`].
 pub fn router_weights(
     logits: Tensor<2>,
     indices: Tensor<2, Int>,

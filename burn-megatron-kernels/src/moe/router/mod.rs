@@ -1,7 +1,7 @@
 //! The choice of `k` experts for each token, and their weights.
 //!
-//! With the logits `z` `[tokens, experts]`, the chosen experts `S` of a token, the factor `c` and the
-//! gradient `g` of the weights `p`:
+//! With the logits `z` `[tokens, experts]`, the chosen experts `S` of a token, the factor `c` and
+//! the gradient `g` of the weights `p`:
 //!
 //! | score | experts are chosen by | weight | backward |
 //! |---|---|---|---|
@@ -10,12 +10,13 @@
 //! | `Sigmoid` | `s = sigmoid(z)` | `c s_i / D` | `dz_i = ds_i s_i (1 - s_i)`, `ds_i = c / D (g_i - sum of g_j s_j / D)` |
 //! | `SqrtSoftplus` | `s = sqrt(ln(1 + e^z))` | as `Sigmoid` | `dz_i = ds_i sigmoid(z_i) / (2 s_i)` |
 //!
-//! `D` is the sum of `s` over `S`, and 1e-20. With [`RouterOptions::normalized`] = false, and by default with `k = 1`,
-//! weights of the last two are not divided: `p = c s`. A softmax over all experts that is divided by its sum over the chosen ones is `Softmax`.
+//! `D` is 1e-20 plus the sum of `s` over `S`. With [`RouterOptions::normalized`] = false, and by
+//! default with `k = 1`, weights of `Sigmoid` and `SqrtSoftplus` are not divided: `p = c s`. A
+//! softmax over all experts that is divided by its sum over the chosen experts equals `Softmax`.
 //!
-//! Everything is computed in f32 (f64 for f64). Experts are ordered by score, the larger first, and by
-//! index where scores are equal, the smaller first. A score that is NaN or below the lowest finite f32
-//! counts as that.
+//! Everything is computed in f32 (f64 for f64). Experts are ordered by score (largest first), then
+//! by index (smallest first). A score that is NaN or below the lowest finite f32 counts as the
+//! lowest finite f32.
 
 use burn::tensor::{Int, IntDType, Tensor};
 
@@ -43,16 +44,20 @@ const NAME: &str = "top_k_router";
 /// The lowest score.
 const LOWEST: f32 = f32::MIN;
 
-/// The experts of each token, the best first, and their weights: `logits` `[tokens, experts]` to
-/// `[tokens, k]` in I32, and to `[tokens, k]` in f32 (f64 for f64).
+/// Returns the experts of each token, best first, `[tokens, k]` in I32, and their weights,
+/// `[tokens, k]` in f32 (f64 for f64).
 ///
-/// `bias` `[experts]` is added to the scores that experts, and groups, are chosen by: to the logits with
-/// [`ScoreFunction::Softmax`]. It is no part of the weights, and has no gradient. Only the weights
-/// are differentiable.
+/// - `logits`: `[tokens, experts]`.
+/// - `bias`: `[experts]`.
+///
+/// The bias is added to the scores by which experts and groups are chosen; with
+/// [`ScoreFunction::Softmax`] these are the logits. The bias does not affect the weights of given
+/// choices and has no gradient. Only the weights are differentiable.
 ///
 /// # Panics
 ///
-/// With a [`KernelError`]: options that [`RouterOptions::check`] refuses, a bias of another length.
+/// Panics with a [`KernelError`] if [`RouterOptions::check`] fails, or if the bias has another
+/// length.
 ///
 /// # Example
 ///
@@ -82,15 +87,18 @@ pub fn top_k_router(
     (indices.clone(), router_weights(logits, indices, options))
 }
 
-/// The weights of given choices: `logits` `[tokens, experts]` and `indices` `[tokens, k]`, as a router
-/// chose them before, to `[tokens, k]` in f32 (f64 for f64).
+/// Computes the weights of given choices, `[tokens, k]` in f32 (f64 for f64).
 ///
-/// The choices of a token are different. One outside of `0..experts` has the weight 0, no gradient, and no part
-/// in the sum that the others are divided by.
+/// - `logits`: `[tokens, experts]`.
+/// - `indices`: `[tokens, k]`, as chosen by a router before.
+///
+/// The choices of a token must differ. A choice outside `0..experts` has weight 0 and no gradient,
+/// and is not part of the sum by which the other weights are divided.
 ///
 /// # Panics
 ///
-/// With a [`KernelError`]: options that [`RouterOptions::check`] refuses, indices of other sizes.
+/// Panics with a [`KernelError`] if [`RouterOptions::check`] fails, or if the indices have other
+/// sizes.
 pub fn router_weights(
     logits: Tensor<2>,
     indices: Tensor<2, Int>,

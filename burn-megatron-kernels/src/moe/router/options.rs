@@ -1,4 +1,4 @@
-//! Options of the router, checked as values.
+//! Options of the router, and their checks.
 
 use super::NAME;
 use crate::KernelError;
@@ -6,17 +6,17 @@ use crate::error::{check_option, check_shape};
 use crate::moe::permutation::sort::check_experts;
 use crate::moe::score::ScoreFunction;
 
-/// The choice of experts for a token, and their weights.
+/// Options for the choice of a token's experts, and their weights.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RouterOptions {
-    /// Experts of a token, `k`.
+    /// The number of experts per token, `k`.
     pub top_k: usize,
-    /// From logits to scores.
+    /// The function from logits to scores.
     pub score: ScoreFunction,
-    /// Whether weights other than a softmax are divided by their sum over the chosen experts. By default they are if a
-    /// token chooses several experts.
+    /// Whether weights other than a softmax are divided by their sum over the chosen experts. The
+    /// default is true if a token chooses several experts.
     pub normalized: Option<bool>,
-    /// Weights are multiplied by it.
+    /// The factor of the weights.
     pub scaling_factor: f64,
     /// Limits a token to the experts of some groups.
     pub groups: Option<ExpertGroups>,
@@ -25,25 +25,25 @@ pub struct RouterOptions {
 /// Groups of experts: group `i` of `G` has the experts `i E / G` to `(i + 1) E / G`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExpertGroups {
-    /// The groups, `G`.
+    /// The number of groups, `G`.
     pub groups: usize,
-    /// Groups that a token may use, `g`: those of the largest scores.
+    /// The number of groups that a token may use, `g`: the groups with the largest scores.
     pub chosen: usize,
     /// The score of a group.
     pub score: GroupScore,
 }
 
-/// The score of a group, from those that its experts are chosen by.
+/// The score of a group, computed from the scores of its experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GroupScore {
-    /// The largest: DeepSeek-V2.
+    /// The largest score, as in DeepSeek-V2.
     Max,
-    /// The sum of so many of the largest: DeepSeek-V3 has 2, Megatron `k / g`.
+    /// The sum of this number of largest scores: 2 in DeepSeek-V3, `k / g` in Megatron Core.
     SumOf(usize),
 }
 
 impl GroupScore {
-    /// Experts whose scores are added up.
+    /// Returns the number of experts whose scores are added.
     pub(super) fn terms(self) -> usize {
         match self {
             Self::Max => 1,
@@ -53,7 +53,7 @@ impl GroupScore {
 }
 
 impl RouterOptions {
-    /// `k` experts by a softmax over their logits.
+    /// Creates options that choose `k` experts by a softmax over their logits.
     pub fn new(top_k: usize) -> Self {
         Self {
             top_k,
@@ -64,7 +64,7 @@ impl RouterOptions {
         }
     }
 
-    /// Whether the weights of the chosen experts are divided by a sum.
+    /// Returns whether the weights of the chosen experts are divided by a sum.
     pub(super) fn normalizes(&self) -> bool {
         self.score.is_softmax() || self.normalized.unwrap_or(self.top_k > 1)
     }
@@ -73,9 +73,11 @@ impl RouterOptions {
     ///
     /// # Errors
     ///
-    /// If a token can not choose `top_k` experts, if the groups do not divide the experts, if more groups are to
-    /// be chosen than there are, if the score of a group takes more experts than it has or none, or if the
-    /// factor is not finite.
+    /// Returns an error if
+    /// - a token cannot choose `top_k` experts,
+    /// - the groups do not divide the experts, or more groups are chosen than there are,
+    /// - the score of a group takes no experts, or more experts than a group has,
+    /// - the factor is not finite.
     pub fn check(&self, experts: usize) -> Result<(), KernelError> {
         check_experts(NAME, experts)?;
         let top_k = self.top_k;

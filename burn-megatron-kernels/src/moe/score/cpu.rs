@@ -3,17 +3,17 @@
 use super::{SMALLEST_SUM, ScoreFunction};
 use crate::cpu::Real;
 
-/// The values that scores with the same denominator share.
+/// The values shared by scores with the same denominator.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::moe) struct Denominator<W> {
-    /// The largest logit; of a softmax only.
+    /// The largest logit, for a softmax only.
     pub largest: W,
     /// The sum of the numerators.
     pub total: W,
 }
 
 impl<W: Real> Denominator<W> {
-    /// Of these logits.
+    /// Computes the denominator of these logits.
     #[inline(always)]
     pub fn of(score: ScoreFunction, logits: impl Iterator<Item = W> + Clone) -> Self {
         let largest = match score.is_softmax() {
@@ -28,7 +28,7 @@ impl<W: Real> Denominator<W> {
         Self { largest, total }
     }
 
-    /// Of scores that are not divided.
+    /// Returns the denominator of scores that are not divided.
     pub fn one() -> Self {
         Self {
             largest: W::ZERO,
@@ -36,20 +36,20 @@ impl<W: Real> Denominator<W> {
         }
     }
 
-    /// The score of a logit.
+    /// Returns the score of a logit.
     #[inline(always)]
     pub fn score(&self, score: ScoreFunction, z: W) -> W {
         numerator(score, z, self.largest) / self.total
     }
 
-    /// The slope of a score whose denominator is fixed.
+    /// Returns the slope of a score with a fixed denominator.
     #[inline(always)]
     pub fn slope(&self, score: ScoreFunction, z: W) -> W {
         slope(score, z, self.largest) / self.total
     }
 }
 
-/// The score before it is divided.
+/// Returns the score before it is divided.
 #[inline(always)]
 fn numerator<W: Real>(score: ScoreFunction, z: W, largest: W) -> W {
     match score {
@@ -62,7 +62,7 @@ fn numerator<W: Real>(score: ScoreFunction, z: W, largest: W) -> W {
     }
 }
 
-/// The slope of [`numerator`].
+/// Returns the slope of [`numerator`].
 #[inline(always)]
 fn slope<W: Real>(score: ScoreFunction, z: W, largest: W) -> W {
     match score {
@@ -70,7 +70,7 @@ fn slope<W: Real>(score: ScoreFunction, z: W, largest: W) -> W {
         ScoreFunction::Sigmoid => sigmoid(z) * sigmoid(-z),
         ScoreFunction::SqrtSoftplus => {
             let root = numerator(score, z, largest);
-            // Far below 0 both have underflowed.
+            // Both have underflowed for very negative logits.
             if root == W::ZERO {
                 W::ZERO
             } else {
@@ -80,7 +80,7 @@ fn slope<W: Real>(score: ScoreFunction, z: W, largest: W) -> W {
     }
 }
 
-/// The exponential is of a negative number, so that nothing overflows.
+/// Returns the sigmoid. The exponential takes a negative argument, so that nothing overflows.
 #[inline(always)]
 fn sigmoid<W: Real>(z: W) -> W {
     let e = (-z.magnitude()).exponential();
@@ -88,7 +88,7 @@ fn sigmoid<W: Real>(z: W) -> W {
     if z < W::ZERO { e * larger } else { larger }
 }
 
-/// `ln(1 + x)` for `x` from 0 to 1: the rounding of the sum is divided out.
+/// Returns `ln(1 + x)` for `x` from 0 to 1. The rounding error of the sum is divided out.
 #[inline(always)]
 fn ln_1p<W: Real>(x: W) -> W {
     let sum = W::ONE + x;

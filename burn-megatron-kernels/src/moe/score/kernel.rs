@@ -1,10 +1,10 @@
-//! Scores in CubeCL kernels; the same formulas as on the CPU.
+//! Scores in CubeCL kernels, with the same formulas as on the CPU.
 
 use cubecl::prelude::*;
 
 use super::{SMALLEST_SUM, ScoreFunction};
 
-/// Whether a score is a part of the sum of all exponentials, for kernels.
+/// Returns whether a score is a part of the sum of all exponentials, for kernels.
 pub(in crate::moe) const fn is_softmax(score: ScoreFunction) -> bool {
     matches!(score, ScoreFunction::Softmax | ScoreFunction::PreSoftmax)
 }
@@ -18,7 +18,7 @@ pub(in crate::moe) const fn least(score: ScoreFunction) -> f32 {
     }
 }
 
-/// The score before it is divided; `largest` is the largest logit of a softmax.
+/// Returns the score before it is divided. `largest` is the largest logit, for a softmax.
 #[cube]
 pub(in crate::moe) fn numerator(z: f32, largest: f32, #[comptime] score: ScoreFunction) -> f32 {
     match comptime!(score) {
@@ -32,7 +32,7 @@ pub(in crate::moe) fn numerator(z: f32, largest: f32, #[comptime] score: ScoreFu
     }
 }
 
-/// The slope of [`numerator`].
+/// Returns the slope of [`numerator`].
 #[cube]
 pub(in crate::moe) fn slope(z: f32, largest: f32, #[comptime] score: ScoreFunction) -> f32 {
     match comptime!(score) {
@@ -41,14 +41,14 @@ pub(in crate::moe) fn slope(z: f32, largest: f32, #[comptime] score: ScoreFuncti
         ScoreFunction::Sigmoid => sigmoid(z) * sigmoid(-z),
         ScoreFunction::SqrtSoftplus => {
             let root = numerator(z, largest, score);
-            // Far below 0 both have underflowed.
+            // Both have underflowed for very negative logits.
             let safe = select(root == 0.0f32, 1.0f32, root);
             select(root == 0.0f32, 0.0f32, sigmoid(z) / (safe + safe))
         }
     }
 }
 
-/// The exponential is of a negative number, so that nothing overflows.
+/// Returns the sigmoid. The exponential takes a negative argument, so that nothing overflows.
 #[cube]
 fn sigmoid(z: f32) -> f32 {
     let e = (-z.abs()).exp();
@@ -56,7 +56,7 @@ fn sigmoid(z: f32) -> f32 {
     select(z < 0.0f32, e * larger, larger)
 }
 
-/// `ln(1 + x)` for `x` from 0 to 1: the rounding of the sum is divided out.
+/// Returns `ln(1 + x)` for `x` from 0 to 1. The rounding error of the sum is divided out.
 #[cube]
 fn ln_1p(x: f32) -> f32 {
     let sum = 1.0f32 + x;

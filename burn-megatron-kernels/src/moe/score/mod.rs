@@ -1,6 +1,7 @@
 //! Scores of experts: functions of the logits of a token.
 //!
-//! With `n(z)` the numerator of a score and `D` the sum of the numerators that share a denominator,
+//! With the numerator `n(z)` of a score and the sum `D` of all numerators with a common
+//! denominator:
 //!
 //! ```text
 //! softmax       n = exp(z - largest)      d (n / D)_e = (n_e / D) (g_e - sum of g_j n_j / D)
@@ -14,25 +15,28 @@ pub(super) mod kernel;
 #[cfg(feature = "cubecl")]
 pub(super) mod row;
 
-/// The function from logits to scores, and from scores to weights.
+/// The score function of the router, which also determines the weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ScoreFunction {
-    /// Experts are chosen by their logits; weights are the softmax over those of the chosen ones. Of one
-    /// chosen expert the weight is constant, and has no gradient.
+    /// Experts are chosen by their logits. The weights are the softmax over the logits of the
+    /// chosen experts. With one chosen expert the weight is constant and has no gradient.
     Softmax,
-    /// The softmax over all experts, which the weights are too: they do not add up to 1.
+    /// Experts are chosen by the softmax over all experts. The weights are these scores, which do
+    /// not add up to 1.
     PreSoftmax,
-    /// The sigmoid; by default, weights of more than one chosen expert are divided by their sum.
+    /// Experts are chosen by the sigmoid. By default, the weights are divided by their sum if a
+    /// token chooses several experts.
     Sigmoid,
-    /// The square root of softplus; weights as for [`Sigmoid`](Self::Sigmoid).
+    /// Experts are chosen by the square root of softplus. The weights follow
+    /// [`Sigmoid`](Self::Sigmoid).
     SqrtSoftplus,
 }
 
-/// Keeps the sum of scores that have all underflowed from 0.
+/// Keeps a sum of underflowed scores above 0.
 const SMALLEST_SUM: f64 = 1e-20;
 
 impl ScoreFunction {
-    /// Whether a score is a part of the sum of all exponentials.
+    /// Returns whether a score is a part of the sum of all exponentials.
     pub(super) fn is_softmax(self) -> bool {
         matches!(self, Self::Softmax | Self::PreSoftmax)
     }

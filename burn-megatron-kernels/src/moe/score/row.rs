@@ -6,16 +6,17 @@ use super::ScoreFunction;
 use super::kernel::{is_softmax, least, numerator};
 use crate::cube::{cube_max, cube_sum};
 
-/// The values that scores with the same denominator share.
+/// The values shared by scores with the same denominator.
 #[derive(CubeType, Clone, Copy)]
 pub(in crate::moe) struct Denominator {
-    /// The largest logit; of a softmax only.
+    /// The largest logit, for a softmax only.
     pub largest: f32,
     /// The sum of the numerators.
     pub total: f32,
 }
 
-/// The denominator of all `experts` logits from element `start` on. Call on all units of the cube.
+/// Computes the denominator of all `experts` logits, starting at element `start`. All units of the
+/// cube must call it.
 #[cube]
 pub(in crate::moe) fn row_denominator<F: Float>(
     logits: &Tensor<F>,

@@ -19,12 +19,12 @@ use crate::moe::score::ScoreFunction;
 pub(super) enum SumKind {
     /// The score of each expert.
     Scores(ScoreFunction),
-    /// The squared log-sum-exp.
+    /// The squared log-sum-exp of the logits.
     SquaredLse,
 }
 
 impl SumKind {
-    /// The score, divided by its sum over all experts.
+    /// Returns the score function. Each score is divided by the sum over all experts.
     pub fn score(self) -> ScoreFunction {
         match self {
             Self::Scores(score) => score,
@@ -32,7 +32,7 @@ impl SumKind {
         }
     }
 
-    /// The sums of a sequence.
+    /// Returns the number of sums per sequence.
     pub fn width(self, experts: usize) -> usize {
         match self {
             Self::Scores(_) => experts,
@@ -48,11 +48,12 @@ pub(super) struct SequenceSums {
     pub sequences: usize,
 }
 
-/// Input: the logits `[tokens, experts]`, which it saves. Output: `[sequences * width]`.
+/// The sums as a function of the logits `[tokens, experts]`, which it saves. The output is
+/// `[sequences * width]`.
 #[derive(Debug)]
 pub(super) struct RouterSums {
     pub sums: SequenceSums,
-    /// `[tokens]`: 1 for a token that counts, and 0.
+    /// 1 for a token that counts, otherwise 0, `[tokens]`.
     pub valid: Option<DispatchTensor>,
 }
 
@@ -78,11 +79,11 @@ impl Function for RouterSums {
 /// A device operation of the statistics.
 #[derive(Debug)]
 pub(super) enum StatisticsOp {
-    /// Logits, and what is valid where it is given, to the sums.
+    /// From logits, and `valid` if given, to the sums.
     Sums(SequenceSums),
-    /// Logits, the gradient of the sums, and what is valid where it is given, to the gradient of the logits.
+    /// From logits, the gradient of the sums, and `valid` if given, to the gradient of the logits.
     Gradient(SequenceSums),
-    /// Indices to counts.
+    /// From indices to counts.
     Count { experts: usize, sequences: usize },
 }
 

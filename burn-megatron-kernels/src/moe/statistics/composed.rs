@@ -1,4 +1,4 @@
-//! The sums composed of Burn's own operations.
+//! Reference sums, composed of Burn's own operations.
 
 use burn::tensor::{Bool, Tensor, activation};
 
@@ -6,11 +6,11 @@ use super::{ScoreFunction, check_sequences, check_valid};
 use crate::cpu::wide;
 use crate::error::accept;
 
-/// The same function as [`super::sum_scores`], differentiated by Burn.
+/// Computes [`super::sum_scores`], differentiated by Burn.
 ///
 /// # Panics
 ///
-/// See [`super::sum_scores`].
+/// Panics in the same cases as [`super::sum_scores`].
 pub fn sum_scores(
     logits: Tensor<2>,
     score: ScoreFunction,
@@ -32,11 +32,11 @@ pub fn sum_scores(
     scores.sum_dim(1).reshape([sequences, experts])
 }
 
-/// The same function as [`super::sum_squared_lse`], differentiated by Burn.
+/// Computes [`super::sum_squared_lse`], differentiated by Burn.
 ///
 /// # Panics
 ///
-/// See [`super::sum_squared_lse`].
+/// Panics in the same cases as [`super::sum_squared_lse`].
 pub fn sum_squared_lse(logits: Tensor<2>, valid: Option<Tensor<1, Bool>>) -> Tensor<1> {
     accept(check_valid(valid.as_ref(), logits.dims()[0]));
     let logits = logits.clone().cast(wide(logits.dtype()));

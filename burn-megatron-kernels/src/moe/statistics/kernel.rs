@@ -1,4 +1,4 @@
-//! The CubeCL kernels: a cube sums a strip of tokens, and [`fold`] adds the strips up.
+//! The CubeCL kernels: a cube sums a strip of tokens, and [`fold`] adds the strips.
 
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::tensor::DType;
@@ -16,23 +16,23 @@ use crate::moe::router::kernel::{AOT_CUBE, TokenCube, scores};
 use crate::moe::score::kernel::{numerator, slope};
 use crate::moe::score::row::row_denominator;
 
-/// The fewest tokens of a strip.
+/// The minimum number of tokens per strip.
 const STRIP: usize = 32;
-/// The most strips of all tokens: enough cubes for a large device.
+/// The maximum number of strips of all tokens, enough cubes for a large device.
 const MOST_STRIPS: usize = 2048;
-/// Units of a cube that adds up counts.
+/// The number of units of a cube that adds counts.
 const UNITS: u32 = 256;
 
 /// The compile-time variant of the sums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct SumVariant {
     kind: SumKind,
-    /// Sums in shared memory.
+    /// The number of sums in shared memory.
     size: usize,
     cube: TokenCube,
 }
 
-/// Whether a token counts.
+/// Returns whether a token counts.
 #[cube]
 fn counts(valid: &ComptimeOption<OwnedTensor<f32>>, token: usize) -> bool {
     let mut weight = 1.0f32;
@@ -46,7 +46,8 @@ fn counts(valid: &ComptimeOption<OwnedTensor<f32>>, token: usize) -> bool {
     weight != 0.0f32
 }
 
-/// A cube sums `strip` tokens of a sequence of `length`: `partials` is `[strips, sequences, width]`.
+/// Sums `strip` tokens per cube, from a sequence of `length` tokens. `partials` is
+/// `[strips, sequences, width]`.
 #[cube(launch_unchecked)]
 fn router_sums_kernel<F: Float>(
     logits: &Tensor<F>,
@@ -78,7 +79,7 @@ fn router_sums_kernel<F: Float>(
             let start = token * experts as usize;
             let shared = row_denominator::<F>(logits, start, experts, score, units, planes);
             let counts = counts(valid, token);
-            // A unit adds up its own sums.
+            // Each unit adds its own sums.
             if comptime!(variant.kind == SumKind::SquaredLse) {
                 let lse = shared.largest + shared.total.ln();
                 if UNIT_POS == 0 && counts {
@@ -104,7 +105,7 @@ fn router_sums_kernel<F: Float>(
     }
 }
 
-/// The sums of a sequence.
+/// Returns the number of sums per sequence.
 #[cube]
 fn width(experts: u32, #[comptime] kind: SumKind) -> u32 {
     if comptime!(kind == SumKind::SquaredLse) {
@@ -114,7 +115,7 @@ fn width(experts: u32, #[comptime] kind: SumKind) -> u32 {
     }
 }
 
-/// A cube works on a token of a sequence of `length`.
+/// Computes the gradient of one token per cube, from a sequence of `length` tokens.
 #[cube(launch_unchecked)]
 fn router_sums_gradient_kernel<F: Float>(
     logits: &Tensor<F>,
@@ -168,7 +169,7 @@ fn router_sums_gradient_kernel<F: Float>(
     }
 }
 
-/// Adds up the counts of chunks `[sequences, chunks, experts]`.
+/// Adds the counts of chunks, `[sequences, chunks, experts]`.
 #[cube(launch_unchecked)]
 fn add_counts_kernel(
     counts: &Tensor<i32>,
@@ -193,7 +194,7 @@ fn zeros(like: &CubeTensor, length: usize) -> CubeTensor {
     zeros_client(client, device, [length].into(), DType::F32)
 }
 
-/// See [`StatisticsOp::Sums`](super::backward::StatisticsOp::Sums).
+/// Computes the sums; see [`StatisticsOp::Sums`](super::backward::StatisticsOp::Sums).
 pub(super) fn sums(op: SequenceSums, mut inputs: Vec<CubeTensor>) -> CubeTensor {
     let logits = inputs.remove(0);
     let client = logits.client.clone();
@@ -212,7 +213,7 @@ pub(super) fn sums(op: SequenceSums, mut inputs: Vec<CubeTensor>) -> CubeTensor 
         cube: TokenCube::new(&client, &logits),
     };
     let dtype = dtype_to_storage_type(logits.dtype);
-    // SAFETY: tokens past the strip and experts past the last access no memory.
+    // SAFETY: tokens past the strip and experts past the last one access no memory.
     unsafe {
         launch!(
             router_sums_kernel,
@@ -228,7 +229,7 @@ pub(super) fn sums(op: SequenceSums, mut inputs: Vec<CubeTensor>) -> CubeTensor 
     fold(partials, SumTarget::Each(DType::F32)).remove(0)
 }
 
-/// See [`StatisticsOp::Gradient`](super::backward::StatisticsOp::Gradient).
+/// Computes the gradient; see [`StatisticsOp::Gradient`](super::backward::StatisticsOp::Gradient).
 pub(super) fn gradient(op: SequenceSums, mut inputs: Vec<CubeTensor>) -> CubeTensor {
     let (upstream, logits) = (inputs.remove(1), inputs.remove(0));
     let client = logits.client.clone();
@@ -239,7 +240,7 @@ pub(super) fn gradient(op: SequenceSums, mut inputs: Vec<CubeTensor>) -> CubeTen
     }
     let cube = TokenCube::new(&client, &logits);
     let dtype = dtype_to_storage_type(logits.dtype);
-    // SAFETY: experts past the last access no memory.
+    // SAFETY: experts past the last one access no memory.
     unsafe {
         launch!(
             router_sums_gradient_kernel,
@@ -257,7 +258,7 @@ pub(super) fn gradient(op: SequenceSums, mut inputs: Vec<CubeTensor>) -> CubeTen
     gradient
 }
 
-/// See [`StatisticsOp::Count`](super::backward::StatisticsOp::Count).
+/// Counts the choices; see [`StatisticsOp::Count`](super::backward::StatisticsOp::Count).
 pub(super) fn count(indices: CubeTensor, experts: usize, sequences: usize) -> CubeTensor {
     let client = indices.client.clone();
     let output = empty(&indices, [sequences, experts], DType::I32);
@@ -280,7 +281,7 @@ pub(super) fn count(indices: CubeTensor, experts: usize, sequences: usize) -> Cu
     output
 }
 
-/// Of 256 experts, by each score, and of the z-loss.
+/// Adds 256 experts with each score function, and the z-loss.
 pub(crate) fn aot_instances(list: &mut AotList) {
     let mut kinds = scores()
         .map(|(name, score)| (name, SumKind::Scores(score)))

@@ -1,21 +1,22 @@
-//! Sums over tokens that the auxiliary losses are made of.
+//! Sums over tokens from which the auxiliary losses are computed.
 //!
-//! With the scores `s` of a token over all experts (a softmax, or sigmoids divided by their sum), their
-//! sum `P_e` over the tokens, the counts `c_e` of choices and the number of tokens `T` that these are of:
+//! Let `s` be the scores of a token over all experts (a softmax, or sigmoids divided by their sum),
+//! and `P_e` their sum over the tokens. With the counts `c_e` of choices and the number of tokens
+//! `T` that were counted:
 //!
 //! ```text
 //! load balancing    F = E / (k T^2) sum over e of P_e c_e      dF/ds_te = E c_e / (k T^2)
 //! z-loss            Z = sum over t of lse_t^2, lse = log sum over e of exp(z_te)
 //! ```
 //!
-//! `F` is 1 where all experts are used equally, and at most `E / k`. Counts have no gradient; where they
-//! are summed over ranks, and each rank's `P` is of its own tokens, the `F` of the ranks add up to the
-//! loss of all tokens. (Shazeer et al. 2017; Fedus et al. 2021, "Switch Transformers"; z-loss: Zoph et
-//! al. 2022, "ST-MoE".)
+//! `F` is 1 if all experts are used equally, and at most `E / k`. Counts have no gradient. If
+//! counts are summed over ranks while each rank's `P` covers its own tokens, the `F` of all ranks
+//! add up to the loss of all tokens. The load balancing loss is from Shazeer et al. 2017 and Fedus
+//! et al. 2021, "Switch Transformers"; the z-loss is from Zoph et al. 2022, "ST-MoE".
 //!
-//! Tokens are stretches of equal length, one after the other: the sequences of a micro-batch, or one
-//! stretch for all. Everything is computed in f32 (f64 for f64), in an order that depends on the sizes
-//! alone.
+//! Tokens are consecutive sequences of equal length: the sequences of a micro-batch, or a single
+//! sequence for all tokens. Everything is computed in f32 (f64 for f64), in an order that depends
+//! only on the sizes.
 
 use burn::tensor::{Bool, Int, IntDType, Tensor};
 
@@ -38,13 +39,13 @@ use backward::{RouterSums, SequenceSums, StatisticsOp, SumKind};
 
 const NAME: &str = "router statistics";
 
-/// Counts the tokens that choose each expert: `indices` `[tokens, k]` to `[sequences, experts]` in I32. An index
-/// outside of `0..experts` counts for none.
+/// Counts the tokens that choose each expert: `indices` `[tokens, k]` to `[sequences, experts]` in
+/// I32. An index outside `0..experts` is not counted.
 ///
 /// # Panics
 ///
-/// With a [`KernelError`]: no expert or more than 2048, no sequence or a number that does not divide the
-/// tokens.
+/// Panics with a [`KernelError`] if there is no expert or more than 2048, or if the number of
+/// sequences is 0 or does not divide the tokens.
 pub fn count_experts(indices: Tensor<2, Int>, experts: usize, sequences: usize) -> Tensor<2, Int> {
     accept(check_experts(NAME, experts));
     accept(check_sequences(indices.dims()[0], sequences));
@@ -53,16 +54,17 @@ pub fn count_experts(indices: Tensor<2, Int>, experts: usize, sequences: usize) 
     Tensor::from_dispatch(launch_one(op, vec![indices]))
 }
 
-/// The sum of the scores of each expert: `logits` `[tokens, experts]` to `[sequences, experts]` in f32
-/// (f64 for f64). Differentiable.
+/// Sums the scores of each expert: `logits` `[tokens, experts]` to `[sequences, experts]` in f32
+/// (f64 for f64). The function is differentiable.
 ///
-/// [`ScoreFunction::Softmax`] and [`ScoreFunction::PreSoftmax`] are the softmax over all experts; the
-/// others are divided by their sum over all experts. `valid` `[tokens]` is false for tokens that are left
-/// out; by default all are counted.
+/// With [`ScoreFunction::Softmax`] and [`ScoreFunction::PreSoftmax`] the scores are the softmax
+/// over all experts. Other scores are divided by their sum over all experts. `valid` `[tokens]` is
+/// false for tokens that are left out. By default all tokens count.
 ///
 /// # Panics
 ///
-/// With a [`KernelError`]: as [`count_experts`], and for a `valid` of another length.
+/// Panics with a [`KernelError`] in the same cases as [`count_experts`], and if `valid` has another
+/// length.
 ///
 /// # Example
 ///
@@ -87,25 +89,27 @@ pub fn sum_scores(
     sums.reshape([sequences, experts])
 }
 
-/// The sum over tokens of the squared log-sum-exp: `logits` `[tokens, experts]` to `[1]` in f32 (f64 for
-/// f64). Differentiable: `dz_te = 2 lse_t softmax(z_t)_e` for a gradient of 1.
+/// Sums the squared log-sum-exp over tokens: `logits` `[tokens, experts]` to `[1]` in f32 (f64 for
+/// f64). The function is differentiable: `dz_te = 2 lse_t softmax(z_t)_e` for a gradient of 1.
 ///
 /// # Panics
 ///
-/// See [`sum_scores`].
+/// Panics in the same cases as [`sum_scores`].
 pub fn sum_squared_lse(logits: Tensor<2>, valid: Option<Tensor<1, Bool>>) -> Tensor<1> {
     router_sums(logits, SumKind::SquaredLse, 1, valid)
 }
 
-/// `F` for each sequence, from sums of scores and counts, `[sequences, experts]` each, and their mean over
-/// the sequences: `[1]`, in the type of the sums. Differentiable in the sums.
+/// Returns the mean of the load balancing loss `F` over the sequences, `[1]` in the type of the
+/// sums.
 ///
-/// The number of tokens is that of the counts, divided by `top_k`; a sequence without any has the loss 0.
-/// Counts may be those of several ranks, added up, or the mean of several micro-batches.
+/// `score_sums` and `counts` are `[sequences, experts]`. The function is differentiable in the
+/// sums. The number of tokens is the sum of the counts divided by `top_k`; a sequence without
+/// counts has the loss 0. Counts may be summed over several ranks, or be the mean of several
+/// micro-batches.
 ///
 /// # Panics
 ///
-/// With a [`KernelError`] for sizes that do not agree.
+/// Panics with a [`KernelError`] if sizes do not agree.
 pub fn load_balancing_loss(score_sums: Tensor<2>, counts: Tensor<2>, top_k: usize) -> Tensor<1> {
     let (sums, [sequences, experts]) = (score_sums.dims(), counts.dims());
     accept(check_shape(NAME, sums == [sequences, experts], || {

@@ -8,9 +8,11 @@ use super::layout::RowLayout;
 use super::{BACKWARD, BACKWARD_WITH_X_BIAS, FORWARD, PARTIAL_UNITS};
 use crate::cube::instance::{AotList, instance, types};
 
-/// Every kernel in every type: LayerNorm with a residual and a bias, on narrow rows, on rows that
-/// stay in registers and on rows that are read twice; with a bias of `x` too, on the widest rows that a
-/// plane and a cube keep in registers.
+/// Adds every kernel in every type.
+///
+/// LayerNorm has a residual and a bias, on narrow rows, on rows that stay in registers, and on rows
+/// that are read twice. Instances with a bias of `x` have the widest rows that a plane or a cube
+/// keeps in registers.
 pub(crate) fn aot_instances(list: &mut AotList) {
     let single = ElemType::Float(FloatKind::F32);
     for (name, dtype, vector) in types() {
@@ -29,7 +31,7 @@ pub(crate) fn aot_instances(list: &mut AotList) {
     }
 }
 
-/// The kernels of rows of `width` elements: `x`, and what is added to it, have these types.
+/// Adds the kernels of rows of `width` elements. `x` and the tensor added to it have these types.
 fn rows(
     list: &mut AotList,
     name: &str,

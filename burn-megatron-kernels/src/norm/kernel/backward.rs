@@ -1,5 +1,5 @@
-//! The kernels of the backward: the input's gradient with partial sums of the parameters', and the
-//! partial sums alone.
+//! The kernels of the backward: one computes the input gradient and partial sums of the parameter
+//! gradients, another only the partial sums.
 
 use cubecl::prelude::*;
 
@@ -12,21 +12,21 @@ use crate::cube::lane_sum;
 pub(in super::super) struct NormBackwardVariant {
     /// Whether the mean was subtracted.
     pub centred: bool,
-    /// Whether the weight is one more than what is stored.
+    /// Whether the weight is used as the stored value plus one.
     pub zero_centered: bool,
     /// Whether the gradient of the input is computed.
     pub input: bool,
-    /// Whether it is added to one that is there.
+    /// Whether the gradient of the input is added to an existing gradient.
     pub onto: bool,
     /// Whether the gradients of the weight and of the bias are summed.
     pub weight: bool,
     pub bias: bool,
-    /// Whether the gradient of the input is summed, for a bias that was added to it.
+    /// Whether the gradient of the input is summed, for a bias of the input.
     pub x_bias: bool,
 }
 
 impl NormBackwardVariant {
-    /// The number of sums.
+    /// Returns the number of sums.
     pub(super) fn sums(&self) -> usize {
         let all = [self.weight, self.bias, self.x_bias];
         all.into_iter().filter(|wanted| *wanted).count()
@@ -59,7 +59,7 @@ impl RowStatistics {
         }
     }
 
-    /// The normalised values of a vector.
+    /// Returns the normalised values of a vector.
     fn normalised<S: Float, N: Size>(
         &self,
         source: Vector<S, N>,
@@ -73,9 +73,9 @@ impl RowStatistics {
     }
 }
 
-/// Whether a vector belongs to an `active` row. If that is known at compile time there is no branch
-/// that separates loads; loops over small vectors keep theirs, or a compiler unrolls them until
-/// registers run out.
+/// Returns whether a vector belongs to an `active` row. If this is known at compile time, no branch
+/// separates loads. Loops over small vectors keep their branch, because otherwise a compiler
+/// unrolls them until registers run out.
 #[cube]
 fn is_inside<N: Size>(active: bool, column: usize, #[comptime] layout: RowLayout) -> bool {
     let lanes = N::value();
@@ -86,7 +86,7 @@ fn is_inside<N: Size>(active: bool, column: usize, #[comptime] layout: RowLayout
     inside
 }
 
-/// A vector of a row: from registers, or from memory.
+/// Loads a vector of a row from registers, or from memory.
 #[cube]
 fn reload<F: Float, N: Size>(
     kept: &Array<Vector<F, N>>,
@@ -102,12 +102,12 @@ fn reload<F: Float, N: Size>(
     }
 }
 
-/// `dx = (g - mean(g) - x mean(g x)) rstd (+ so_far)` with `g = gradient * weight`, `x` the
-/// normalised values and `mean(g)` for `centred` alone.
+/// Computes `dx = (g - mean(g) - x mean(g x)) rstd (+ so_far)`. `g` is `gradient * weight` and `x`
+/// holds the normalised values; `mean(g)` applies only if `centred`.
 ///
-/// A cube takes every `cubes`-th block of rows and leaves sums of `gradient x`, of `gradient` and of
-/// `dx`, not rounded, in its part of `partials` `[cubes, sums, columns]`. What is not requested is
-/// neither read nor written.
+/// A cube processes every `cubes`-th block of rows. It writes unrounded sums of `gradient x`, of
+/// `gradient` and of `dx` to its part of `partials` `[cubes, sums, columns]`. Gradients that are
+/// not requested are neither read nor written.
 #[cube(launch_unchecked)]
 pub(super) fn norm_backward<Y: Float, S: Float, W: Float, N: Size>(
     source: &Tensor<Vector<S, N>>,
@@ -144,12 +144,12 @@ pub(super) fn norm_backward<Y: Float, S: Float, W: Float, N: Size>(
         of_x_bias[step] = Vector::new(0.0);
     }
 
-    // Loads come before the bounds branch: after it, a compiler neither combines them nor keeps
-    // their vectors whole. Out of bounds, the first vector is loaded and not used.
+    // Loads come before the bounds branch. After it, a compiler would neither combine them nor keep
+    // their vectors intact. Out of bounds, the first vector is loaded and not used.
     let mut block = CUBE_POS;
     while block < blocks {
-        // A row alone is known to exist, which saves registers where it is kept in them; loops over
-        // longer rows need more registers without the branch.
+        // A single row is known to exist, which saves registers if the row is kept in them. Loops
+        // over longer rows need more registers without the branch.
         let mut row = block * block_rows;
         let mut active = true;
         if comptime!(!(layout.is_alone() && in_registers)) {
@@ -160,7 +160,7 @@ pub(super) fn norm_backward<Y: Float, S: Float, W: Float, N: Size>(
         let row_statistics =
             RowStatistics::read(statistics, select(active, row, 0usize), variant.centred);
         if comptime!(in_registers) {
-            // All loads before the first use, so that one wait is enough.
+            // All loads come before the first use, so that one wait is enough.
             #[unroll]
             for step in 0..steps {
                 let column = lane + step * lanes as usize;
@@ -211,8 +211,9 @@ pub(super) fn norm_backward<Y: Float, S: Float, W: Float, N: Size>(
                 if inside {
                     let value = row_statistics.normalised(raw, variant.centred);
                     let change = Vector::<f32, N>::cast_from(raw_gradient);
-                    // Rounded as in the mean: a compiler that made one operation of this product and
-                    // the difference would leave its error, times `rstd`, where zero belongs.
+                    // Rounded as in the mean. A compiler that fused this product with the
+                    // difference would leave its rounding error times `rstd` where the result must
+                    // be zero.
                     let factor = factor(weight, column, variant.zero_centered);
                     let product = fma(change, factor, Vector::new(0.0));
                     let mut result =
@@ -246,7 +247,7 @@ pub(super) fn norm_backward<Y: Float, S: Float, W: Float, N: Size>(
     }
 }
 
-/// Writes the sums of a cube's rows to a part `[columns]`. Call on all units of the cube.
+/// Writes the sums of a cube's rows to a part `[columns]`. All units of the cube must call it.
 #[cube]
 fn write_part<N: Size>(
     own: &Array<Vector<f32, N>>,
@@ -267,7 +268,8 @@ fn write_part<N: Size>(
     }
 }
 
-/// The sum over the rows of a cube, for the units of its first row. Call on all units of the cube.
+/// Returns the sum over the rows of a cube to the units of its first row. All units of the cube
+/// must call it.
 #[cube]
 fn across_rows<N: Size>(own: Vector<f32, N>, #[comptime] layout: RowLayout) -> Vector<f32, N> {
     let lanes = comptime!(layout.lanes);
@@ -286,8 +288,8 @@ fn across_rows<N: Size>(own: Vector<f32, N>, #[comptime] layout: RowLayout) -> V
     total
 }
 
-/// The partial sums alone, for rows that do not fit in registers: a unit takes one column of a strip
-/// of rows. `partials` is `[strips, weight and bias, columns]`.
+/// Computes only the partial sums, for rows that do not fit in registers. A unit processes one
+/// column of a strip of rows. `partials` is `[strips, weight and bias, columns]`.
 #[cube(launch_unchecked)]
 pub(super) fn norm_partials<Y: Float, S: Float, N: Size>(
     source: &Tensor<Vector<S, N>>,

@@ -10,9 +10,9 @@ use crate::cube::lane_sum;
 pub(in super::super) struct NormVariant {
     /// Whether the mean is subtracted.
     pub centred: bool,
-    /// Whether the weight is one more than what is stored.
+    /// Whether the weight is used as the stored value plus one.
     pub zero_centered: bool,
-    /// Whether `x` and a residual are added first.
+    /// Whether a residual is added to `x` first.
     pub add: bool,
     /// Whether there is a bias.
     pub bias: bool,
@@ -20,7 +20,7 @@ pub(in super::super) struct NormVariant {
     pub x_bias: bool,
 }
 
-/// A vector of factors: the weight, or one more.
+/// Returns a vector of factors: the weight, or the weight plus one.
 #[cube]
 pub(super) fn factor<W: Float, N: Size>(
     weight: &Tensor<Vector<W, N>>,
@@ -34,7 +34,7 @@ pub(super) fn factor<W: Float, N: Size>(
     factor
 }
 
-/// A vector of the row: from registers, or from memory for the second time.
+/// Loads a vector of the row from registers, or a second time from memory.
 #[cube]
 fn reload<S: Float, N: Size>(
     kept: &Array<Vector<S, N>>,
@@ -50,7 +50,7 @@ fn reload<S: Float, N: Size>(
     }
 }
 
-/// A vector of the row, for the first time: the sum, which is written, or what is there.
+/// Loads a vector of the row for the first time: computes and writes the sum, or reads the input.
 #[cube]
 fn first<X: Float, S: Float, B: Float, N: Size>(
     x: &Tensor<Vector<X, N>>,
@@ -75,12 +75,13 @@ fn first<X: Float, S: Float, B: Float, N: Size>(
     }
 }
 
-/// Normalises the rows of `source`, after writing `(x + x_bias) + residual` to it if they are to be added.
+/// Normalises the rows of `source`. If there is a residual, it first writes
+/// `(x + x_bias) + residual` to `source`.
 ///
-/// A row's statistics are one over its deviation, and with `centred` its mean in two parts: the sum
-/// of what is left after the first corrects it, and the variance, for its rounding. Without an
-/// addition `source` is only read, and `x` and `residual` are neither read nor written; without
-/// biases nor are `bias` and `x_bias`.
+/// The statistics of a row are the reciprocal of its deviation, and with `centred` its mean in two
+/// parts. The second part is the sum of the rest after the first part, which corrects the mean and
+/// the variance for its rounding. Without an addition `source` is only read, and `x` and `residual`
+/// are not accessed. Without biases, `bias` and `x_bias` are not accessed.
 #[cube(launch_unchecked)]
 pub(super) fn norm_forward<X: Float, S: Float, W: Float, B: Float, N: Size>(
     x: &Tensor<Vector<X, N>>,

@@ -6,43 +6,46 @@ use cubecl::prelude::*;
 
 use crate::cube::{Reduction, RowPlan, cube_sum};
 
-/// The launch of a row kernel: `lanes` units on a row, as many rows at a time as fit in a cube.
+/// The launch of a row kernel, with `lanes` units per row and as many concurrent rows as fit in a
+/// cube.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(in super::super) struct RowLayout {
-    /// Vectors of a row.
+    /// The number of vectors per row.
     pub columns: usize,
-    /// Units of a cube.
+    /// The number of units per cube.
     pub units: u32,
-    /// Units of a row: a power of two.
+    /// The number of units per row, a power of two.
     pub lanes: u32,
     /// Whether a row stays in registers between its passes.
     pub in_registers: bool,
     /// Whether sums over a cube use planes.
     pub planes: bool,
-    /// Whether the lanes of a row are in one plane, so that shuffles alone add them up.
+    /// Whether the lanes of a row are in one plane, so that shuffles are enough to add them.
     pub shuffles: bool,
 }
 
 /// The register budget of a kernel.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RegisterBudget {
-    /// Vectors of a row for each unit where the row is as short as that.
+    /// The number of vectors per unit for short rows.
     pub wanted: usize,
-    /// Rows of up to this many vectors are given to a plane each: no synchronisation of the cube.
+    /// The maximum number of vectors of rows that get one plane each and need no synchronisation of
+    /// the cube.
     pub plane_columns: usize,
-    /// Vectors of a row that a unit can keep in registers.
+    /// The number of vectors of a row that a unit can keep in registers.
     pub in_registers: usize,
-    /// Units of a cube.
+    /// The number of units per cube.
     pub units: u32,
 }
 
-/// Units of a row that has a plane for itself, and the most for several rows in a cube.
+/// The number of units of a row that has its own plane, and the maximum if a cube has several rows.
 const PLANE_LANES: u32 = 32;
-/// The smallest cube.
+/// The number of units of the smallest cube.
 const MIN_UNITS: u32 = 128;
 
 impl RowLayout {
-    /// For rows of `width` elements of `dtype`; the size of the vectors comes beside it.
+    /// Creates the layout for rows of `width` elements of `dtype`, and returns it with the vector
+    /// size.
     pub(super) fn new(
         client: &Client,
         dtype: DType,
@@ -57,7 +60,7 @@ impl RowLayout {
         (layout, plan.vector)
     }
 
-    /// For rows of `columns` vectors in cubes of up to `most` units.
+    /// Creates the layout for rows of `columns` vectors in cubes of up to `most` units.
     pub(super) fn of(
         columns: usize,
         planes: bool,
@@ -82,33 +85,35 @@ impl RowLayout {
         }
     }
 
-    /// Whether a cube has one row.
+    /// Returns whether a cube has a single row.
     pub(super) fn is_alone(&self) -> bool {
         self.lanes == self.units
     }
 
-    /// Rows of a cube.
+    /// Returns the number of rows per cube.
     pub(super) fn rows(&self) -> usize {
         (self.units / self.lanes) as usize
     }
 
-    /// Vectors of a row for each unit.
+    /// Returns the number of vectors per unit and row.
     pub(super) fn steps(&self) -> usize {
         self.columns.div_ceil(self.lanes as usize)
     }
 
-    /// Whether all units of a row have full steps, and all rows of a cube exist if one does.
+    /// Returns whether all units of a row have full steps, and all rows of a cube exist if one row
+    /// exists.
     pub(super) fn is_whole(&self) -> bool {
         self.is_alone() && self.columns == self.steps() * self.lanes as usize
     }
 
-    /// Vectors of a row that a unit keeps.
+    /// Returns the number of vectors of a row that a unit keeps.
     pub(super) fn kept(&self) -> usize {
         if self.in_registers { self.steps() } else { 1 }
     }
 }
 
-/// The sum of `value` over the units of a row; each of them gets it. Call on all units of the cube.
+/// Returns the sum of `value` over the units of a row to each of them. All units of the cube must
+/// call it.
 #[cube]
 pub(super) fn row_sum(value: f32, #[comptime] layout: RowLayout) -> f32 {
     let lanes = comptime!(layout.lanes);

@@ -1,9 +1,9 @@
-//! The CubeCL implementation: how the kernels are launched.
+//! The CubeCL implementation: launches of the kernels.
 //!
-//! Rows of up to 128 vectors go to one plane each, several to a cube; longer ones to a cube each.
-//! A row stays in registers, in its own type, if it fits, and is read again if not. Gradients of the
-//! parameters are summed in registers over the rows of a cube, then over the cubes by a second
-//! kernel; for rows that do not fit, by kernels of their own.
+//! Rows of up to 128 vectors get one plane each, with several planes per cube. Longer rows get one
+//! cube each. A row that fits stays in registers, in its own type. Otherwise it is read again.
+//! Parameter gradients are summed in registers over the rows of a cube, then a second kernel sums
+//! them over the cubes. For rows that do not fit in registers, separate kernels compute the sums.
 
 use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_storage_type;
@@ -27,37 +27,38 @@ mod layout;
 
 pub(crate) use aot_instances::aot_instances;
 
-/// A row in registers and little else.
+/// The budget for a row in registers and little else.
 const FORWARD: RegisterBudget = RegisterBudget {
     wanted: 4,
     plane_columns: 128,
     in_registers: 8,
     units: 1024,
 };
-/// A row of the input, one of the gradient and two of sums: 512 units leave 128 registers for each.
+/// The budget for a row of the input, a row of the gradient and two rows of sums: 512 units leave
+/// 128 registers each.
 const BACKWARD: RegisterBudget = RegisterBudget {
     wanted: 2,
     plane_columns: 128,
     in_registers: 4,
     units: 512,
 };
-/// As [`BACKWARD`] with three rows of sums, which take more registers.
+/// The budget of [`BACKWARD`] with three rows of sums, which take more registers.
 const BACKWARD_WITH_X_BIAS: RegisterBudget = RegisterBudget {
     units: 256,
     plane_columns: 64,
     ..BACKWARD
 };
-/// Units of a cube of the sums over columns.
+/// The number of units of a cube that sums over columns.
 const PARTIAL_UNITS: u32 = 256;
 /// The assumed number of multiprocessors if the device does not report it.
 const MULTIPROCESSORS: u32 = 32;
-/// The most resident units per multiprocessor if rows are strided over cubes.
+/// The maximum number of resident units per multiprocessor if rows are strided over cubes.
 const RESIDENT_UNITS: u32 = 1024;
-/// Elements of rows that they keep: the registers of a multiprocessor hold eight numbers for each.
-/// More cubes would only queue, and add partial sums.
+/// The number of row elements that the resident cubes keep: the registers of a multiprocessor hold
+/// eight numbers for each. More cubes would only queue, and add partial sums.
 const RESIDENT_ELEMENTS: usize = 8192;
 
-/// Rows and width of a tensor.
+/// Returns the number of rows and the width of a tensor.
 fn sizes(tensor: &CubeTensor) -> (usize, usize) {
     let shape = tensor.shape();
     let width = shape[shape.num_dims() - 1];
@@ -70,7 +71,7 @@ fn multiprocessors(client: &Client) -> usize {
     row_statistics.unwrap_or(MULTIPROCESSORS) as usize
 }
 
-/// See [`NormForwardOp`].
+/// Computes the forward; see [`NormForwardOp`].
 pub(super) fn forward(op: &NormForwardOp, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
     let formula = op.formula;
     let NamedInputs {
@@ -91,8 +92,8 @@ pub(super) fn forward(op: &NormForwardOp, inputs: Vec<CubeTensor>) -> Vec<CubeTe
         bias: bias.is_some(),
         x_bias: x_bias.is_some(),
     };
-    // Without an addition the input is passed as a placeholder for the residual and the sum, which
-    // are neither read nor written; without biases so is the weight.
+    // Without an addition, the input is passed as a placeholder for the residual and the sum, which
+    // are neither read nor written. Without biases, the weight is passed as their placeholder.
     let residual = residual.unwrap_or_else(|| x.clone());
     let source = if variant.add {
         empty(&x, x.shape(), residual.dtype)
@@ -104,8 +105,8 @@ pub(super) fn forward(op: &NormForwardOp, inputs: Vec<CubeTensor>) -> Vec<CubeTe
         let bias = bias.unwrap_or_else(|| weight.clone());
         let x_bias = x_bias.unwrap_or_else(|| weight.clone());
         let types = [&x, &residual, &weight, &x_bias].map(|tensor| tensor.dtype);
-        // SAFETY: a unit past the rows or the columns accesses no memory, and all inputs are
-        // contiguous and of the sizes that the public functions check.
+        // SAFETY: a unit past the rows or the columns accesses no memory. All inputs are contiguous
+        // and have the sizes that the public functions check.
         unsafe {
             launch!(
                 norm_forward,
@@ -125,7 +126,7 @@ pub(super) fn forward(op: &NormForwardOp, inputs: Vec<CubeTensor>) -> Vec<CubeTe
     }
 }
 
-/// See [`NormBackwardOp`].
+/// Computes the backward; see [`NormBackwardOp`].
 pub(super) fn backward(op: &NormBackwardOp, mut inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
     let (formula, wanted) = (op.formula, op.wanted);
     let flat = op.places.as_ref().and_then(|_| inputs.pop());
@@ -181,17 +182,17 @@ pub(super) fn backward(op: &NormBackwardOp, mut inputs: Vec<CubeTensor>) -> Vec<
         .collect()
 }
 
-/// The gradients of the parameters, in order: in tensors of type `dtype`, or in a flat buffer.
+/// The parameter gradients in order, as tensors of type `dtype` or in a flat buffer.
 struct Sums<'a> {
     dtype: DType,
     flat: Option<CubeTensor>,
-    /// Of those that are not in the buffer yet.
+    /// The places of gradients that are not in the buffer yet.
     places: &'a [Place],
     each: Vec<CubeTensor>,
 }
 
 impl Sums<'_> {
-    /// Adds the next so many gradients, which `sum` computes.
+    /// Adds the next `sets` gradients, which `sum` computes.
     fn add(&mut self, sets: usize, sum: impl FnOnce(SumTarget) -> Vec<CubeTensor>) {
         match self.flat.take() {
             Some(flat) => {
@@ -212,8 +213,9 @@ struct BackwardInputs {
 }
 
 impl BackwardInputs {
-    /// The gradient of the input (a placeholder if not requested), and partial sums `[parts, sums,
-    /// width]` if any are requested; without that of `dx` for rows that do not fit in registers.
+    /// Returns the gradient of the input (a placeholder if it is not requested), and partial sums
+    /// `[parts, sums, width]` if any are requested. For rows that do not fit in registers, the
+    /// partial sums of `dx` are missing.
     fn launch(
         self,
         variant: NormBackwardVariant,
@@ -232,7 +234,7 @@ impl BackwardInputs {
         let units = RESIDENT_ELEMENTS / (layout.kept() * vector);
         let cubes = units.min(RESIDENT_UNITS as usize) / layout.units as usize;
         let resident = multiprocessors(&client) * cubes.max(2);
-        // At least one, so that the sums over no rows are written.
+        // At least one cube, so that the sums over no rows are written.
         let cubes = blocks.min(resident).max(1);
         let sets = if layout.in_registers {
             variant.sums()
@@ -257,7 +259,7 @@ impl BackwardInputs {
             let types = [self.gradient.dtype, self.source.dtype, weight.dtype];
             let so_far = so_far.unwrap_or_else(|| self.source.clone());
             let to = sums.clone().unwrap_or_else(|| scrap(DType::F32));
-            // SAFETY: as in `forward`; a cube writes its own part of the partial sums alone.
+            // SAFETY: as in `forward`. A cube writes only its own part of the partial sums.
             unsafe {
                 launch!(
                     norm_backward,

@@ -143,7 +143,7 @@ fn gradients_are_those_of_differences() {
     );
 }
 
-/// The type in which `t` is computed.
+/// Returns the type in which `t` is computed.
 fn widened<const D: usize>(t: Tensor<D>) -> Tensor<D> {
     let dtype = crate::cpu::wide(t.dtype());
     t.cast(dtype)

@@ -9,7 +9,7 @@ fn biased_leaves(count: usize, width: usize) -> Vec<Input> {
     inputs
 }
 
-/// The bias of the norm, if it has one.
+/// Returns the bias of the norm, if it has one.
 fn bias(kind: NormKind, t: &[Tensor<1>]) -> Option<Tensor<1>> {
     (kind == NormKind::Layer).then(|| t[3].clone())
 }

@@ -9,7 +9,7 @@ use crate::cube::SPLITS;
 use crate::cube::instance::{AotList, given, instance, types};
 use crate::rope::{MlaDims, Pairing, RotaryHeads};
 
-/// Grouped heads of 128 features, and DeepSeek's latent attention.
+/// Adds grouped heads of 128 features, and DeepSeek's latent attention.
 pub(crate) fn aot_instances(list: &mut AotList) {
     for dtype in types() {
         for pairing in [Pairing::Halves, Pairing::Interleaved] {
@@ -21,8 +21,8 @@ pub(crate) fn aot_instances(list: &mut AotList) {
 
 type Type = (&'static str, ElemType, usize);
 
-/// 32 queries and 8 keys are rotated, 8 values are copied; in place in every split, and with one
-/// position per token.
+/// Adds instances that rotate 32 queries and 8 keys and copy 8 values, in place in every split, and
+/// with one position per token.
 fn rotate_instances(list: &mut AotList, (name, dtype, vector): Type, pairing: Pairing) {
     let heads = RotaryHeads {
         heads: 48,
@@ -49,7 +49,7 @@ fn rotate_instances(list: &mut AotList, (name, dtype, vector): Type, pairing: Pa
     }
 }
 
-/// 128 heads of 128 and 64 features, and of 128 of a value.
+/// Adds 128 heads of 128 and 64 features, with values of 128 features.
 fn mla_instances(list: &mut AotList, (name, dtype, vector): Type, pairing: Pairing) {
     let heads = RotaryHeads {
         heads: 128,

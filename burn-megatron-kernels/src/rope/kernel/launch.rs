@@ -44,12 +44,12 @@ struct RotateLaunch {
     y: CubeTensor,
     /// Whether `y` is `x`.
     in_place: bool,
-    /// Whether what is not rotated is copied.
+    /// Whether features and heads that are not rotated are copied.
     copies: bool,
 }
 
 impl RotateLaunch {
-    /// Units that work on one token.
+    /// Returns the number of units per token.
     fn items(&self, plan: RopePlan) -> usize {
         if self.copies {
             plan.rotated_units() + plan.unrotated_vectors()
@@ -76,7 +76,7 @@ impl Elementwise for RotateLaunch {
         &self.y
     }
 
-    /// The same work out of place: the input must be rotated only once.
+    /// Returns the same work out of place, because the input must be rotated only once.
     fn trial(&self) -> Self {
         let mut trial = self.clone();
         if self.in_place {
@@ -98,8 +98,8 @@ impl Elementwise for RotateLaunch {
         };
         let angles = self.angles;
         let (cosine, sine, each) = angles.tensors();
-        // SAFETY: a unit past the tokens accesses no memory, and all inputs are contiguous and of
-        // the sizes that the public functions check.
+        // SAFETY: a unit past the tokens accesses no memory. All inputs are contiguous and have the
+        // sizes that the public functions check.
         unsafe {
             launch!(
                 rotate_kernel,

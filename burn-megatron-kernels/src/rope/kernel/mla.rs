@@ -10,7 +10,7 @@ use super::{AngleArgs, RopePlan, UNITS, cubes};
 use crate::cube::{empty, launch, output_over};
 use crate::rope::{MlaDims, RotaryHeads};
 
-/// [`MlaDims`] in vectors.
+/// Returns [`MlaDims`] in vectors.
 pub(super) fn in_vectors(mla: MlaDims, plan: RopePlan) -> MlaDims {
     MlaDims {
         nope: mla.nope / plan.vector,
@@ -18,8 +18,9 @@ pub(super) fn in_vectors(mla: MlaDims, plan: RopePlan) -> MlaDims {
     }
 }
 
-/// Of each token, `queries` units work on the queries; then come those that rotate the shared key
-/// and write it to all heads, then those that copy the own parts of the keys.
+/// Computes queries and keys. For each token, the first `queries` units process the queries. The
+/// next units rotate the shared key and write it to all heads. The last units copy the own parts of
+/// the keys.
 #[cube(launch_unchecked)]
 pub(super) fn mla_forward_kernel<F: Float, N: Size, T: Size>(
     q: &Tensor<Vector<F, N>>,
@@ -81,8 +82,9 @@ pub(super) fn mla_forward_kernel<F: Float, N: Size, T: Size>(
     }
 }
 
-/// Of each token, some units sum the shared key's gradient over the heads in order, and rotate it
-/// back; the others copy the own parts of the heads and fill the gradient of the values with 0.
+/// Computes the gradients. For each token, some units sum the shared key's gradient over the heads
+/// in order and rotate it back. The other units copy the own parts of the heads and fill the
+/// gradient of the values with 0.
 #[cube(launch_unchecked)]
 pub(super) fn mla_backward_kernel<F: Float, N: Size, T: Size>(
     dk: &Tensor<Vector<F, N>>,
@@ -141,7 +143,8 @@ pub(super) fn mla_backward_kernel<F: Float, N: Size, T: Size>(
     }
 }
 
-/// `q`, `kv` and the shared key to the queries, in place if they are uniquely owned, and the keys.
+/// Computes the queries, in place if `q` is uniquely owned, and the keys from `q`, `kv` and the
+/// shared key.
 pub(in crate::rope) fn mla_forward(
     [q, kv, shared]: [CubeTensor; 3],
     angles: AngleArgs,
@@ -177,7 +180,7 @@ pub(in crate::rope) fn mla_forward(
     vec![rotated, k]
 }
 
-/// The gradients of `kv`, 0 for the values, and of the shared key.
+/// Computes the gradients of `kv`, which are 0 for the values, and of the shared key.
 pub(in crate::rope) fn mla_backward(
     dk: CubeTensor,
     angles: AngleArgs,

@@ -1,7 +1,8 @@
 //! The CubeCL implementation.
 //!
 //! One unit rotates one vector (or pair of vectors) of a few heads of a token, with the cosines and
-//! sines in registers; other units copy what is not rotated, unless the launch is in place.
+//! sines in registers. Unless the launch is in place, other units copy the parts that are not
+//! rotated.
 
 use burn::backend::TensorMetadata;
 use burn::tensor::DType;
@@ -23,40 +24,42 @@ pub(super) use launch::rotate;
 pub(super) use mla::{mla_backward, mla_forward};
 use rotate::TokenAnglesLaunch;
 
-/// Units of a cube where nothing is measured.
+/// The number of units per cube without a measurement.
 const UNITS: u32 = 256;
 
-/// The most heads per unit without a measurement: their loads are in flight together, and more
-/// heads need registers that reduce occupancy.
+/// The maximum number of heads per unit without a measurement. Their loads are in flight together,
+/// and more heads need registers that reduce occupancy.
 const MAX_HEADS_PER_UNIT: usize = 2;
 
 /// The distribution of a tensor's heads over units. Features are counted in vectors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct RopePlan {
-    /// Elements of a vector.
+    /// The number of elements per vector.
     vector: usize,
-    /// Elements of a vector of the table.
+    /// The number of elements per vector of the table.
     lanes: usize,
-    /// Vectors of the table that belong to one item.
+    /// The number of table vectors per item.
     loads: usize,
     heads: usize,
     rotated: usize,
-    /// Heads of one unit; a divisor of `rotated`.
+    /// The number of heads per unit, a divisor of `rotated`.
     group: usize,
     features: usize,
     first: usize,
-    /// Rotated features of a head.
+    /// The number of rotated vectors per head.
     width: usize,
-    /// Parts of a head that one unit rotates: one vector of adjacent features, or two vectors.
+    /// The number of items per head. A unit rotates one item: one vector of adjacent features, or
+    /// two vectors.
     items: usize,
-    /// From an item's first vector to that of the next item.
+    /// The distance between the first vectors of consecutive items.
     stride: usize,
-    /// From an item's first vector to its second; 0 where pairs lie within one vector.
+    /// The distance between the two vectors of an item; 0 if pairs lie within one vector.
     distance: usize,
 }
 
 impl RopePlan {
-    /// With vectors as long as the device and all widths allow, `others` included.
+    /// Creates a plan with the longest vectors that the device and all widths allow, including
+    /// `others`.
     fn new(client: &Client, dtype: DType, heads: RotaryHeads, others: &[usize]) -> Self {
         let rotated_units = match heads.pairing {
             Pairing::Halves => heads.width / 2,
@@ -93,19 +96,20 @@ impl RopePlan {
         .grouped(MAX_HEADS_PER_UNIT)
     }
 
-    /// With the largest number of heads per unit, up to `most`, that divides the rotated heads.
+    /// Returns the plan with the largest number of heads per unit, up to `most`, that divides the
+    /// rotated heads.
     fn grouped(self, most: usize) -> Self {
         let divides = |group: &usize| self.rotated.is_multiple_of(*group);
         let group = (1..=most).rev().find(divides).unwrap_or(1);
         Self { group, ..self }
     }
 
-    /// Units that rotate one token.
+    /// Returns the number of units that rotate one token.
     fn rotated_units(&self) -> usize {
         self.rotated / self.group * self.items
     }
 
-    /// Vectors of one token that are not rotated.
+    /// Returns the number of vectors of one token that are not rotated.
     fn unrotated_vectors(&self) -> usize {
         self.heads * self.features - self.rotated * self.width
     }
@@ -123,7 +127,7 @@ pub(super) struct AngleArgs {
 }
 
 impl AngleArgs {
-    /// From the last inputs of a launch.
+    /// Creates the arguments from the last inputs of a launch.
     pub(super) fn new(inputs: Vec<CubeTensor>, seq: usize, op: &RotateOp) -> Self {
         let mut inputs = inputs.into_iter();
         let (Some(cosine), Some(sine)) = (inputs.next(), inputs.next()) else {
@@ -154,9 +158,9 @@ impl AngleArgs {
     }
 }
 
-/// Cubes of `units` units, for `items` units of each of `tokens` tokens.
+/// Returns the number of cubes with `units` units, for `items` units for each of `tokens` tokens.
 ///
-/// Units are counted in 32 bits; only tensors of scalars (odd widths) near the limit have more.
+/// Units are counted in 32 bits. Only tensors with odd widths near the size limit need more.
 fn cubes(tokens: usize, items: usize, units: u32) -> usize {
     accept(check_size(NAME, &[tokens, items]));
     (tokens * items).div_ceil(units as usize)

@@ -1,4 +1,4 @@
-//! Rotating one tensor.
+//! Rotates one tensor.
 
 use cubecl::prelude::*;
 
@@ -12,16 +12,16 @@ pub(super) struct TokenAngles {
     start: u32,
     /// The last row of the table.
     last: u32,
-    /// Tokens of a sequence.
+    /// The number of tokens per sequence.
     seq: u32,
     pub tokens: u32,
-    /// 1, or -1 for the inverse rotation.
+    /// The direction: 1, or -1 for the inverse rotation.
     pub direction: f32,
 }
 
 default_fields!(TokenAnglesCompilationArg [start last seq tokens direction]);
 
-/// The row of the token in the table, in vectors of the table.
+/// Returns the row of the token in the table, in vectors of the table.
 #[cube]
 pub(super) fn table_row(
     each: &ComptimeOption<OwnedTensor<i32>>,
@@ -40,7 +40,7 @@ pub(super) fn table_row(
     position as usize * comptime!(plan.items * plan.loads)
 }
 
-/// The cosines of an item, one for each element of its first vector.
+/// Returns the cosines of an item, one for each element of its first vector.
 #[cube]
 pub(super) fn cosines<N: Size, T: Size>(
     table: &Tensor<Vector<f32, T>>,
@@ -61,8 +61,8 @@ pub(super) fn cosines<N: Size, T: Size>(
     angles
 }
 
-/// The factors of the partners of the elements of an item's first vector: minus the sines, and the
-/// sines where the element is the second of its pair.
+/// Returns the factors of the partners of the elements of an item's first vector: the negative
+/// sine, or the sine for the second element of a pair.
 #[cube]
 pub(super) fn sines<N: Size, T: Size>(
     table: &Tensor<Vector<f32, T>>,
@@ -84,7 +84,8 @@ pub(super) fn sines<N: Size, T: Size>(
     angles
 }
 
-/// Inserts the numbers of both elements of a pair, or only the number of the first if the second is in another vector.
+/// Inserts the numbers of both elements of a pair, or only the first number if the second element
+/// is in another vector.
 #[cube]
 fn insert_pair<N: Size>(
     angles: &mut Vector<f32, N>,
@@ -101,7 +102,7 @@ fn insert_pair<N: Size>(
     }
 }
 
-/// The vector with adjacent elements swapped.
+/// Returns the vector with adjacent elements swapped.
 #[cube]
 pub(super) fn swapped_neighbors<N: Size>(
     x: Vector<f32, N>,
@@ -116,7 +117,7 @@ pub(super) fn swapped_neighbors<N: Size>(
     y
 }
 
-/// Rotates an item of a group of heads; `at` is its first vector in the first of them.
+/// Rotates an item of a group of heads. `at` is the item's first vector in the first head.
 #[cube]
 pub(super) fn rotate_group<F: Float, N: Size>(
     x: &Tensor<Vector<F, N>>,
@@ -150,7 +151,7 @@ pub(super) fn rotate_group<F: Float, N: Size>(
     }
 }
 
-/// Rotates the part of a token that is `item`, or copies it if it is past the rotated items.
+/// Rotates part `item` of a token, or copies it if it is past the rotated items.
 #[cube]
 pub(super) fn rotate_item<F: Float, N: Size, T: Size>(
     x: &Tensor<Vector<F, N>>,
@@ -179,7 +180,7 @@ pub(super) fn rotate_item<F: Float, N: Size, T: Size>(
     }
 }
 
-/// The offset within a token of a vector that is not rotated.
+/// Returns the offset within a token of a vector that is not rotated.
 #[cube]
 fn unrotated_offset(item: usize, #[comptime] plan: RopePlan) -> usize {
     let rest = comptime!(plan.features - plan.width);
@@ -197,7 +198,7 @@ fn unrotated_offset(item: usize, #[comptime] plan: RopePlan) -> usize {
     place
 }
 
-/// A unit works on one item of one token, in cubes of `units`.
+/// Processes one item of one token per unit, in cubes of `units` units.
 #[cube(launch_unchecked)]
 pub(super) fn rotate_kernel<F: Float, N: Size, T: Size>(
     x: &Tensor<Vector<F, N>>,

@@ -17,7 +17,7 @@ fn config(width: usize, max_positions: usize) -> RopeConfig {
     }
 }
 
-/// A table for `x`, on its device and of its type.
+/// Returns a table for `x`, on its device and of its type.
 fn table<const D: usize>(x: &Tensor<D>, width: usize, max_positions: usize) -> RopeTable {
     let config = config(width, max_positions);
     RopeTable::new(&config, &x.device(), x.dtype()).unwrap()

@@ -8,10 +8,10 @@ use super::*;
 use crate::cube::instance::{AotList, given, instance, types as elements};
 use crate::cube::{cube_sum, empty, lane_sum, launch};
 
-/// Elements that a unit keeps at most, of the output and of its gradient each.
+/// The maximum number of elements that a unit keeps, for the output and for its gradient each.
 const REGISTER_VALUES: usize = 16;
-/// Elements per unit from which a larger cube is used: with more, registers limit how many cubes
-/// run concurrently.
+/// The number of elements per unit above which a larger cube is used. With more elements, registers
+/// limit the number of concurrent cubes.
 const PREFERRED_VALUES: usize = 8;
 
 #[cube(launch_unchecked)]
@@ -94,7 +94,7 @@ fn gradient_kernel<F: Float, N: Size>(
     }
 }
 
-/// `p g`, and 0 where `p` is, whatever `g` is.
+/// Returns `p g`, or 0 if `p` is 0, for any `g`.
 #[cube]
 fn product<F: Float, N: Size>(p: Vector<F, N>, g: Vector<F, N>) -> Vector<f32, N> {
     let p = Vector::<f32, N>::cast_from(p);
@@ -102,7 +102,7 @@ fn product<F: Float, N: Size>(p: Vector<F, N>, g: Vector<F, N>) -> Vector<f32, N
     select_many(p.equal(&zero), zero, p * Vector::cast_from(g))
 }
 
-/// `scale p (g - total)`, and 0 where `p` is.
+/// Returns `scale p (g - total)`, or 0 if `p` is 0.
 #[cube]
 fn of_scores<F: Float, N: Size>(
     p: Vector<F, N>,
@@ -116,7 +116,7 @@ fn of_scores<F: Float, N: Size>(
     select_many(p.equal(&zero), zero, value)
 }
 
-/// Sums the rows of each head, one cube for one head, in an order that the sizes fix.
+/// Sums the rows of each head with one cube per head, in an order that depends only on the sizes.
 #[cube(launch_unchecked)]
 fn sink_kernel(
     rows: &Tensor<f32>,
@@ -197,8 +197,8 @@ fn sum_of_heads(plan: &SoftmaxProblem, rows: CubeTensor) -> CubeTensor {
     sink
 }
 
-/// Rows of 4096 keys, read twice and in registers, the widest rows in registers, and the sum over
-/// the rows of a head.
+/// Adds rows of 4096 keys, read twice and in registers, the widest rows in registers, and the sum
+/// over the rows of a head.
 pub(super) fn aot_instances(list: &mut AotList) {
     for (name, element, vector) in elements() {
         for (held, units) in [

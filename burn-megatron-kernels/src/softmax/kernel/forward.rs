@@ -8,7 +8,8 @@ use super::*;
 use crate::cube::instance::{AotList, given, instance, types as elements};
 use crate::cube::{cube_max, cube_sum, empty, lane_max, lane_sum, launch};
 
-/// Values in f32 that a unit keeps at most: a cube of 1024 units has 64 registers per unit.
+/// The maximum number of f32 values that a unit keeps. A cube of 1024 units has 64 registers per
+/// unit.
 const REGISTER_VALUES: usize = 32;
 
 #[cube(launch_unchecked)]
@@ -133,7 +134,8 @@ fn softmax_kernel<F: Float, M: Int, N: Size>(
     }
 }
 
-/// Where a row begins, in vectors, in the scores and in the mask tensor; and the scale of the scores.
+/// The start of a row in the scores and in the mask tensor, in vectors, and the scale of the
+/// scores.
 #[derive(CubeType, Clone, Copy)]
 struct RowPlace {
     scores: usize,
@@ -141,7 +143,7 @@ struct RowPlace {
     scale: f32,
 }
 
-/// The scaled scores of a vector of keys, with the lowest value for what is hidden.
+/// Returns the scaled scores of a vector of keys, with the lowest value for hidden keys.
 #[cube]
 fn scaled<F: Float, M: Int, N: Size>(
     scores: &Tensor<Vector<F, N>>,
@@ -155,7 +157,7 @@ fn scaled<F: Float, M: Int, N: Size>(
         Vector::<f32, N>::cast_from(scores[place.scores + column]) * Vector::new(place.scale);
     if comptime!(span != KeyRangeKind::All) {
         let start = column * N::value();
-        // Only where the span ends are some lanes of a vector hidden.
+        // Only at the ends of the span are some lanes of a vector hidden.
         if start < visible.low || start + N::value() > visible.high {
             #[unroll]
             for lane in 0..N::value() {
@@ -182,7 +184,7 @@ fn scaled<F: Float, M: Int, N: Size>(
     value
 }
 
-/// `e^(value - largest)`, and 0 for what is hidden.
+/// Returns `e^(value - largest)`, or 0 for hidden keys.
 #[cube]
 fn exp_weight<N: Size>(value: Vector<f32, N>, largest: f32) -> Vector<f32, N> {
     let hidden = value.less_equal(&Vector::new(f32::new(LOWEST)));
@@ -225,7 +227,7 @@ pub(in super::super) fn forward(
     [Some(output), share].into_iter().flatten().collect()
 }
 
-/// Rows of 4096 keys, in registers and read twice.
+/// Adds rows of 4096 keys, in registers and read twice.
 pub(super) fn aot_instances(list: &mut AotList) {
     for (name, element, vector) in elements() {
         for register_vectors in [0, 4] {

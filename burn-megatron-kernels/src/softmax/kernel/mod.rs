@@ -1,8 +1,8 @@
-//! The CubeCL kernels: one cube works on one row.
+//! The CubeCL kernels: one cube processes one row.
 //!
-//! A row that fits in the registers of a cube is read once; a longer one is read a second time,
-//! after one pass with a running maximum and sum. Vectors of masked keys are not read; zeros are
-//! written there.
+//! A row that fits in the registers of a cube is read once. A longer row is read a second time,
+//! after one pass with a running maximum and sum. Vectors of masked keys are not read, and zeros
+//! are written for them.
 
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn_cubecl::tensor::CubeTensor;
@@ -19,10 +19,10 @@ mod forward;
 pub(super) use backward::backward;
 pub(super) use forward::forward;
 
-/// The lowest finite value: a score that is not above it counts as hidden.
+/// The lowest finite value. A score that is not above it counts as hidden.
 const LOWEST: f32 = f32::MIN;
 
-/// The keys from `low` to before `high`, as the vectors from `first` to before `last`.
+/// The visible keys `low..high`, as the vectors `first..last`.
 #[derive(CubeType)]
 struct VisibleVectors {
     low: usize,
@@ -31,7 +31,7 @@ struct VisibleVectors {
     last: usize,
 }
 
-/// Sizes and positions, as the kernels take them.
+/// Sizes and positions as kernel arguments.
 #[derive(CubeLaunch, CubeType)]
 pub(crate) struct SoftmaxLayout {
     rows: usize,
@@ -55,7 +55,7 @@ impl SoftmaxLayout {
 
 default_fields!(SoftmaxLayoutCompilationArg [rows heads queries keys left right]);
 
-/// The keys that row `row` sees, before the mask tensor is applied.
+/// Returns the keys visible to row `row`, before the mask tensor is applied.
 #[cube]
 fn visible<N: Size>(
     layout: &SoftmaxLayout,
@@ -66,7 +66,7 @@ fn visible<N: Size>(
     let mut low = 0usize.runtime();
     let mut high = layout.keys;
     if comptime!(span == KeyRangeKind::Window) {
-        // Both sides plus `queries`, so that nothing is negative.
+        // `queries` is added on both sides, so that nothing is negative.
         let at = row % layout.queries + layout.keys;
         let reach = at + layout.right + 1;
         let past = layout.queries + layout.left;
@@ -91,14 +91,14 @@ fn visible<N: Size>(
     }
 }
 
-/// The method by which the span of a row is found.
+/// The method that determines the visible range of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum KeyRangeKind {
     /// Every key.
     All,
-    /// By position.
+    /// The range follows from the position.
     Window,
-    /// By the lengths.
+    /// The range follows from the lengths.
     Lengths,
 }
 
@@ -112,13 +112,14 @@ impl From<KeyRange> for KeyRangeKind {
     }
 }
 
-/// Vectors of a row per unit if at most `most` of them, otherwise 0: the row is read twice.
+/// Returns the number of vectors of a row per unit. Returns 0 if it exceeds `most`; the row is then
+/// read twice.
 fn register_vectors(plan: &RowPlan, most: usize) -> usize {
     let each = plan.columns.div_ceil(plan.units as usize);
     if each <= most { each } else { 0 }
 }
 
-/// The element types of a launch: floats, and truth values where there are any.
+/// Returns the element types of a launch: floats, and booleans if there are any.
 fn types(float: &CubeTensor, hidden: Option<&CubeTensor>) -> [ElemType; 2] {
     let bool_bytes = match hidden {
         Some(hidden) => dtype_to_storage_type(hidden.dtype),
@@ -127,7 +128,7 @@ fn types(float: &CubeTensor, hidden: Option<&CubeTensor>) -> [ElemType; 2] {
     [dtype_to_storage_type(float.dtype), bool_bytes]
 }
 
-/// The AOT instances of the operation.
+/// Adds the AOT instances of the operation.
 pub(crate) fn aot_instances(list: &mut AotList) {
     forward::aot_instances(list);
     backward::aot_instances(list);

@@ -9,7 +9,7 @@ use super::queries::mma_queries::MmaQueries;
 use crate::cube::instance::{AotList, given, instance};
 use crate::cube::mma::{CHUNK, PAIR};
 
-/// Widths of heads of keys and of values.
+/// The widths of heads of keys and values.
 const WIDTHS: [[usize; 2]; 6] = [
     [64, 64],
     [96, 96],
@@ -19,14 +19,14 @@ const WIDTHS: [[usize; 2]; 6] = [
     [256, 256],
 ];
 
-/// Every kernel in both types, with all that a problem may ask for.
+/// Adds every kernel in both types, with all optional inputs.
 pub(in crate::attention::kernel) fn aot_instances(list: &mut AotList) {
     let f32 = ElemType::Float(FloatKind::F32);
     for (name, kind) in [("f16", FloatKind::F16), ("bf16", FloatKind::BF16)] {
         for [width, values] in WIDTHS {
             let dtype = ElemType::Float(kind);
             let plan = shapes(width, values, kind == FloatKind::BF16);
-            // One width shows that the largest scores compile.
+            // A single width shows that the variant with the largest scores compiles.
             let forms = [("", false), ("-max", true)];
             let count = if [width, values] == [128, 128] { 2 } else { 1 };
             for (form, with_max) in forms.into_iter().take(count) {

@@ -1,4 +1,5 @@
-//! Output, log-sum-exp and largest score: queries are the resident tile, keys and values are streamed.
+//! Output, log-sum-exp and largest score. Queries are the resident tile; keys and values are
+//! streamed.
 
 use cubecl::prelude::*;
 
@@ -11,11 +12,12 @@ use crate::cube::mma::WARP;
 use crate::cube::mma::ptx::{Quad, commit_copies, exp2, wait_for_copies};
 use crate::cube::mma::swizzle::lane_row;
 
-/// One cube takes `shape.rows()` queries of one head, each of its warps `shape.warp_rows()` of them.
-/// Cubes with the last queries come first: where attention is causal these have the most keys.
+/// Computes the output for `shape.rows()` queries of one head per cube, `shape.warp_rows()` of them
+/// per warp.
 ///
-/// While a tile of keys and values is worked on, the next is copied. Exponentials are to the base 2,
-/// with its logarithm in the factor of the scores.
+/// The cubes with the last queries come first, because with causal attention they have the most
+/// keys. While a tile of keys and values is processed, the next tile is copied. Exponentials have
+/// base 2; the factor `log2(e)` is part of the factor of the scores.
 #[cube(launch_unchecked)]
 pub(crate) fn mma_forward<F: Float, N: Size>(
     q: &[Vector<F, N>],
@@ -120,8 +122,8 @@ pub(crate) fn mma_forward<F: Float, N: Size>(
     }
 }
 
-/// Turns the scores of a tile into weights relative to the largest score so far, and rescales what
-/// has been summed to it.
+/// Turns the scores of a tile into weights relative to the largest score so far, and rescales the
+/// existing sums to that score.
 #[cube]
 fn softmax(
     scores: &mut Array<Vector<f32, Quad>>,
@@ -145,7 +147,7 @@ fn softmax(
         }
         most = max(most, plane_shuffle_xor(most, 1u32));
         most = max(most, plane_shuffle_xor(most, 2u32));
-        // A row that has seen nothing keeps weights of 0.
+        // A row without visible keys so far keeps weights of 0.
         let offset = select(most > minus_infinity(), most, 0.0f32) * scale;
         let factor = exp2(fma(largest[row], scale, -offset));
         largest[row] = most;
@@ -173,7 +175,7 @@ fn softmax(
     }
 }
 
-/// Below every score.
+/// Returns minus infinity, which is below every score.
 #[cube]
 fn minus_infinity() -> f32 {
     f32::reinterpret(0xff80_0000u32)

@@ -1,5 +1,5 @@
-//! The gradients of keys and values: these are resident, queries and the gradient of the output are
-//! streamed.
+//! The gradients of keys and values. Keys and values are resident; queries and the gradient of the
+//! output are streamed.
 
 use cubecl::prelude::*;
 
@@ -14,11 +14,13 @@ use crate::cube::mma::WARP;
 use crate::cube::mma::ptx::{Quad, commit_copies, copy_4_bytes, exp2, load_pair, wait_for_copies};
 use crate::cube::mma::swizzle::lane_column;
 
-/// `dv = p^T dout` and `dk = scale * ds^T q`: one cube takes `shape.rows()` keys of one group, and
-/// all the heads of it one after the other. `sizes.mask_range`: which queries see a key. `flat`: whether
-/// `gradients` are pairs of f32; `add`: whether to add `dk`, and `dv`, to what is there.
+/// Computes `dv = p^T dout` and `dk = scale * ds^T q`.
 ///
-/// Scores are computed transposed, a row for each key, so that weights and their gradients are left
+/// One cube processes `shape.rows()` keys of one group and all heads of the group, one after the
+/// other. `sizes.mask_range` holds the queries that see a key. `flat` tells whether `gradients` are
+/// pairs of f32, and `add` tells for `dk` and `dv` whether to add to the existing values.
+///
+/// Scores are computed transposed, with a row per key. Weights and score gradients are then left
 /// operands of the sums without leaving their registers.
 #[cube(launch_unchecked)]
 pub(crate) fn mma_keys<F: Float, N: Size, G: Float, M: Size>(
@@ -136,7 +138,7 @@ pub(crate) fn mma_keys<F: Float, N: Size, G: Float, M: Size>(
     }
 }
 
-/// Stores sums times `factor`, in the type of the inputs or as they are.
+/// Stores sums times `factor`, in the type of the inputs or in f32.
 #[cube]
 fn write<G: Float, M: Size>(
     sums: &Array<Vector<f32, Quad>>,
@@ -157,9 +159,9 @@ fn write<G: Float, M: Size>(
     }
 }
 
-/// Starts to copy the queries of a head from `at` on, the gradient of their output, and both of
-/// their statistics, to one stage. All are zeros past the last query: its weights are finite, and
-/// multiply zeros.
+/// Starts to copy queries of a head from `at` on, the gradient of their output, and both statistics
+/// to one stage. Rows past the last query are zeros, so that their weights stay finite and multiply
+/// zeros.
 #[cube]
 fn copy_queries<F: Float, N: Size>(
     q: &[Vector<F, N>],
@@ -195,7 +197,8 @@ fn copy_queries<F: Float, N: Size>(
     }
 }
 
-/// Turns scores into weights, with the log-sum-exp of this lane's columns from `of_queries` on.
+/// Turns scores into weights with the log-sum-exps of this lane's columns, which start at
+/// `of_queries`.
 #[cube]
 fn weigh(
     scores: &mut Array<Vector<f32, Quad>>,
@@ -222,7 +225,7 @@ fn weigh(
     }
 }
 
-/// Turns weights into gradients of scores: `p * (dp - delta)`.
+/// Turns weights into score gradients: `p * (dp - delta)`.
 #[cube]
 fn differentiate(
     weights: &mut Array<Vector<f32, Quad>>,

@@ -1,10 +1,10 @@
-//! Attention by `mma.sync` in the shape of FlashAttention-2 (Dao, 2023): 16 by 8 by 16 products with
-//! sums in f32, tiles copied by `cp.async` while the ones before are worked on, scores and weights
-//! in registers.
+//! Attention with `mma.sync`, following FlashAttention-2 (Dao, 2023). Products are 16 by 8 by 16
+//! with sums in f32. `cp.async` copies the next tiles while the current tiles are processed. Scores
+//! and weights stay in registers.
 //!
-//! The kernels are those of the parent module with other tiles. The backward has one kernel over
-//! blocks of keys and one over blocks of queries, so that every sum has one order. Delta and the
-//! gradient of the sink are computed by the kernels of the parent module.
+//! The kernels match the kernels of the parent module, with other tiles. The backward has one
+//! kernel over blocks of keys and one over blocks of queries, so that every sum has a fixed order.
+//! The parent module's kernels compute delta and the gradient of the sink.
 
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
@@ -31,7 +31,7 @@ use super::launch::{KeyTarget, LaunchArgs, Tiles, tiles};
 use super::tile::DeviceStridesLaunch;
 use crate::cube::{launch, mma};
 
-/// The inputs with [aligned](mma::aligned) projections.
+/// Returns the inputs with [aligned](mma::aligned) projections.
 pub(super) fn aligned(problem: &AttentionProblem, mut inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
     let rest = inputs.split_off(problem.projections());
     inputs.into_iter().map(mma::aligned).chain(rest).collect()

@@ -9,28 +9,28 @@ use super::super::plan::TilePlan;
 use crate::cube::mma::swizzle::Swizzle;
 use crate::cube::mma::{CHUNK, PAIR, WARP};
 
-/// Features of one step of a product; widths are multiples of it.
+/// The number of features per step of a product. Widths are multiples of it.
 pub(crate) const STEP: usize = 16;
 
-/// Warps of a cube.
+/// The number of warps per cube.
 const WARPS: usize = 4;
 
-/// Exponentials are to the base 2.
+/// The factor that turns exponents of base e into exponents of base 2.
 pub(crate) const LOG2_E: f32 = std::f32::consts::LOG2_E;
 
-/// The widest head whose sums stay in registers in both directions.
+/// The width of the widest head whose sums stay in registers in both directions.
 pub(crate) const MAX_WIDTH: usize = 256;
 
-/// Up to this width a warp has registers for two row tiles.
+/// The width up to which a warp has registers for two row tiles.
 const NARROW: usize = 64;
 
-/// Above this width streamed tiles have fewer rows, to fit into shared memory.
+/// The width above which streamed tiles have fewer rows, to fit into shared memory.
 const WIDE: usize = 128;
 
-/// Up to this width queries stay in registers in the forward.
+/// The width up to which queries stay in registers in the forward.
 const MAX_KEPT: usize = 192;
 
-/// The most features of a key and a value whose sums stay in registers together.
+/// The maximum number of features of a key and a value together whose sums stay in registers.
 const MAX_SUMMED: usize = 320;
 
 /// The sizes of a kernel's tiles.
@@ -40,27 +40,27 @@ pub(crate) struct MmaShape {
     pub width: usize,
     /// Features of a head of values.
     pub value_width: usize,
-    /// Resident rows of a warp, in tiles of 16.
+    /// The number of resident rows per warp, in tiles of 16 rows.
     pub row_tiles: usize,
-    /// Rows of a streamed tile: columns of the scores.
+    /// The number of rows of a streamed tile, which are columns of the scores.
     pub columns: usize,
-    /// Whether a second tile is resident, which meets the second streamed tile.
+    /// Whether there is a second resident tile, which is multiplied with the second streamed tile.
     pub paired: bool,
-    /// Whether the fragments of the resident tiles stay in registers; otherwise they are loaded
+    /// Whether the fragments of the resident tiles stay in registers. Otherwise they are loaded
     /// from shared memory for every streamed tile.
     pub in_registers: bool,
-    /// Whether a value of f32 for each of two statistics is streamed with each row.
+    /// Whether each streamed row comes with two statistics in f32.
     pub statistics: bool,
-    /// Whether the gradients of keys are summed, where they are.
+    /// Whether the kernel sums the gradients of keys. Used only by the keys kernel.
     pub sums_keys: bool,
-    /// Whether the gradients of values are summed, where they are.
+    /// Whether the kernel sums the gradients of values. Used only by the keys kernel.
     pub sums_values: bool,
-    /// bf16, otherwise f16.
+    /// Whether the type is bf16; otherwise it is f16.
     pub bf16: bool,
 }
 
 impl MmaShape {
-    /// The same for tiles of the width of values.
+    /// Returns the same shape for tiles as wide as the values.
     pub(crate) fn of_values(&self) -> Self {
         Self {
             width: self.value_width,
@@ -68,17 +68,17 @@ impl MmaShape {
         }
     }
 
-    /// Resident rows of a warp.
+    /// Returns the number of resident rows per warp.
     pub(crate) fn warp_rows(&self) -> usize {
         16 * self.row_tiles
     }
 
-    /// Resident rows.
+    /// Returns the number of resident rows.
     pub(crate) fn rows(&self) -> usize {
         WARPS * self.warp_rows()
     }
 
-    /// Units of a cube.
+    /// Returns the number of units per cube.
     pub(crate) fn units(&self) -> usize {
         WARPS * WARP
     }
@@ -89,33 +89,33 @@ impl MmaShape {
         Swizzle { chunks }
     }
 
-    /// Tiles of 16 by 8 of the scores of a warp.
+    /// Returns the number of 16 by 8 tiles in a warp's scores.
     pub(crate) fn score_tiles(&self) -> usize {
         self.row_tiles * self.columns / 8
     }
 
-    /// Tiles of 16 by 8 of a warp's sums over the features.
+    /// Returns the number of 16 by 8 tiles in a warp's sums over the features.
     pub(crate) fn sum_tiles(&self) -> usize {
         self.row_tiles * self.width / 8
     }
 
-    /// Bytes of `rows` rows.
+    /// Returns the size of `rows` rows in bytes.
     pub(crate) fn bytes(&self, rows: usize) -> usize {
         2 * rows * self.width
     }
 
-    /// Bytes of what is streamed at once: two tiles, and the statistics of their rows.
+    /// Returns the bytes that are streamed at once: two tiles and the statistics of their rows.
     pub(crate) fn stage(&self) -> usize {
         let statistics = if self.statistics { 8 * self.columns } else { 0 };
         self.bytes_of_both(self.columns) + statistics
     }
 
-    /// Bytes of `rows` rows of queries or keys, and as many of values.
+    /// Returns the bytes of `rows` rows of queries or keys, and of the same number of value rows.
     fn bytes_of_both(&self, rows: usize) -> usize {
         self.bytes(rows) + self.of_values().bytes(rows)
     }
 
-    /// Bytes of shared memory: the resident tiles, then two stages.
+    /// Returns the bytes of shared memory: the resident tiles, then two stages.
     pub(crate) fn memory(&self) -> usize {
         let resident = if self.paired {
             self.bytes_of_both(self.rows())
@@ -126,9 +126,11 @@ impl MmaShape {
     }
 }
 
-/// The tiles for heads of these widths, whose rows are read 16 bytes at a time: two row tiles where they
-/// leave enough registers, as each fragment of a streamed tile then serves twice. Where the gradients of
-/// keys and values do not fit into the registers together, there is a launch for each.
+/// Returns the tiles for heads of these widths, with rows read 16 bytes at a time.
+///
+/// There are two row tiles if enough registers are left, because each fragment of a streamed tile
+/// then serves twice. If the gradients of keys and values do not fit into the registers together,
+/// each has its own launch.
 pub(super) fn shapes(width: usize, value_width: usize, bf16: bool) -> TilePlan<MmaShape> {
     let (narrow, wide) = (width <= NARROW, width > WIDE);
     let forward = MmaShape {
@@ -173,7 +175,7 @@ pub(super) fn shapes(width: usize, value_width: usize, bf16: bool) -> TilePlan<M
     }
 }
 
-/// The most bytes of shared memory of a block for heads of these widths.
+/// Returns the maximum bytes of shared memory of a block for heads of these widths.
 pub(in crate::attention) fn shared_memory(width: usize, value_width: usize) -> usize {
     let plan = shapes(width, value_width, false);
     let keys = plan.keys.iter().map(MmaShape::memory);
@@ -181,7 +183,7 @@ pub(in crate::attention) fn shared_memory(width: usize, value_width: usize) -> u
     keys.chain(others).max().unwrap_or(0)
 }
 
-/// The tiles for a problem.
+/// Returns the tiles for a problem.
 pub(in super::super) fn plan(
     _client: &Client,
     problem: &AttentionProblem,
@@ -206,7 +208,7 @@ mod tests {
 
     #[test]
     fn tiles_of_every_width_fit_into_the_memory_of_a_block() {
-        // Compute capability 8.6 has the least of those with `cp.async`.
+        // The smallest shared memory of all devices with `cp.async`: compute capability 8.6.
         const SMALL: usize = 99 * 1024;
         for shape in all() {
             assert!(shape.memory() <= SMALL, "{shape:?}: {}", shape.memory());
@@ -217,7 +219,7 @@ mod tests {
     fn units_copy_whole_rows_and_own_whole_chunks() {
         for shape in all().flat_map(|shape| [shape, shape.of_values()]) {
             let group = shape.swizzle().group();
-            // The permutation of a unit's chunk is that of all rows that it copies.
+            // All rows that a unit copies must have the same permutation of chunks.
             assert_eq!(shape.units() / group % 8, 0, "{shape:?}");
             assert_eq!(shape.warp_rows() * group % WARP, 0, "{shape:?}");
             assert_eq!(shape.memory() % 128, 0, "{shape:?}");

@@ -1,5 +1,5 @@
-//! The gradient of the queries: queries and the gradient of the output are resident, keys and values
-//! are streamed.
+//! The gradient of the queries. Queries and the gradient of the output are resident; keys and
+//! values are streamed.
 
 use cubecl::prelude::*;
 
@@ -13,7 +13,7 @@ use crate::cube::mma::WARP;
 use crate::cube::mma::ptx::{Quad, commit_copies, exp2, wait_for_copies};
 use crate::cube::mma::swizzle::lane_row;
 
-/// `dq = scale * ds k`: one cube takes `shape.rows()` queries of one head.
+/// Computes `dq = scale * ds k`. One cube processes `shape.rows()` queries of one head.
 #[cube(launch_unchecked)]
 pub(crate) fn mma_queries<F: Float, N: Size>(
     q: &[Vector<F, N>],

@@ -1,4 +1,4 @@
-//! Tiles of 16-bit rows in shared memory: how they are filled, multiplied, and written out.
+//! Tiles of 16-bit rows in shared memory: filling, multiplying and writing them.
 
 use cubecl::prelude::*;
 
@@ -12,7 +12,7 @@ use crate::cube::mma::swizzle::{
 };
 use crate::cube::mma::{CHUNK_BYTES, WARP};
 
-/// The address of the shared memory of a cube's tiles.
+/// Returns the address of a cube's tiles in shared memory.
 #[cube]
 pub(crate) fn tile_memory(#[comptime] shape: MmaShape) -> u32 {
     let quads = comptime!(shape.memory() / 16);
@@ -20,7 +20,8 @@ pub(crate) fn tile_memory(#[comptime] shape: MmaShape) -> u32 {
     shared_address(&memory[0usize..1usize])
 }
 
-/// Starts to copy `rows` rows of a head from `first` on to the tile at `to`; zeros past the last row.
+/// Starts to copy `rows` rows of a head, starting at row `first`, to the tile at `to`. Rows past
+/// the last row are filled with zeros.
 #[cube]
 pub(crate) fn copy_tile<F: Float, N: Size>(
     from: &[Vector<F, N>],
@@ -44,7 +45,7 @@ pub(crate) fn copy_tile<F: Float, N: Size>(
             is_inside = true;
         }
         if is_inside {
-            // The unit copies its own chunk of the row, and every chunk `group` units further.
+            // The unit copies its own chunk of the row, and then every chunk `group` units further.
             let source = first + at as usize;
             let start = head.start + source * head.stride + column as usize;
             let bytes = select(source < head.count, comptime!(CHUNK_BYTES as u32), 0u32);
@@ -62,7 +63,8 @@ pub(crate) fn copy_tile<F: Float, N: Size>(
     }
 }
 
-/// Keys and values of a head, and where the stages begin to which a kernel with resident queries copies their tiles.
+/// Keys and values of a head, and the start of the stages to which a kernel with resident queries
+/// copies their tiles.
 #[derive(CubeType)]
 pub(crate) struct KeyStages<'a, F: Float, N: Size> {
     k: &'a [Vector<F, N>],
@@ -97,12 +99,12 @@ impl<'a, F: Float, N: Size> KeyStages<'a, F, N> {
         }
     }
 
-    /// The tile of keys in the stage with this offset.
+    /// Returns the address of the tile of keys in the stage with this offset.
     pub(crate) fn key_tile(&self, stage: u32) -> u32 {
         self.stages + stage
     }
 
-    /// The tile of values behind it.
+    /// Returns the address of the tile of values in the stage with this offset.
     pub(crate) fn value_tile(&self, stage: u32) -> u32 {
         self.stages + comptime!(self.shape.bytes(self.shape.columns) as u32) + stage
     }
@@ -120,13 +122,13 @@ impl<'a, F: Float, N: Size> KeyStages<'a, F, N> {
 /// The rows of a resident tile that this warp owns.
 #[derive(CubeType)]
 pub(crate) struct Resident {
-    /// Where they start in shared memory.
+    /// The start of the rows in shared memory.
     pub start: u32,
     /// All fragments, if they stay in registers.
     fragments: Array<Vector<u32, Quad>>,
 }
 
-/// This warp's rows of the resident tile at `tile`, which has been filled.
+/// Returns this warp's rows of the resident tile at `tile`, which must be filled.
 #[cube]
 pub(crate) fn resident(tile: u32, #[comptime] shape: MmaShape) -> Resident {
     let warp = UNIT_POS / comptime!(WARP as u32);
@@ -152,7 +154,8 @@ pub(crate) fn resident(tile: u32, #[comptime] shape: MmaShape) -> Resident {
     Resident { start, fragments }
 }
 
-/// The products of this warp's rows with the rows of the streamed tile at `tile`: tiles of 16 by 8, row by row.
+/// Returns the products of this warp's rows with the rows of the streamed tile at `tile`, as 16 by
+/// 8 tiles in row-major order.
 #[cube]
 pub(crate) fn products(
     rows: &Resident,
@@ -225,7 +228,8 @@ pub(crate) fn accumulate(
     }
 }
 
-/// Two adjacent tiles of sums as the left operand of a product: a lane holds the same places of both.
+/// Returns two adjacent tiles of sums as the left operand of a product. A lane holds the same
+/// places of both tiles.
 #[cube]
 fn operand(
     first: Vector<f32, Quad>,
@@ -246,8 +250,9 @@ fn operand(
     packed
 }
 
-/// Stores this warp's sums, row `index` times `factors[index]`, to the rows of a head from `first`
-/// on, by way of its rows of a resident tile, which are not read any more.
+/// Stores this warp's sums, with row `index` multiplied by `factors[index]`, to the rows of a head
+/// from `first` on. The sums are staged in the warp's rows of a resident tile, which is not read
+/// afterwards.
 #[cube]
 pub(crate) fn store<F: Float, N: Size>(
     sums: &Array<Vector<f32, Quad>>,
@@ -304,9 +309,9 @@ pub(crate) fn store<F: Float, N: Size>(
     }
 }
 
-/// Stores this warp's sums in f32, row `index` times `factors[index]`, to the rows of a head from `first`
-/// on, whose vectors are pairs, or adds them to what is there. The four lanes of a row write 32 adjacent
-/// bytes, so that no staging is needed.
+/// Stores this warp's sums in f32, with row `index` multiplied by `factors[index]`, or adds them to
+/// the existing values. The rows of the head start at `first`, and their vectors are pairs. The
+/// four lanes of a row write 32 adjacent bytes, so that no staging is needed.
 #[cube]
 pub(crate) fn store_sums<G: Float, M: Size>(
     sums: &Array<Vector<f32, Quad>>,

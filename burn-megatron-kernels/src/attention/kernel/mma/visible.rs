@@ -1,4 +1,4 @@
-//! The columns that the rows of a warp see.
+//! The columns that are visible to the rows of a warp.
 
 use cubecl::prelude::*;
 
@@ -7,8 +7,8 @@ use super::plan::MmaShape;
 use crate::cube::mma::ptx::Quad;
 use crate::cube::mma::swizzle::{lane_column, lane_row};
 
-/// The columns that rows of a warp see: some row those of `from..to`, all rows those of
-/// `all_from..all_to`.
+/// The visible columns of a warp's rows: `from..to` are visible to at least one row,
+/// `all_from..all_to` to all rows.
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct VisibleColumns {
     pub from: i32,
@@ -17,8 +17,8 @@ pub(crate) struct VisibleColumns {
     pub all_to: i32,
 }
 
-/// The columns that the rows of a warp from `first` on see; no columns if there is no such row. Starts
-/// and ends do not decrease from row to row.
+/// Returns the visible columns of a warp's rows, which start at `first`, or no columns if there is
+/// no such row. Starts and ends do not decrease from row to row.
 #[cube]
 pub(crate) fn visible_columns(
     first: usize,
@@ -41,19 +41,19 @@ pub(crate) fn visible_columns(
 
 #[cube]
 impl VisibleColumns {
-    /// Whether some row sees some of the columns `at..at + columns`.
+    /// Returns whether a row sees some of the columns `at..at + columns`.
     pub(crate) fn some(&self, at: i32, #[comptime] columns: usize) -> bool {
         at < self.to && at + columns as i32 > self.from
     }
 
-    /// Whether every row sees all of the columns `at..at + columns`.
+    /// Returns whether every row sees all of the columns `at..at + columns`.
     pub(crate) fn all(&self, at: i32, #[comptime] columns: usize) -> bool {
         at >= self.all_from && at + columns as i32 <= self.all_to
     }
 }
 
-/// Replaces the values of the columns that their rows do not see, `first` being the first row of the
-/// warp and `at` the first column.
+/// Replaces the values of hidden columns. `first` is the first row of the warp and `at` the first
+/// column.
 #[cube]
 pub(crate) fn mask(
     values: &mut Array<Vector<f32, Quad>>,

@@ -24,7 +24,7 @@ fn known_scales() -> Fixture {
     Fixture::parse(include_str!("../../../../tests/fixtures/fp8/e8m0.txt"))
 }
 
-/// All codings, each with its fixture and the column of its codes.
+/// Returns all codings, each with its fixture and the column of its codes.
 fn codings() -> Vec<(Coding, Fixture, usize)> {
     let values = FORMATS.map(|format| (Coding::Value(format), known(format), 0));
     let scales = [(Rounding::Nearest, 0), (Rounding::Up, 1)];
@@ -32,7 +32,7 @@ fn codings() -> Vec<(Coding, Fixture, usize)> {
     values.into_iter().chain(scales).collect()
 }
 
-/// A tensor of the values that these bits are in f32, f16 or bf16.
+/// Returns a tensor of the values that these bits are in f32, f16 or bf16.
 fn bits(values: Vec<u32>, dtype: DType, device: &Device) -> Tensor<1> {
     let shape = [values.len()];
     let halves = values.iter().map(|bits| *bits as u16);
@@ -62,7 +62,7 @@ fn integers(words: Vec<u32>, device: &Device) -> Tensor<1, Int> {
     Tensor::from_data(TensorData::new(words, shape), (device, DType::U32))
 }
 
-/// The words of these codes.
+/// Returns the words of these codes.
 fn packed(coding: Coding, codes: &[u8]) -> Vec<u32> {
     let bits = coding.bits() as usize;
     let mut words = vec![0; codes.len().div_ceil(32 / bits)];
@@ -72,7 +72,7 @@ fn packed(coding: Coding, codes: &[u8]) -> Vec<u32> {
     words
 }
 
-/// The bits of a tensor's values; in 16 bits the payload of a NaN is not distinguished.
+/// Returns the bits of a tensor's values; in 16 bits the payload of a NaN is not distinguished.
 fn bits_of(tensor: Tensor<1>) -> Vec<u32> {
     let half = |nan: bool, bits: u16| if nan { u32::MAX } else { u32::from(bits) };
     match tensor.dtype() {
@@ -107,7 +107,7 @@ fn assert_same(what: &str, actual: &[u32], expected: &[u32]) {
     }
 }
 
-/// The devices with the types of 32 and 16 bits that each has.
+/// Returns the devices with the types of 32 and 16 bits that each has.
 fn devices_with_types() -> Vec<(Device, DType)> {
     let each = |(device, has): (Device, Vec<DType>)| {
         let narrow = has.into_iter().filter(|dtype| *dtype != DType::F64);
@@ -154,7 +154,7 @@ fn tensors_have_the_values_of_other_implementations() {
     }
 }
 
-/// The bits of these f32 in another type, as [`bits_of`] gives them.
+/// Returns the bits of these f32 in another type, as [`bits_of`] gives them.
 fn floats_in(dtype: DType, values: &[u32]) -> Vec<u32> {
     let tensor = bits(values.to_vec(), DType::F32, &Device::flex());
     let exact: Vec<u32> = bits_of(tensor.clone().cast(FloatDType::from(dtype)));
@@ -189,7 +189,7 @@ fn every_value_of_16_bits_has_the_code_of_the_same_f32() {
     }
 }
 
-/// A value for each position: all exponents, both signs, no value twice in a row.
+/// Returns a value for each position: all exponents, both signs, no value twice in a row.
 fn spread(count: usize) -> Vec<f32> {
     let value = |at: usize| {
         let random = (at as u32).wrapping_mul(0x9E37_79B9) ^ 0x1234_5678;

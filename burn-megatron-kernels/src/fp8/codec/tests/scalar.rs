@@ -67,7 +67,7 @@ fn the_scale_of_a_block_is_its_largest_value_by_448_rounded_up() {
     assert_eq!(e8m0::of_amax(f32::NAN), e8m0::NAN);
 }
 
-/// All finite values of a format, from the smallest to the largest, each with its code.
+/// Returns all finite values of a format, from the smallest to the largest, each with its code.
 fn ladder(format: Format) -> Vec<(f64, u8)> {
     let sign = 1u8 << (format.bits() - 1);
     let codes = (0..=format.max_code()).flat_map(|code| [code, sign | code]);

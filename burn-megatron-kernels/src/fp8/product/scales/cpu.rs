@@ -7,7 +7,7 @@ use bytemuck::Pod;
 use super::{ScaleOrder, TILE};
 use crate::cpu::{slice, vector};
 
-/// See [`library_scales`](super::library_scales).
+/// Reorders scales; see [`library_scales`](super::library_scales).
 pub(super) fn arrange(order: ScaleOrder, scales: &FlexTensor) -> FlexTensor {
     match scales.dtype() {
         DType::F32 => arranged::<f32>(order, scales),
@@ -26,7 +26,7 @@ fn arranged<E: Element + Pod>(order: ScaleOrder, scales: &FlexTensor) -> FlexTen
     vector(words.collect())
 }
 
-/// The element that goes to `at`; `None` beyond the matrix.
+/// Returns the source of the element at `at`, or `None` beyond the matrix.
 fn source(order: ScaleOrder, [rows, columns]: [usize; 2], at: usize) -> Option<usize> {
     let (row, column) = match order {
         ScaleOrder::Transposed => (at % rows, at / rows),

@@ -10,10 +10,11 @@ use super::{ScaleOrder, TILE};
 use crate::cube::instance::{AotList, instance};
 use crate::cube::{empty, launch};
 
-/// Units per cube. They share nothing, so any number that fills a multiprocessor works.
+/// The number of units per cube. Units share nothing, so any number that fills a multiprocessor
+/// works.
 const UNITS: u32 = 256;
 
-/// The row of the word that goes to `at`.
+/// Returns the source row of the word at `at`.
 #[cube]
 fn row_of(at: u32, rows: u32, columns: u32, #[comptime] order: ScaleOrder) -> u32 {
     match comptime!(order) {
@@ -26,7 +27,7 @@ fn row_of(at: u32, rows: u32, columns: u32, #[comptime] order: ScaleOrder) -> u3
     }
 }
 
-/// Its column.
+/// Returns the source column of the word at `at`.
 #[cube]
 fn column_of(at: u32, rows: u32, columns: u32, #[comptime] order: ScaleOrder) -> u32 {
     match comptime!(order) {
@@ -36,7 +37,7 @@ fn column_of(at: u32, rows: u32, columns: u32, #[comptime] order: ScaleOrder) ->
     }
 }
 
-/// `words`: those of the result.
+/// Reorders one word per unit. `words` is the number of words in the result.
 #[cube(launch_unchecked)]
 fn arrange_kernel<E: Numeric>(
     scales: &[E],
@@ -59,7 +60,7 @@ fn arrange_kernel<E: Numeric>(
     }
 }
 
-/// See [`library_scales`](super::library_scales).
+/// Reorders scales; see [`library_scales`](super::library_scales).
 pub(super) fn arrange(order: ScaleOrder, scales: CubeTensor) -> CubeTensor {
     let shape = scales.shape();
     let sizes = [shape[0], shape[1]];
@@ -83,7 +84,7 @@ pub(super) fn arrange(order: ScaleOrder, scales: CubeTensor) -> CubeTensor {
     arranged
 }
 
-/// Every order, with the words that it is for.
+/// Adds every order with its words.
 pub(crate) fn aot_instances(list: &mut AotList) {
     let float = ElemType::Float(FloatKind::F32);
     let codes = ElemType::UInt(UIntKind::U32);

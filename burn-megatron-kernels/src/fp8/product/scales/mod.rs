@@ -10,19 +10,19 @@ mod cpu;
 #[cfg(feature = "cubecl")]
 pub(crate) mod kernel;
 
-/// Rows of a tile of E8M0 scales; a tile has as many words of four scales.
+/// The number of rows per tile of E8M0 scales, and of words of four scales per tile.
 const TILE: usize = 128;
 
-/// The scales of a matrix `[rows, depth]` in the order in which cuBLASLt reads them:
+/// Returns the scales of a matrix `[rows, depth]` in the order in which cuBLASLt reads them:
 ///
-/// - one scale: as it is, `[1]` in f32;
-/// - 1 x 128 blocks: those of all rows for the first block of the depth, then for the second,
-///   `[ceil(depth / 128) rows]` in f32;
-/// - 128 x 128 blocks: row by row, each row of blocks filled up with zeros to a multiple of 4,
-///   `[ceil(rows / 128) 4 ceil(depth / 512)]` in f32;
-/// - MXFP8: tiles of 128 rows and 4 blocks of the depth, one row of tiles after the other. In a tile
-///   (512 bytes) block `j` of row `i` is byte `16 (i mod 32) + 4 floor(i / 32) + j`, and what lies
-///   beyond the matrix is zeros: `[128 ceil(rows / 128) ceil(depth / 128)]` in u32.
+/// - Single scale: unchanged, `[1]` in f32.
+/// - 1 x 128 blocks: the scales of all rows for the first block of the depth, then for the second
+///   block, and so on, `[ceil(depth / 128) rows]` in f32.
+/// - 128 x 128 blocks: row by row, each row of blocks padded with zeros to a multiple of 4,
+///   `[ceil(rows / 128) 4 ceil(depth / 512)]` in f32.
+/// - MXFP8: tiles of 128 rows and 4 blocks of the depth, one row of tiles after the other, `[128
+///   ceil(rows / 128) ceil(depth / 128)]` in u32. In a tile (512 bytes), block `j` of row `i` is
+///   byte `16 (i mod 32) + 4 floor(i / 32) + j`. Bytes beyond the matrix are zero.
 pub fn library_scales(matrix: &Fp8Matrix) -> DispatchTensor {
     let order = match &matrix.scales {
         Scales::Tensor(scale) => return scale.clone().into_dispatch(),
@@ -47,7 +47,7 @@ pub fn library_scales(matrix: &Fp8Matrix) -> DispatchTensor {
     launch_one(op, vec![scales])
 }
 
-/// The order of a matrix of scales, each element a word of 4 bytes.
+/// The order of a matrix of scales, whose elements are words of 4 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum ScaleOrder {
     /// Column by column.
@@ -59,7 +59,7 @@ pub(crate) enum ScaleOrder {
 }
 
 impl ScaleOrder {
-    /// The words of `[rows, columns]` in this order.
+    /// Returns the number of words of `[rows, columns]` in this order.
     fn len(self, [rows, columns]: [usize; 2]) -> usize {
         match self {
             Self::Transposed => rows * columns,

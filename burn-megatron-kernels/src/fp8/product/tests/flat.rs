@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// The types of a buffer.
+/// Returns the types of a buffer.
 fn wide(has: &[DType]) -> Vec<DType> {
     let wide = [DType::F32, DType::F64].into_iter();
     wide.filter(|dtype| has.contains(dtype)).collect()

@@ -10,7 +10,7 @@ fn types(has: &[DType]) -> Vec<FloatDType> {
     has.iter().map(|dtype| FloatDType::from(*dtype)).collect()
 }
 
-/// The nearest value of a type to one that f32 has.
+/// Returns the nearest value of a type to one that f32 has.
 fn rounded(values: Vec<f64>, dtype: FloatDType) -> Vec<f64> {
     let values: Vec<f32> = values.into_iter().map(|value| value as f32).collect();
     let count = values.len();

@@ -24,7 +24,7 @@ fn floats(matrix: &Fp8Matrix) -> Vec<f32> {
     scales.into_data().try_into_vec().unwrap()
 }
 
-/// The scale of a row of blocks and a block of the depth, as it lies in the matrix.
+/// Returns the scale of a row of blocks and a block of the depth, as it lies in the matrix.
 fn blocks(matrix: &Fp8Matrix) -> (Vec<f32>, usize) {
     let Scales::Blocks { scales, .. } = &matrix.scales else {
         panic!("the matrix has blocks")

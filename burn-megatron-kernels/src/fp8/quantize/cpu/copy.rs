@@ -8,22 +8,22 @@ use crate::fp8::format::{Format, e8m0};
 use crate::fp8::matrix::{BLOCK, MX_BLOCK};
 use crate::fp8::quantize::scaling::CurrentScale;
 
-/// Rows of a tile: its floats stay in the fastest cache.
+/// The number of rows per tile, whose floats stay in the L1 cache.
 const TILE_ROWS: usize = 32;
 
 /// The matrix, and whether it is read transposed.
 #[derive(Clone, Copy)]
 pub(super) struct MatrixSource<'a, E> {
-    /// Its values, row by row.
+    /// The values of the matrix, row by row.
     pub values: &'a [E],
-    /// Its rows and columns.
+    /// The rows and columns of the matrix.
     pub sizes: [usize; 2],
-    /// Whether the rows of the copy are the columns.
+    /// Whether the rows of the copy are the columns of the matrix.
     pub transposed: bool,
 }
 
 impl<E: Element> MatrixSource<'_, E> {
-    /// Rows and depth of the copy.
+    /// Returns the rows and the depth of the copy.
     fn copy_sizes(&self) -> [usize; 2] {
         let [rows, columns] = self.sizes;
         if self.transposed {
@@ -33,8 +33,8 @@ impl<E: Element> MatrixSource<'_, E> {
         }
     }
 
-    /// Elements `left..left + width` of the copy's rows `top..top + rows`, each row at a multiple of
-    /// [`BLOCK`] in `tile`.
+    /// Loads elements `left..left + width` of the copy's rows `top..top + rows`. Each row starts at
+    /// a multiple of [`BLOCK`] in `tile`.
     #[inline(always)]
     fn load(&self, [top, rows]: [usize; 2], [left, width]: [usize; 2], tile: &mut [f32]) {
         let columns = self.sizes[1];
@@ -60,12 +60,12 @@ impl<E: Element> MatrixSource<'_, E> {
 pub(super) struct RangeStatistics {
     /// The bits of the largest magnitude.
     pub amax: u32,
-    /// Values beyond the largest of the format.
+    /// The number of values beyond the largest value of the format.
     pub beyond: u32,
 }
 
 impl RangeStatistics {
-    /// The same with another largest magnitude.
+    /// Returns the statistics with another largest magnitude.
     pub(super) fn with_amax(self, amax: u32) -> Self {
         Self { amax, ..self }
     }
@@ -80,9 +80,9 @@ impl RangeStatistics {
 
 /// A copy, or a block of its rows without the codes.
 pub(super) struct QuantizedCopy {
-    /// Codes in words, rows padded.
+    /// The codes as words, with padded rows.
     pub codes: Vec<u32>,
-    /// Scales, row by row: bits of f32, or words of E8M0. Empty if the scale is given.
+    /// The scales, row by row: bits of f32, or words of E8M0. Empty if the scale is given.
     pub scales: Vec<u32>,
     /// The range of the values.
     pub seen: RangeStatistics,
@@ -94,7 +94,7 @@ pub(super) struct CopyTask<'a, E> {
     pub source: MatrixSource<'a, E>,
     /// The method of scaling.
     pub kind: ScalingKind,
-    /// The scale, where it is given.
+    /// The scale, if it is given.
     pub given: f32,
 }
 
@@ -104,7 +104,7 @@ impl<E: Element> CopyTask<'_, E> {
     pub(super) fn make(&self, format: Format) -> QuantizedCopy {
         let [rows, depth] = self.source.copy_sizes();
         let mut codes = vec![0u32; rows * words(depth)];
-        // Whole blocks of every kind.
+        // A multiple of the blocks of every kind.
         let row_block = (rows_per_task(depth) / BLOCK).max(1) * BLOCK;
         let of_band = |(number, codes): (usize, &mut [u32])| {
             vectorized(
@@ -124,7 +124,7 @@ impl<E: Element> CopyTask<'_, E> {
         }
     }
 
-    /// Quantises the rows from `top` on into `codes`; returns their scales and the range of their
+    /// Quantises the rows from `top` on into `codes`. Returns their scales and the range of their
     /// values.
     #[inline(always)]
     fn row_block(
@@ -164,7 +164,8 @@ impl<E: Element> CopyTask<'_, E> {
         (scales, seen)
     }
 
-    /// Quantises rows of up to [`BLOCK`] values: values and codes in `lines`, the scales to `scales`.
+    /// Quantises rows of up to [`BLOCK`] values. `lines` holds values and codes; the scales go to
+    /// `scales`.
     #[inline(always)]
     fn tile<'t>(
         &self,
@@ -235,7 +236,7 @@ fn block_scale(amax: u32, format: Format, power_of_two: bool) -> f32 {
     current(f32::from_bits(amax), format, options)
 }
 
-/// The codes of values times both factors, and how many of them were beyond the largest.
+/// Encodes values times both factors. Returns the number of values beyond the largest value.
 #[inline(always)]
 fn encode(values: &[f32], [first, second]: [f32; 2], codes: &mut [u8], format: Format) -> u32 {
     let mut beyond = 0;

@@ -1,7 +1,7 @@
 //! The CPU implementation: blocks of rows of a copy in parallel, each in small tiles with SIMD
 //! inside.
 //!
-//! Blocks have a fixed height, and only maxima of bits and counts are reduced over them, so results
+//! Blocks have a fixed height. Only maxima of bits and counts are reduced over blocks, so results
 //! never depend on the number of threads.
 
 mod copy;
@@ -21,7 +21,7 @@ use crate::fp8::matrix::BLOCK;
 
 pub(super) use values::dequantize;
 
-/// See [`QuantizeOp`].
+/// Quantises a matrix; see [`QuantizeOp`].
 pub(super) fn quantize(kernel: &QuantizeOp, mut inputs: Vec<FlexTensor>) -> Vec<FlexTensor> {
     let log = kernel.slot.and_then(|slot| Some((slot, inputs.pop()?)));
     if let Some(activation) = &kernel.activation {
@@ -52,7 +52,7 @@ fn quantize_as<E: Element>(
             kind: kernel.kind,
             given,
         };
-        // A constant format lets its shifts be constants.
+        // With a constant format the shifts are constants.
         match kernel.format {
             Format::E5M2 => copy.make(Format::E5M2),
             _ => copy.make(Format::E4M3),
@@ -90,7 +90,7 @@ fn quantize_as<E: Element>(
     all
 }
 
-/// The other copy, if both have the same codes.
+/// Returns the transposed copy, for scales with which both copies have the same codes.
 fn transposed_copy(copy: &QuantizedCopy, [rows, depth]: [usize; 2]) -> QuantizedCopy {
     let [high, wide] = [rows.div_ceil(BLOCK), depth.div_ceil(BLOCK)];
     let scales = if copy.scales.is_empty() {
@@ -107,13 +107,13 @@ fn transposed_copy(copy: &QuantizedCopy, [rows, depth]: [usize; 2]) -> Quantized
     }
 }
 
-/// See [`amax`](super::amax).
+/// Computes the largest magnitude; see [`amax`](super::amax).
 pub(super) fn amax(x: &FlexTensor) -> FlexTensor {
     let largest = for_float!(x.dtype(), E => largest::<E>(slice(x)));
     vector(vec![f32::from_bits(largest)])
 }
 
-/// The bits of the largest magnitude: NaN's, if there is one, are above all others.
+/// Returns the bits of the largest magnitude. The bits of NaN are above all others.
 fn largest<E: Element>(values: &[E]) -> u32 {
     let of = |values: &[E]| {
         vectorized(
@@ -125,7 +125,7 @@ fn largest<E: Element>(values: &[E]) -> u32 {
     parts.into_iter().max().unwrap_or(0)
 }
 
-/// See [`current_scale`](super::current_scale).
+/// Computes the scale; see [`current_scale`](super::current_scale).
 pub(super) fn scale_of(amax: &FlexTensor, format: Format, options: CurrentScale) -> FlexTensor {
     let amax = slice::<f32>(amax)[0];
     vector(vec![scale::current(amax, format, options)])

@@ -1,22 +1,22 @@
-//! Scales of the largest magnitudes.
+//! Scales from largest magnitudes.
 
 use crate::cpu::{Element, Real};
 use crate::fp8::format::{Format, e8m0};
 use crate::fp8::quantize::scaling::CurrentScale;
 
-/// The value as f32.
+/// Converts the value to f32.
 #[inline(always)]
 pub(super) fn single<E: Element>(value: E) -> f32 {
     value.wide().double() as f32
 }
 
-/// The bits of the largest magnitude: NaN's, if there is one, are above all others.
+/// Returns the bits of the largest magnitude. The bits of NaN are above all others.
 #[inline(always)]
 pub(super) fn largest(values: impl Iterator<Item = f32>) -> u32 {
     values.fold(0, |most, value| most.max(value.to_bits() & 0x7fff_ffff))
 }
 
-/// See [`current_scale`](crate::fp8::current_scale).
+/// Computes the scale; see [`current_scale`](crate::fp8::current_scale).
 pub(super) fn current(amax: f32, format: Format, options: CurrentScale) -> f32 {
     let amax = if amax < options.epsilon {
         options.epsilon
@@ -34,7 +34,7 @@ pub(super) fn current(amax: f32, format: Format, options: CurrentScale) -> f32 {
     }
 }
 
-/// Two factors of `2^(127 - code)`, neither of them subnormal; NaN for NaN.
+/// Returns two factors of `2^(127 - code)` that are not subnormal; NaN for NaN.
 pub(super) fn factors(code: u8) -> [f32; 2] {
     if code == e8m0::NAN {
         return [f32::NAN; 2];

@@ -26,7 +26,7 @@ const fn blocks(square: bool, power_of_two: bool) -> ScalingKind {
     }
 }
 
-/// Stored values by every way of scaling, and activations by two.
+/// Returns stored values with every scaling method, and activations with two methods.
 fn sources() -> Vec<(&'static str, ScalingKind, Option<Activation>)> {
     let stored = KINDS.map(|(name, kind)| (name, kind, None));
     let activation = |activation| {
@@ -38,7 +38,8 @@ fn sources() -> Vec<(&'static str, ScalingKind, Option<Activation>)> {
     stored.into_iter().chain(computed).collect()
 }
 
-/// Both copies by every way of scaling and in every type; largest magnitudes; values.
+/// Adds both copies with every scaling method and in every type, the largest magnitudes, and the
+/// values.
 pub(crate) fn aot_instances(list: &mut AotList) {
     for (name, dtype, vector) in types() {
         for (scaling, kind, activation) in sources() {

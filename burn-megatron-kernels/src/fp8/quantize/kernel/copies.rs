@@ -1,4 +1,4 @@
-//! The kernel: a tile of the matrix to the codes of both copies.
+//! The kernel that converts a tile of the matrix to the codes of both copies.
 
 use cubecl::prelude::*;
 
@@ -14,7 +14,7 @@ use crate::fp8::kernel::tile::{
 use crate::fp8::kernel::{e8m0_factors, encode_word};
 use crate::fp8::matrix::BLOCK;
 
-/// A value times a scale in the form of [`store_scales`].
+/// Returns a value times a scale in the form of [`store_scales`].
 #[cube]
 fn scaled(value: f32, scale: u32, #[comptime] plan: QuantizePlan) -> f32 {
     if comptime!(plan.kind == ScalingKind::Mx && plan.flushes) {
@@ -25,12 +25,12 @@ fn scaled(value: f32, scale: u32, #[comptime] plan: QuantizePlan) -> f32 {
     }
 }
 
-/// 1 for values beyond the largest value of the format, 0 for the others and for NaN.
+/// Returns 1 for values beyond the largest value of the format, and 0 for other values and NaN.
 #[cube]
 fn exceeds_max(value: f32, #[comptime] plan: QuantizePlan) -> u32 {
     if comptime!(plan.flushes) {
-        // A shading language may compare NaN as it likes. One comparison without a sign in place of
-        // two: what is not above the largest wraps around.
+        // Comparisons with NaN are not specified in shading languages. One unsigned comparison
+        // replaces two: values up to the largest wrap around.
         let most = magnitude(value);
         let least = comptime!(plan.format.max().to_bits() + 1);
         u32::cast_from(most - least <= comptime!(0x7f80_0000 - least))
@@ -39,8 +39,8 @@ fn exceeds_max(value: f32, #[comptime] plan: QuantizePlan) -> u32 {
     }
 }
 
-/// The codes from `at` on of a line that ends at `end`, with zeros past it. They are 0 without
-/// this, except for MX, where the scale may be NaN.
+/// Returns the codes from `at` on of a line that ends at `end`, with zeros past it. The codes there
+/// are 0 anyway, except for MX, whose scale may be NaN.
 #[cube]
 fn inside(word: u32, at: usize, end: usize, #[comptime] plan: QuantizePlan) -> u32 {
     if comptime!(plan.kind == ScalingKind::Mx) {
@@ -52,10 +52,12 @@ fn inside(word: u32, at: usize, end: usize, #[comptime] plan: QuantizePlan) -> u
     }
 }
 
-/// One tile of 128 x 128 for each cube; `bias` is that of an activation. What [`QuantizePlan::usage`] does not ask for is neither
-/// read nor written; for [`ScalingKind::Tensor`] alone the scale is `given[index]`. Scales are written as
-/// bits; `partials` `[cubes, 2]` get the bits of the largest magnitude of the tile, and how many of
-/// its values were beyond.
+/// Quantises one tile of 128 x 128 per cube.
+///
+/// `bias` is the bias of an activation. Copies that [`QuantizePlan::usage`] does not request are
+/// neither read nor written. Only with [`ScalingKind::Tensor`] the scale is `given[index]`. Scales
+/// are written as bits. `partials` `[cubes, 2]` receives the bits of the largest magnitude of the
+/// tile, and the number of its values beyond the format.
 #[cube(launch_unchecked)]
 pub(super) fn quantize_kernel<F: Float, N: Size, W: Size, Q: Size>(
     x: &[Vector<F, N>],
@@ -110,7 +112,7 @@ pub(super) fn quantize_kernel<F: Float, N: Size, W: Size, Q: Size>(
             }
         }
         let amax = cube_total(most, false, plan.planes);
-        // Not with the count, so that no register holds it meanwhile.
+        // Not together with the count, so that no register holds it until then.
         if UNIT_POS == 0 {
             partials[tile * 2] = amax;
         }
@@ -175,7 +177,7 @@ pub(super) fn quantize_kernel<F: Float, N: Size, W: Size, Q: Size>(
         #[unroll(unrolled)]
         for patch in 0..comptime!(plan.patches()) {
             let own = group + patch * comptime!(plan.groups());
-            // Row by row, `words` words of each.
+            // Row by row, `words` words each.
             let mut codes = Array::<u32>::new(patch_width);
             if comptime!(plan.along_rows()) {
                 #[unroll(unrolled)]

@@ -1,4 +1,4 @@
-//! The largest magnitudes of the rows and of the columns of a tile, and their scales.
+//! The largest magnitudes of the rows and columns of a tile, and their scales.
 
 use cubecl::prelude::*;
 
@@ -9,16 +9,16 @@ use crate::fp8::kernel::e8m0_of_amax;
 use crate::fp8::kernel::tile::{GROUPS, PATCH_ROWS, staged_index};
 use crate::fp8::matrix::BLOCK;
 
-/// Blocks of a line, at most.
+/// The maximum number of blocks per line.
 pub(super) const LINE_BLOCKS: usize = 4;
 
-/// The index of the scale of a block in shared memory; columns come after the rows.
+/// Returns the index of a block's scale in shared memory. Columns follow the rows.
 #[cube]
 pub(super) fn slot(line: usize, block: usize, #[comptime] columns: bool) -> usize {
     (line + comptime!(if columns { BLOCK } else { 0 })) * LINE_BLOCKS + block
 }
 
-/// A value held by a unit: its patches are stacked in `line`s.
+/// Returns a value held by a unit, whose patches are stacked in `line`s.
 #[cube]
 pub(super) fn value<F: Float, N: Size>(
     kept: &Array<Vector<F, N>>,
@@ -30,8 +30,8 @@ pub(super) fn value<F: Float, N: Size>(
     f32::cast_from(vector.extract(comptime!(lane % plan.vector)))
 }
 
-/// The largest bits of the blocks of each row, stored in their slots. Call on all units of the
-/// cube; the slots are readable after a synchronisation.
+/// Stores the largest bits of the blocks of each row in their slots. All units of the cube must
+/// call it. The slots are readable after a synchronisation.
 #[cube]
 pub(super) fn row_maxima<F: Float, N: Size>(
     kept: &Array<Vector<F, N>>,
@@ -70,7 +70,7 @@ pub(super) fn row_maxima<F: Float, N: Size>(
     }
 }
 
-/// The largest bits of the blocks of each column, to their slots; see [`row_maxima`].
+/// Stores the largest bits of the blocks of each column in their slots; see [`row_maxima`].
 #[cube]
 pub(super) fn column_maxima<F: Float, N: Size>(
     kept: &Array<Vector<F, N>>,
@@ -98,7 +98,7 @@ pub(super) fn column_maxima<F: Float, N: Size>(
     gather(staged, slots, comptime!(GROUPS / plan.blocks()), true, plan);
 }
 
-/// The largest of each `parts` words side by side, for as many blocks as a line has.
+/// Stores the largest of each `parts` adjacent words, for all blocks of a line.
 #[cube]
 fn gather(
     staged: &mut Shared<[u32]>,
@@ -125,7 +125,7 @@ fn gather(
     sync_cube();
 }
 
-/// The bits of `2^(127 - code)`, of which the last one is subnormal; NaN for NaN.
+/// Returns the bits of `2^(127 - code)`; NaN for NaN. Only the last value is subnormal.
 #[cube]
 fn factor(code: u32) -> u32 {
     let power = select(
@@ -136,9 +136,11 @@ fn factor(code: u32) -> u32 {
     select(code == 255, 0x7fc0_0000u32, power)
 }
 
-/// Converts the maxima of a line to scales: stored to `scales` at `at` for the product if the line
-/// is `inside` the matrix, and to their slots for the kernel, as the bits of the factor of the
-/// values, or for MX, where that could be flushed to 0, as E8M0 codes.
+/// Converts the maxima of a line to scales.
+///
+/// If the line is `inside` the matrix, they are stored to `scales` at `at` for the product. They
+/// are also stored in their slots for the kernel, as the bits of the factor of the values. For MX,
+/// where the factor could be flushed to 0, the slots hold E8M0 codes.
 #[cube]
 pub(super) fn store_scales(
     slots: &mut Shared<[u32]>,

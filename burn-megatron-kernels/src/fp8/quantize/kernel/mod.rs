@@ -1,9 +1,9 @@
-//! The CubeCL implementation: how the kernels are launched.
+//! The CubeCL implementation: launches of the kernels.
 //!
-//! A cube processes a tile of 128 x 128, keeps it in registers, finds the scales of its rows and
-//! columns through shared memory or by plane operations, and writes the codes of both copies.
-//! Largest magnitudes are compared as bits: that is exact, independent of the order, and propagates
-//! NaN.
+//! A cube processes a tile of 128 x 128 and keeps it in registers. It finds the scales of the rows
+//! and columns through shared memory or plane operations, and writes the codes of both copies.
+//! Largest magnitudes are compared as bits, which is exact, independent of the order, and
+//! propagates NaN.
 
 use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_storage_type;
@@ -37,7 +37,7 @@ mod values;
 
 pub(crate) use aot_instances::aot_instances;
 
-/// See [`QuantizeOp`].
+/// Quantises a matrix; see [`QuantizeOp`].
 pub(super) fn quantize(kernel: &QuantizeOp, mut inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
     let log = kernel.slot.and_then(|_| inputs.pop()).map(own);
     let x = inputs.remove(0);
@@ -45,7 +45,7 @@ pub(super) fn quantize(kernel: &QuantizeOp, mut inputs: Vec<CubeTensor>) -> Vec<
     let [rows, columns] = kernel.sizes(&[x.shape()[0], x.shape()[1]]);
     let plan = kernel.plan(&x, columns);
     let cubes = rows.div_ceil(BLOCK) * columns.div_ceil(BLOCK);
-    // Outputs that are not requested are one vector that is not accessed.
+    // Outputs that are not requested are single vectors that are not accessed.
     let scrap = || empty(&x, [4], DType::U32);
     let copy = |made: bool, sizes| {
         if made {
@@ -61,8 +61,8 @@ pub(super) fn quantize(kernel: &QuantizeOp, mut inputs: Vec<CubeTensor>) -> Vec<
     let bias = has_bias.then(|| inputs.remove(0));
     let given = inputs.pop().unwrap_or_else(scrap);
     if cubes > 0 {
-        // SAFETY: a unit writes what is inside of the matrix and of its padded rows alone, and the
-        // outputs have these sizes.
+        // SAFETY: a unit writes only inside the matrix and its padded rows, and the outputs have
+        // these sizes.
         unsafe {
             launch!(
                 quantize_kernel,
@@ -113,7 +113,7 @@ pub(super) fn quantize(kernel: &QuantizeOp, mut inputs: Vec<CubeTensor>) -> Vec<
 }
 
 impl QuantizeOp {
-    /// The launch layout for a matrix of `columns` columns.
+    /// Returns the launch layout for a matrix with `columns` columns.
     fn plan(&self, x: &CubeTensor, columns: usize) -> QuantizePlan {
         let RowLoads { vector, planes } = RowLoads::new(x, x.dtype, columns);
         let plane = x.client.properties().hardware.plane_size_min as usize;
@@ -132,7 +132,7 @@ impl QuantizeOp {
     }
 }
 
-/// Codes and scales of a copy.
+/// Allocates codes and scales of a copy.
 fn outputs(like: &CubeTensor, kind: ScalingKind, [rows, depth]: [usize; 2]) -> [CubeTensor; 2] {
     let Spec { shape, dtype } = kind.spec([rows, depth]);
     [
@@ -155,8 +155,8 @@ struct Finish {
 impl Finish {
     fn launch(self, seen: &CubeTensor, descale: &CubeTensor) {
         let client = self.partials.client.clone();
-        // SAFETY: one cube reads the partial results and writes one or two words, or the entry of a
-        // log, which has it.
+        // SAFETY: one cube reads the partial results and writes one or two words, or an existing
+        // entry of a log.
         unsafe {
             launch!(
                 finish_kernel,
@@ -171,7 +171,7 @@ impl Finish {
     }
 }
 
-/// See [`amax`](super::amax).
+/// Computes the largest magnitude; see [`amax`](super::amax).
 pub(super) fn amax(x: CubeTensor) -> CubeTensor {
     let client = x.client.clone();
     let count = x.shape().num_elements();
@@ -213,11 +213,11 @@ pub(super) fn amax(x: CubeTensor) -> CubeTensor {
     seen
 }
 
-/// See [`current_scale`](super::current_scale).
+/// Computes the scale; see [`current_scale`](super::current_scale).
 pub(super) fn scale_of(amax: CubeTensor, format: Format, options: CurrentScale) -> CubeTensor {
     let client = amax.client.clone();
     let scale = empty(&amax, [1], DType::F32);
-    // A 0 with a sign would be the largest of all as bits.
+    // As bits, a -0 would be the largest of all.
     let epsilon = options.epsilon.abs();
     // SAFETY: one unit reads and writes one word.
     unsafe {
@@ -232,7 +232,7 @@ pub(super) fn scale_of(amax: CubeTensor, format: Format, options: CurrentScale) 
     scale
 }
 
-/// See [`dequantize`](super::dequantize).
+/// Computes the values; see [`dequantize`](super::dequantize).
 pub(super) fn dequantize(
     inputs: Vec<CubeTensor>,
     format: Format,

@@ -17,9 +17,9 @@ pub(super) struct QuantizePlan {
     pub kind: ScalingKind,
     pub format: Format,
     pub usage: QuantizerUsage,
-    /// The activation whose output the matrix is.
+    /// The activation that computes the matrix.
     pub activation: Option<ActivationVariant>,
-    /// Elements of a load.
+    /// The number of elements per load.
     pub vector: usize,
     /// Whether totals over a cube use planes.
     pub planes: bool,
@@ -27,13 +27,14 @@ pub(super) struct QuantizePlan {
     pub plane: usize,
     /// Whether the device may flush subnormal floats to 0.
     pub flushes: bool,
-    /// Whether loops over the values of a unit are unrolled here, which CUDA needs to keep them in
-    /// registers; elsewhere that costs seconds of compilation, and is left to the driver.
+    /// Whether loops over the values of a unit are unrolled in the kernel. CUDA needs this to keep
+    /// the values in registers. On other devices it would cost seconds of compilation, so the
+    /// driver decides.
     pub unrolled: bool,
 }
 
 impl QuantizePlan {
-    /// The activation.
+    /// Returns the variant of the activation.
     pub(super) fn variant(&self) -> ActivationVariant {
         match self.activation {
             Some(variant) => variant,
@@ -41,43 +42,44 @@ impl QuantizePlan {
         }
     }
 
-    /// Whether the number of the tile is computed again at the end, so that no register holds it meanwhile: of the
-    /// kernels that compute an activation without a gate, sm_80 has none to spare.
+    /// Returns whether the tile number is computed again at the end, so that no register holds it
+    /// until then. On sm_80, kernels that compute an activation without a gate have no spare
+    /// registers.
     pub(super) fn computes_tile_again(&self) -> bool {
         self.activation.is_some_and(|variant| !variant.gated)
     }
 
-    /// Columns of a patch.
+    /// Returns the number of columns per patch.
     pub(super) fn patch(&self) -> usize {
         self.vector.max(4)
     }
 
-    /// Loads of a row of a patch.
+    /// Returns the number of loads per row of a patch.
     pub(super) fn loads(&self) -> usize {
         self.patch() / self.vector
     }
 
-    /// Patches side by side.
+    /// Returns the number of patches in a row of the tile.
     pub(super) fn across(&self) -> usize {
         BLOCK / self.patch()
     }
 
-    /// Sets of 4 rows that the units take at a time.
+    /// Returns the number of sets of 4 rows that the units process at a time.
     pub(super) fn groups(&self) -> usize {
         UNITS as usize / self.across()
     }
 
-    /// Patches of a unit.
+    /// Returns the number of patches per unit.
     pub(super) fn patches(&self) -> usize {
         GROUPS / self.groups()
     }
 
-    /// Vectors that a unit keeps.
+    /// Returns the number of vectors that a unit keeps.
     pub(super) fn kept(&self) -> usize {
         self.patches() * PATCH_ROWS * self.loads()
     }
 
-    /// Elements of a line that share a scale.
+    /// Returns the number of elements of a line that share a scale.
     pub(super) fn width(&self) -> usize {
         match self.kind {
             ScalingKind::Mx => MX_BLOCK,
@@ -85,27 +87,27 @@ impl QuantizePlan {
         }
     }
 
-    /// Blocks of a line of the tile.
+    /// Returns the number of blocks in a line of the tile.
     pub(super) fn blocks(&self) -> usize {
         BLOCK / self.width()
     }
 
-    /// Patches side by side that share a scale.
+    /// Returns the number of adjacent patches that share a scale.
     pub(super) fn lanes(&self) -> usize {
         self.width() / self.patch()
     }
 
-    /// Whether those are in one plane.
+    /// Returns whether the adjacent patches that share a scale are in one plane.
     pub(super) fn shuffles(&self) -> bool {
         self.lanes() <= self.plane
     }
 
-    /// Whether scales are found for lines of the tile.
+    /// Returns whether scales are computed for lines of the tile.
     pub(super) fn by_lines(&self) -> bool {
         !self.kind.shares_codes()
     }
 
-    /// Whether the scales of lines are powers of two, as E8M0 are.
+    /// Returns whether the scales of lines are powers of two, as in E8M0.
     pub(super) fn power_of_two(&self) -> bool {
         match self.kind {
             ScalingKind::Blocks { power_of_two, .. } => power_of_two,
@@ -113,7 +115,7 @@ impl QuantizePlan {
         }
     }
 
-    /// Whether codes are computed along the rows.
+    /// Returns whether codes are computed along the rows.
     pub(super) fn along_rows(&self) -> bool {
         self.usage.rowwise || self.kind.shares_codes()
     }
@@ -127,7 +129,7 @@ pub(super) struct RowLoads {
 }
 
 impl RowLoads {
-    /// For rows of `width` elements of `dtype` on the device of `like`.
+    /// Creates the loads for rows of `width` elements of `dtype` on the device of `like`.
     pub(super) fn new(like: &CubeTensor, dtype: DType, width: usize) -> Self {
         let plan = RowPlan::new(&like.client, dtype, width);
         Self {
@@ -137,8 +139,8 @@ impl RowLoads {
     }
 }
 
-/// Whether this is CUDA, whose compilers, as they are called here, keep subnormal floats; shading
-/// languages may flush them to 0.
+/// Returns whether the device is a CUDA device. The CUDA compilers, as called here, keep subnormal
+/// floats; shading languages may flush them to 0.
 pub(super) fn is_cuda(like: &CubeTensor) -> bool {
     #[cfg(test)]
     if FORCED.get() {
@@ -152,7 +154,7 @@ thread_local! {
     static FORCED: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
 }
 
-/// Runs `work` with the CUDA variants on every device; they need not keep subnormal floats.
+/// Runs `work` with the CUDA variants on every device. The device may flush subnormal floats.
 #[cfg(test)]
 pub(in super::super) fn with_cuda_forms(work: impl FnOnce()) {
     FORCED.set(true);

@@ -7,8 +7,8 @@ use crate::fp8::delayed::kernel::log_entry;
 use crate::fp8::format::Format;
 use crate::fp8::kernel::tile::UNITS;
 
-/// The largest of `value` over the units of a cube, or with `add` their sum; every unit gets it.
-/// Call on all units of the cube.
+/// Returns the largest `value` over the units of a cube, or their sum with `add`, to every unit.
+/// All units of the cube must call it.
 #[cube]
 pub(in crate::fp8) fn cube_total(
     value: u32,
@@ -65,14 +65,14 @@ pub(super) struct FinishVariant {
     pub counts: bool,
     /// Whether the totals are added to an entry of a log.
     pub logged: bool,
-    /// Whether one over the given scale is written.
+    /// Whether the reciprocal of the given scale is written.
     pub descale: bool,
     /// Whether planes are used.
     pub planes: bool,
 }
 
-/// The total of the partial results of `parts` cubes, as bits of f32, to `seen`; or added to its entry
-/// `slot` if it is a log. The scale is `given[index]`.
+/// Writes the total of the partial results of `parts` cubes to `seen`, as bits of f32. If `seen` is
+/// a log, the total is added to its entry `slot`. The scale is `given[index]`.
 #[cube(launch_unchecked)]
 pub(super) fn finish_kernel(
     partials: &[u32],
@@ -116,7 +116,8 @@ pub(super) fn finish_kernel(
     }
 }
 
-/// The scale of one largest magnitude, see [`current_scale`](crate::fp8::current_scale); all as bits.
+/// Computes the scale of one largest magnitude; see [`current_scale`](crate::fp8::current_scale).
+/// All numbers are bits.
 #[cube(launch_unchecked)]
 pub(super) fn scale_kernel(
     amax: &[u32],
@@ -126,8 +127,8 @@ pub(super) fn scale_kernel(
     #[comptime] format: Format,
 ) {
     if UNIT_POS == 0 {
-        // Floats that are not negative have the order of their bits. A NaN is above all others, and
-        // what is negative is below.
+        // Floats that are not negative are ordered like their bits. NaN is above all others, and
+        // negative numbers are below.
         let bits = amax[0];
         let most = bits & 0x7fff_ffff;
         let least = u32::reinterpret(epsilon);

@@ -1,29 +1,31 @@
 //! Scales, and products with them, on the device.
 //!
 //! Shading languages may flush subnormal floats to 0, as operands and as results. Values that can
-//! be subnormal are handled by their bits here, so that scales and codes equal those of the CPU.
+//! be subnormal are therefore handled as bits, so that scales and codes equal the results on the
+//! CPU.
 
 use cubecl::prelude::*;
 
 use crate::fp8::format::Format;
 
-/// The bits of a magnitude; those of NaN are above all others.
+/// Returns the bits of a magnitude. The bits of NaN are above all others.
 #[cube]
 pub(crate) fn magnitude(value: f32) -> u32 {
     u32::reinterpret(value) & 0x7fff_ffff
 }
 
-/// `value * factor`, rounded once where the result is a normal number. Where it is not, it may be 0,
-/// and so is its code, as all values of the formats are far larger.
+/// Returns `value * factor`, rounded once if the result is a normal number. A subnormal result may
+/// become 0. Its code is then also 0, because all values of the formats are far larger.
 ///
-/// `value` may be subnormal, also on a device that `flushes` such numbers; `factor` may not.
+/// `value` may be subnormal, even on a device that `flushes` such numbers. `factor` must not be
+/// subnormal.
 #[cube]
 pub(crate) fn times(value: f32, factor: f32, #[comptime] flushes: bool) -> f32 {
     if comptime!(flushes) {
         let bits = u32::reinterpret(value);
         let most = bits & 0x7fff_ffff;
         let small = most < 0x0080_0000;
-        // As a number 2^23 times as large it is a normal one.
+        // Multiplied by 2^23 it is a normal number.
         let large = u32::reinterpret(f32::cast_from(most) * f32::reinterpret(0x0080_0000u32));
         let signed = f32::reinterpret(large | (bits & 0x8000_0000));
         let product = select(small, signed, value) * factor;
@@ -33,7 +35,7 @@ pub(crate) fn times(value: f32, factor: f32, #[comptime] flushes: bool) -> f32 {
     }
 }
 
-/// The bits of what a block is multiplied with whose largest magnitude has the bits `amax`: see
+/// Returns the bits of the factor of a block whose largest magnitude has the bits `amax`; see
 /// [`quantize`](crate::fp8::quantize).
 #[cube]
 pub(crate) fn block_scale(
@@ -45,12 +47,12 @@ pub(crate) fn block_scale(
     let ordinary = amax > 0 && amax < 0x7f80_0000;
     let mut scale = 0x7f7f_ffffu32.runtime();
     if comptime!(power_of_two) {
-        // The exponents' difference, one less where the mantissa of the divisor is the larger one.
+        // The difference of the exponents, minus one if the mantissa of the divisor is larger.
         let less = u32::cast_from((amax & 0x007f_ffff) > comptime!(most & 0x007f_ffff));
         let exponent = comptime!((most >> 23) + 127) - (amax >> 23) - less;
         scale = min(exponent, 254u32) << 23;
     } else {
-        // A subnormal divisor gives more than there is.
+        // A subnormal divisor would exceed the largest float.
         if amax >= 0x0080_0000 {
             let quotient = comptime!(format.max()) / f32::reinterpret(amax);
             scale = min(u32::reinterpret(quotient), 0x7f7f_ffffu32);
@@ -59,7 +61,7 @@ pub(crate) fn block_scale(
     select(ordinary, scale, 0x3f80_0000u32)
 }
 
-/// The bits of one over a scale that is given by its bits.
+/// Returns the bits of the reciprocal of a scale given by its bits.
 #[cube]
 pub(crate) fn reciprocal(scale: u32, #[comptime] power_of_two: bool) -> u32 {
     let exponent = scale >> 23;
@@ -74,7 +76,8 @@ pub(crate) fn reciprocal(scale: u32, #[comptime] power_of_two: bool) -> u32 {
     }
 }
 
-/// One over a number from 2^126 on, which is subnormal: division bit by bit, rounded to nearest even.
+/// Returns the reciprocal of a number from 2^126 on, which is subnormal. Divides bit by bit,
+/// rounding to nearest even.
 #[cube]
 fn small_reciprocal(scale: u32) -> u32 {
     let divisor = (scale & 0x007f_ffff) | 0x0080_0000;

@@ -10,10 +10,10 @@ use crate::fp8::kernel::tile::UNITS;
 use crate::fp8::kernel::{decode, e8m0_decode};
 use crate::fp8::matrix::{BLOCK, MX_BLOCK};
 
-/// Vectors of each unit.
+/// The number of vectors per unit.
 pub(super) const VECTORS: u32 = 8;
 
-/// The bits of the largest magnitude of each cube's part.
+/// Computes the bits of the largest magnitude of each cube's part.
 #[cube(launch_unchecked)]
 pub(super) fn amax_kernel<F: Float, N: Size>(
     x: &[Vector<F, N>],
@@ -48,12 +48,12 @@ pub(super) fn amax_kernel<F: Float, N: Size>(
 pub(super) struct DequantizeVariant {
     pub kind: ScalingKind,
     pub format: Format,
-    /// Whether the device may take subnormal floats for 0.
+    /// Whether the device may treat subnormal floats as 0.
     pub flushes: bool,
 }
 
-/// One word of a row, four values of it, for each unit. Scales are read as bits. `depth` is a
-/// multiple of the vector, which is 4 or 1.
+/// Computes four values from one word of a row per unit. Scales are read as bits. `depth` is a
+/// multiple of the vector size, which is 4 or 1.
 #[cube(launch_unchecked)]
 pub(super) fn dequantize_kernel<N: Size>(
     codes: &[u32],

@@ -46,7 +46,8 @@ fn check(device: &Device, case: &Case, kind: ScalingKind, activation: Activation
     }
 }
 
-/// The codes of a copy; without the signs of zeros where WGSL computed them, which may ignore these ("Floating point evaluation").
+/// Returns the codes of a copy; without the signs of zeros where WGSL computed them, which may
+/// ignore these ("Floating point evaluation").
 fn codes(copy: &Copy, device: &Device) -> Vec<u32> {
     if cfg!(not(feature = "wgpu")) || *device == Device::flex() {
         return copy.codes.clone();

@@ -162,7 +162,7 @@ fn floats<const D: usize>(tensor: &Tensor<D>) -> Vec<f32> {
     tensor.to_data().try_into_vec().expect("f32")
 }
 
-/// A matrix as words and bits.
+/// Returns a matrix as words and bits.
 pub(crate) fn parts(matrix: &Fp8Matrix) -> Copy {
     let words = |tensor: &Tensor<2, burn::tensor::Int>| {
         let data = tensor.to_data();

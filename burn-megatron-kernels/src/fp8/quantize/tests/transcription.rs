@@ -12,7 +12,7 @@ pub(crate) struct Copy {
     pub scales: Vec<u32>,
 }
 
-/// A copy `[rows, depth]` of the values `at`, and how many of them were beyond the largest.
+/// Returns a copy `[rows, depth]` of the values `at`, and how many of them were beyond the largest.
 pub(super) fn copy(
     at: &dyn Fn(usize, usize) -> f32,
     [rows, depth]: [usize; 2],
@@ -83,13 +83,13 @@ fn times(value: f32, code: u8) -> f32 {
     }
 }
 
-/// The largest magnitude: NaN if there is one, as its bits are above all others.
+/// Returns the largest magnitude: NaN if there is one, as its bits are above all others.
 pub(super) fn largest(values: impl Iterator<Item = f32>) -> f32 {
     let bits = values.map(|value| value.to_bits() & 0x7fff_ffff);
     f32::from_bits(bits.max().unwrap_or(0))
 }
 
-/// The scale for a largest magnitude.
+/// Returns the scale for a largest magnitude.
 pub(super) fn current(amax: f32, format: Format, options: CurrentScale) -> f32 {
     let amax = if amax < options.epsilon {
         options.epsilon
@@ -107,7 +107,7 @@ pub(super) fn current(amax: f32, format: Format, options: CurrentScale) -> f32 {
     }
 }
 
-/// The values of a copy.
+/// Returns the values of a copy.
 pub(super) fn values(
     copy: &Copy,
     [rows, depth]: [usize; 2],

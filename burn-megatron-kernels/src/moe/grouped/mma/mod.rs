@@ -1,9 +1,10 @@
-//! The products of all experts in one launch, by `mma.sync` of 16 by 8 by 16 with sums in f32.
+//! The products of all experts in one launch, with `mma.sync` of 16 by 8 by 16 and sums in f32.
 //!
-//! A cube computes 128 by 128 of the result of one expert, each of its four warps 64 by 64. The host
-//! knows the rows of each expert, so it lists the cubes' rows and uploads the list: one launch and one
-//! copy for any number of experts, and no cube without work. Each sum is of one warp in the order of its
-//! terms: two runs give the same bits.
+//! A cube computes 128 by 128 elements of the result of one expert, and each of its four warps
+//! computes 64 by 64. The host has the number of rows of each expert, so it lists the rows of the
+//! cubes and uploads the list. This takes one launch and one copy for any number of experts, and no
+//! cube is without work. Each sum is computed by one warp in the order of its terms, so that two
+//! runs give the same bits.
 
 use burn::tensor::DType;
 use burn_cubecl::ops::permute;
@@ -27,7 +28,7 @@ use plan::{Factors, TILE, UNITS, in_one_launch, row_tiles, summed_rows};
 use product::grouped_product;
 use weight_gradient::grouped_weight_gradient;
 
-/// Whether [`product`] computes `op`.
+/// Returns whether [`product`] supports `op`.
 pub(super) fn takes_product(op: &ProductOp, x: &CubeTensor, weights: &CubeTensor) -> bool {
     let (depth, columns) = (weights.meta.shape()[1], weights.meta.shape()[2]);
     let experts = op.group_sizes.iter().filter(|size| **size > 0).count();
@@ -35,7 +36,7 @@ pub(super) fn takes_product(op: &ProductOp, x: &CubeTensor, weights: &CubeTensor
     takes(x, [depth, columns], experts, [rows, columns])
 }
 
-/// Whether [`weight_gradient`] computes `op`.
+/// Returns whether [`weight_gradient`] supports `op`.
 pub(super) fn takes_weight_gradient(
     op: &WeightGradientOp,
     x: &CubeTensor,
@@ -59,7 +60,8 @@ fn takes(x: &CubeTensor, widths: [usize; 2], launches: usize, result: [usize; 2]
     is_possible && in_one_launch(launches, result, multiprocessors as usize)
 }
 
-/// The rows `[rows, in]` times the weights `[experts, in, out]`, which are read as they lie in memory.
+/// Computes the rows `[rows, in]` times the weights `[experts, in, out]`, which are read as they
+/// are stored.
 pub(super) fn product(op: &ProductOp, x: CubeTensor, weights: CubeTensor) -> CubeTensor {
     let (depth, columns) = (weights.meta.shape()[1], weights.meta.shape()[2]);
     let transposed = weights.meta.strides()[1] < weights.meta.strides()[2];
@@ -81,7 +83,7 @@ pub(super) fn product(op: &ProductOp, x: CubeTensor, weights: CubeTensor) -> Cub
     let tiles = upload(&x, &tiles);
     let (x_stride, weight_stride) = (chunks(&x, 0), chunks(&weights, 1));
     let expert_stride = chunks(&weights, 0);
-    // SAFETY: cubes access only rows of their expert, which the caller checked, and none past them.
+    // SAFETY: cubes access only rows of their expert, which the caller checked.
     unsafe {
         launch!(
             grouped_product,
@@ -96,7 +98,7 @@ pub(super) fn product(op: &ProductOp, x: CubeTensor, weights: CubeTensor) -> Cub
     y
 }
 
-/// The gradient of the weights, in the flat buffer.
+/// Computes the gradient of the weights in the flat buffer.
 pub(super) fn weight_gradient(
     op: &WeightGradientOp,
     x: CubeTensor,
@@ -134,7 +136,7 @@ pub(super) fn weight_gradient(
     flat
 }
 
-/// The type of the factors, and whether it is bf16.
+/// Returns the type of the factors, and whether it is bf16.
 fn element(x: &CubeTensor) -> (ElemType, bool) {
     let dtype = burn::backend::cubecl::dtype_to_storage_type(x.dtype);
     (dtype, x.dtype == DType::BF16)
@@ -145,7 +147,8 @@ thread_local! {
     static FORCED: std::cell::Cell<Option<bool>> = const { std::cell::Cell::new(None) };
 }
 
-/// Runs `work` with products of all experts in one launch wherever that is possible, or nowhere.
+/// Runs `work` with products of all experts in one launch wherever possible if `forced`, otherwise
+/// nowhere.
 #[cfg(test)]
 pub(super) fn with_one_launch<T>(forced: bool, work: impl FnOnce() -> T) -> T {
     FORCED.set(Some(forced));

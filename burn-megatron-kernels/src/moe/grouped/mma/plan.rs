@@ -1,4 +1,4 @@
-//! Sizes of tiles, the groups of rows that cubes take, and which products they take.
+//! Sizes of tiles, the groups of rows that cubes process, and the supported products.
 
 use std::cmp::Reverse;
 
@@ -6,38 +6,38 @@ use super::super::groups;
 use crate::cube::mma::swizzle::Swizzle;
 use crate::cube::mma::{CHUNK, WARP};
 
-/// Rows, and columns, of the result that a cube computes.
+/// The number of rows, and of columns, of the result that a cube computes.
 pub(super) const TILE: usize = 128;
 
-/// Rows, and columns, of the result that a warp computes: each fragment serves four products, so that
-/// shared memory keeps pace with the matrix units.
+/// The number of rows, and of columns, of the result that a warp computes. Each fragment serves
+/// four products, so that shared memory keeps up with the tensor cores.
 pub(super) const WARP_TILE: usize = 64;
 
-/// Warps beside each other, and below each other.
+/// The number of warps in each direction.
 pub(super) const WARPS: usize = TILE / WARP_TILE;
 
-/// Units of a cube.
+/// The number of units per cube.
 pub(super) const UNITS: usize = WARPS * WARPS * WARP;
 
-/// Terms of the sums that are in shared memory at once.
+/// The number of terms of the sums that are in shared memory at once.
 pub(super) const DEPTH: usize = 32;
 
-/// Tiles of both factors that are in shared memory, all but one of them on the way there.
+/// The number of tiles of both factors in shared memory. All except one are being copied.
 pub(super) const STAGES: usize = 4;
 
-/// Tiles of the result for each multiprocessor from which on the product of one expert keeps a GPU busy
-/// by itself.
+/// The number of result tiles per multiprocessor from which the product of one expert keeps a GPU
+/// busy on its own.
 const BUSY: usize = 4;
 
 /// The layout of a factor in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Factor {
-    /// Whether its rows in memory are summed over, and not what lies beside each other in a row.
+    /// Whether the sum runs over the rows in memory, not along a row.
     pub by_depth: bool,
 }
 
 impl Factor {
-    /// Rows of a tile in shared memory.
+    /// Returns the number of rows of a tile in shared memory.
     pub fn rows(self) -> usize {
         if self.by_depth { DEPTH } else { TILE }
     }
@@ -50,12 +50,12 @@ impl Factor {
         }
     }
 
-    /// Bytes of a tile.
+    /// Returns the size of a tile in bytes.
     pub fn bytes(self) -> usize {
         self.swizzle().bytes(self.rows())
     }
 
-    /// Bytes from the part of one warp to that of the next.
+    /// Returns the number of bytes between the parts of consecutive warps.
     pub fn warp_bytes(self) -> usize {
         if self.by_depth {
             2 * WARP_TILE
@@ -70,12 +70,13 @@ impl Factor {
 pub(super) struct Factors {
     pub left: Factor,
     pub right: Factor,
-    /// bf16, otherwise f16.
+    /// Whether the type is bf16; otherwise it is f16.
     pub bf16: bool,
 }
 
 impl Factors {
-    /// Rows times weights, `transposed` if the terms of a sum lie beside each other.
+    /// Returns the layouts for rows times weights. The weights are `transposed` if the terms of a
+    /// sum are adjacent.
     pub fn of_product(transposed: bool, bf16: bool) -> Self {
         Self {
             left: Factor { by_depth: false },
@@ -86,7 +87,7 @@ impl Factors {
         }
     }
 
-    /// Transposed rows times gradients.
+    /// Returns the layouts for transposed rows times gradients.
     pub fn of_weight_gradient(bf16: bool) -> Self {
         let factor = Factor { by_depth: true };
         Self {
@@ -96,18 +97,19 @@ impl Factors {
         }
     }
 
-    /// Bytes of a tile of both factors.
+    /// Returns the bytes of one tile of each factor.
     pub fn stage(&self) -> usize {
         self.left.bytes() + self.right.bytes()
     }
 
-    /// Bytes of shared memory.
+    /// Returns the bytes of shared memory.
     pub fn memory(&self) -> usize {
         STAGES * self.stage()
     }
 }
 
-/// The cubes' rows of the result: for each tile its expert, its first row and the end of the expert's.
+/// Returns the rows of the result that each cube processes: for each tile its expert, its first row
+/// and the end of the expert's rows.
 pub(super) fn row_tiles(group_sizes: &[usize]) -> Vec<i32> {
     let tiles = groups(group_sizes).flat_map(|(expert, first, size)| {
         let end = first + size;
@@ -117,8 +119,9 @@ pub(super) fn row_tiles(group_sizes: &[usize]) -> Vec<i32> {
     flatten(tiles)
 }
 
-/// Returns the rows that are summed for the weights of each expert: its number, its first row and their end. Experts
-/// without rows are left out if `with_rows`. Those with the most rows come first, as they take the longest.
+/// Returns the rows that are summed for the weights of each expert: its number, its first row and
+/// their end. Experts without rows are left out if `with_rows`. Experts with the most rows come
+/// first, because they take the longest.
 pub(super) fn summed_rows(group_sizes: &[usize], with_rows: bool) -> Vec<i32> {
     let all = groups(group_sizes).map(|(expert, first, size)| [expert, first, first + size]);
     let mut rows: Vec<_> = all
@@ -128,20 +131,20 @@ pub(super) fn summed_rows(group_sizes: &[usize], with_rows: bool) -> Vec<i32> {
     flatten(rows)
 }
 
-/// Numbers of rows and of experts are less than 2^31, as tensors have fewer than 2^32 elements and rows at
-/// least [`CHUNK`] of them.
+/// Flattens triples of row and expert numbers. They are less than 2^31, because tensors have fewer
+/// than 2^32 elements and rows at least [`CHUNK`] elements.
 fn flatten(triples: impl IntoIterator<Item = [usize; 3]>) -> Vec<i32> {
     let numbers = triples.into_iter().flatten();
     numbers.map(|number| number as i32).collect()
 }
 
-/// Whether one launch computes the products of all experts, or a launch of the
-/// [engine](crate::gemm) of single products each of them.
+/// Returns whether one launch computes the products of all experts. Otherwise the
+/// [engine](crate::gemm) of single products launches each of them.
 ///
-/// `launches` is the number of these, `[rows, columns]` the result of a mean one, on a GPU with so many
-/// multiprocessors. Engines of single products are faster at a large product, by instructions such as
-/// Hopper's `wgmma`; with fewer than [`BUSY`] tiles for each multiprocessor they leave more of the GPU
-/// idle at the end of each product than that gains.
+/// `launches` is the number of single products and `[rows, columns]` the average size of their
+/// results. Engines of single products are faster for a large product, because they use
+/// instructions such as Hopper's `wgmma`. With fewer than [`BUSY`] tiles per multiprocessor, that
+/// gain is smaller than the loss from the idle part of the GPU at the end of each product.
 pub(super) fn in_one_launch(
     launches: usize,
     [rows, columns]: [usize; 2],
@@ -172,19 +175,19 @@ mod tests {
         for by_depth in [false, true] {
             let factor = Factor { by_depth };
             let (rows, swizzle) = (factor.rows(), factor.swizzle());
-            // Rows that units copy at once.
+            // The number of rows that units copy at once.
             let pass = UNITS / swizzle.group();
             assert_eq!(rows % pass, 0);
             assert_eq!(pass % 8, 0);
             assert_eq!(factor.bytes() % 128, 0);
-            // A warp's part begins with a whole group of chunks.
+            // A warp's part begins with a complete group of chunks.
             assert_eq!(factor.warp_bytes() % 128, 0);
         }
     }
 
     #[test]
     fn tiles_fit_into_the_memory_of_a_block() {
-        // Compute capability 8.6 has the least of those with `cp.async`.
+        // The smallest shared memory of all devices with `cp.async`: compute capability 8.6.
         const SMALL: usize = 99 * 1024;
         let all = [
             Factors::of_product(false, true),
@@ -193,7 +196,7 @@ mod tests {
         ];
         for factors in all {
             assert!(factors.memory() <= SMALL);
-            // The result is stored by way of the same memory.
+            // The result is staged in the same memory before it is stored.
             assert!(2 * TILE * TILE <= factors.memory());
         }
     }
@@ -205,10 +208,10 @@ mod tests {
         assert!(h100(64, [512, 2816]));
         assert!(h100(64, [2048, 2816]));
         assert!(h100(64, [8, 2816]));
-        // Mixtral with 1,024 rows for each expert.
+        // Mixtral with 1,024 rows per expert.
         assert!(!h100(8, [1024, 28672]));
         assert!(!h100(8, [4096, 28672]));
-        // Few rows of it.
+        // Mixtral with few rows.
         assert!(h100(8, [128, 28672]));
         // One expert has all rows.
         assert!(!h100(1, [128, 128]));

@@ -10,14 +10,16 @@ use crate::cube::mma::ptx::{
 use crate::cube::mma::swizzle::{Swizzle, lane_column, lane_row, permutation};
 use crate::cube::mma::{CHUNK, CHUNK_BYTES, WARP};
 
-/// The storage of a warp's part of the result in shared memory.
+/// The layout of a warp's part of the result in shared memory.
 const STORED: Swizzle = Swizzle {
     chunks: WARP_TILE / CHUNK,
 };
 
-/// `y_e = x_e w_e`: one cube takes a tile of [`row_tiles`](super::plan::row_tiles) and [`TILE`] columns.
-/// Cubes of the same rows are next to each other: those that run at once share weights and rows in the
-/// cache. Strides are in chunks of 16 bytes, sizes in elements.
+/// Computes `y_e = x_e w_e`. One cube computes a tile of [`row_tiles`](super::plan::row_tiles) and
+/// [`TILE`] columns.
+///
+/// Cubes of the same rows are next to each other, so that concurrent cubes share weights and rows
+/// in the cache. Strides are in chunks of 16 bytes, sizes in elements.
 #[cube(launch_unchecked)]
 pub(crate) fn grouped_product<F: Float, N: Size>(
     x: &[Vector<F, N>],
@@ -80,8 +82,8 @@ pub(crate) fn grouped_product<F: Float, N: Size>(
     }
 }
 
-/// Stores this warp's part of the result from `row` and `column` on, by way of its own shared memory, so
-/// that 16 bytes are written at a time.
+/// Stores this warp's part of the result, starting at `row` and `column`. The part is staged in the
+/// warp's shared memory, so that 16 bytes are written at a time.
 #[cube]
 fn store<F: Float, N: Size>(
     sums: &Array<Vector<f32, Quad>>,

@@ -1,4 +1,4 @@
-//! The sums of a tile of the result: tiles of both factors are copied by `cp.async` while those before
+//! The sums of a tile of the result. `cp.async` copies tiles of both factors while the tiles before
 //! them are multiplied.
 
 use cubecl::prelude::*;
@@ -8,10 +8,10 @@ use crate::cube::mma::ptx::{Quad, commit_copies, copy_16_bytes, multiply, wait_f
 use crate::cube::mma::swizzle::{Swizzle, column_lane, fragment, permutation, row_lane};
 use crate::cube::mma::{CHUNK, CHUNK_BYTES, WARP};
 
-/// Fragments of 16 rows, or columns, of a warp's part of the result.
+/// The number of 16-row (or 16-column) fragments in a warp's part of the result.
 pub(super) const FRAGMENTS: usize = WARP_TILE / 16;
 
-/// Tiles of 16 by 8 of a warp's part of the result, row by row.
+/// The number of 16 by 8 tiles in a warp's part of the result, in row-major order.
 pub(super) const SUMS: usize = FRAGMENTS * 2 * FRAGMENTS;
 
 /// The part of a factor that a cube reads, in chunks of 16 bytes.
@@ -19,26 +19,27 @@ pub(super) const SUMS: usize = FRAGMENTS * 2 * FRAGMENTS;
 pub(super) struct Part {
     /// The first chunk.
     pub start: usize,
-    /// From row to row.
+    /// The stride between rows.
     pub stride: usize,
-    /// The extent of the dim that is not summed over: rows, or chunks if rows are summed over.
+    /// The extent of the dim that is not summed: rows, or chunks if rows are summed.
     pub across: u32,
 }
 
-/// The row of this warp among those of the cube.
+/// Returns the row of this warp among the warps of the cube.
 #[cube]
 pub(super) fn warp_row() -> u32 {
     UNIT_POS / comptime!((WARPS * WARP) as u32)
 }
 
-/// The column of this warp among those of the cube.
+/// Returns the column of this warp among the warps of the cube.
 #[cube]
 pub(super) fn warp_column() -> u32 {
     UNIT_POS / comptime!(WARP as u32) % comptime!(WARPS as u32)
 }
 
-/// The sums over `depth` terms of this warp's part of the result, in the order of the terms. `memory` is
-/// where shared memory starts; `needed`: whether the result has any of this warp's part.
+/// Returns the sums over `depth` terms of this warp's part of the result, in the order of the
+/// terms. `memory` is the start of shared memory. `needed` tells whether this warp's part overlaps
+/// the result.
 #[cube]
 pub(super) fn sum_products<F: Float, N: Size>(
     left: &[Vector<F, N>],
@@ -83,7 +84,7 @@ pub(super) fn sum_products<F: Float, N: Size>(
     sums
 }
 
-/// Starts to copy the terms number `step` of both factors to shared memory, if there are any.
+/// Starts to copy the terms of step `step` of both factors to shared memory, if there are any.
 #[cube]
 fn copy_step<F: Float, N: Size>(
     left: &[Vector<F, N>],
@@ -103,7 +104,8 @@ fn copy_step<F: Float, N: Size>(
     }
 }
 
-/// Starts to copy the terms from `first` on of a factor; zeros past the last one, and past the result.
+/// Starts to copy the terms of a factor, starting at `first`. Terms past the last one, and elements
+/// past the result, become zeros.
 #[cube]
 fn copy_tile<F: Float, N: Size>(
     from: &[Vector<F, N>],
@@ -187,8 +189,8 @@ fn multiply_step(sums: &mut Array<Vector<f32, Quad>>, stage: u32, #[comptime] fa
     }
 }
 
-/// Where this lane reads the fragments of a tile: of a left factor `by_columns` if its rows are summed
-/// over, of a right one if they are not.
+/// Returns the address from which this lane reads the fragments of a tile. `by_columns` is true for
+/// a left factor whose rows are summed, and for a right factor whose rows are not summed.
 #[cube]
 fn lane(tile: u32, #[comptime] by_columns: bool, #[comptime] swizzle: Swizzle) -> u32 {
     if comptime!(by_columns) {
@@ -198,7 +200,7 @@ fn lane(tile: u32, #[comptime] by_columns: bool, #[comptime] swizzle: Swizzle) -
     }
 }
 
-/// The fragment of rows, or columns, number `index` and of the terms number `step`.
+/// Returns the fragment of rows (or columns) number `index` and of the terms number `step`.
 #[cube]
 fn part(
     lane: u32,

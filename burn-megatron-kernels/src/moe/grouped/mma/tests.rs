@@ -16,7 +16,7 @@ fn cases() -> Vec<(Vec<usize>, usize, usize)> {
     ]
 }
 
-/// Each device and type with matrix units; what is left out is printed.
+/// Returns each device and type with matrix units; what is left out is printed.
 fn matrix_units() -> Vec<(Device, DType)> {
     let mut all = vec![];
     for (device, types) in devices() {
@@ -43,7 +43,7 @@ fn doubles<const D: usize>(x: Tensor<D>) -> Vec<f64> {
     x.into_data().iter::<f64>().collect()
 }
 
-/// The product of rows and weights, both flat; the weights `transposed` in memory or not.
+/// Returns the product of rows and weights, both flat; the weights `transposed` in memory or not.
 fn product(
     x: &[Tensor<1>],
     (sizes, inputs, outputs): &(Vec<usize>, usize, usize),

@@ -1,4 +1,4 @@
-//! The gradients of the weights of all experts, in a flat buffer of f32.
+//! The weight gradients of all experts, in a flat buffer of f32.
 
 use cubecl::prelude::*;
 
@@ -8,9 +8,11 @@ use crate::cube::mma::CHUNK;
 use crate::cube::mma::ptx::{Quad, shared_address};
 use crate::cube::mma::swizzle::{lane_column, lane_row};
 
-/// `dw_e = x_e^T dy_e`, expert by expert and row by row from element `offset` of `flat` on, over what is
-/// there or added to it if `add`. One cube takes an expert of [`summed_rows`](super::plan::summed_rows)
-/// and [`TILE`] by [`TILE`] of its weights. Sizes are in elements, `offset` in vectors of `flat`.
+/// Computes `dw_e = x_e^T dy_e`, expert by expert and row by row, from element `offset` of `flat`
+/// on. It overwrites the existing elements, or adds to them if `add`.
+///
+/// One cube computes [`TILE`] by [`TILE`] weights of an expert of
+/// [`summed_rows`](super::plan::summed_rows). Sizes are in elements, `offset` in vectors of `flat`.
 #[cube(launch_unchecked)]
 pub(crate) fn grouped_weight_gradient<F: Float, N: Size, M: Size>(
     x: &[Vector<F, N>],
@@ -52,7 +54,8 @@ pub(crate) fn grouped_weight_gradient<F: Float, N: Size, M: Size>(
     }
 }
 
-/// The columns from `column` on of a matrix of `columns`, from row `first` on.
+/// Returns the part of a matrix with `columns` columns that starts at row `first` and column
+/// `column`.
 #[cube]
 fn part(first: usize, column: u32, columns: u32) -> Part {
     let stride = columns as usize / CHUNK;
@@ -63,8 +66,8 @@ fn part(first: usize, column: u32, columns: u32) -> Part {
     }
 }
 
-/// Stores this warp's part of the weights of an expert, which begin at `start`, from `row` and `column`
-/// on. The four lanes of a row write 32 adjacent bytes.
+/// Stores this warp's part of the weights of an expert, which begin at `start`. The part starts at
+/// `row` and `column`. The four lanes of a row write 32 adjacent bytes.
 #[cube]
 fn store<M: Size>(
     sums: &Array<Vector<f32, Quad>>,

@@ -10,7 +10,7 @@ use crate::cube::instance::{AotList, instance, types};
 use crate::cube::{RowPlan, empty, launch};
 use crate::launch::exactly;
 
-/// Units of a cube.
+/// The number of units per cube.
 const UNITS: u32 = 256;
 
 #[cube(launch_unchecked)]
@@ -40,7 +40,7 @@ fn gather_kernel<F: Float, N: Size>(
     }
 }
 
-/// Inputs: the rows, and the indices; `shape` is that of the result.
+/// Computes the sums. Inputs: the rows and the indices. `shape` is the shape of the result.
 pub(super) fn gather(sizes: GatherSizes, shape: &[usize], inputs: Vec<CubeTensor>) -> CubeTensor {
     let [x, index] = exactly(inputs);
     let client = x.client.clone();
@@ -50,7 +50,7 @@ pub(super) fn gather(sizes: GatherSizes, shape: &[usize], inputs: Vec<CubeTensor
     }
     let nothing = x.meta.shape().num_elements() * index.meta.shape().num_elements() == 0;
     if nothing {
-        // Without memory to read, every sum is of nothing.
+        // The input is empty, so every sum is 0.
         return burn_cubecl::ops::numeric::zeros_client(
             client,
             x.device.clone(),
@@ -62,7 +62,7 @@ pub(super) fn gather(sizes: GatherSizes, shape: &[usize], inputs: Vec<CubeTensor
     let columns = sizes.width / vector;
     let vectors = sizes.rows * columns;
     let dtype = dtype_to_storage_type(x.dtype);
-    // SAFETY: a unit past the result accesses no memory, and indices are those of a map.
+    // SAFETY: a unit past the result accesses no memory, and indices come from a map.
     unsafe {
         launch!(
             gather_kernel,
@@ -77,7 +77,7 @@ pub(super) fn gather(sizes: GatherSizes, shape: &[usize], inputs: Vec<CubeTensor
     output
 }
 
-/// Rows of whole vectors, and weights.
+/// Adds instances with rows of complete vectors, and with weights.
 pub(crate) fn aot_instances(list: &mut AotList) {
     for (name, dtype, vector) in types() {
         for vector in [vector, 1] {

@@ -1,4 +1,4 @@
-//! Sums of gathered rows: the only operation of both directions.
+//! Sums of gathered rows: the operation that implements both directions.
 
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::{Int, Tensor};
@@ -16,39 +16,41 @@ pub(crate) mod kernel;
 
 const NAME: &str = "permute";
 
-/// `x` `[tokens, hidden]` to `[rows, hidden]`: the token of each row, and zeros in empty rows.
+/// Gathers `x`, `[tokens, hidden]`, to `[rows, hidden]`: the token of each row, and zeros in empty
+/// rows.
 ///
 /// The backward is [`unpermute`].
 ///
 /// # Panics
 ///
-/// With a [`KernelError`](crate::KernelError) for another number of tokens than the map's.
+/// Panics with a [`KernelError`](crate::KernelError) if the number of tokens differs from the map.
 pub fn permute(x: Tensor<2>, map: &RowMap) -> Tensor<2> {
     accept(check_rows(NAME, x.dims()[0], map.tokens));
     let [to_rows, to_tokens] = map.gathers();
     run(x, to_rows, to_tokens)
 }
 
-/// `rows` `[rows, hidden]` to `[tokens, hidden]`: the sum of the rows of each token in the order of its
-/// choices, computed in f32 (f64 for f64); 0 for a token without rows. Empty rows are not read.
+/// Sums `rows`, `[rows, hidden]`, to `[tokens, hidden]`: the rows of each token in the order of its
+/// choices. Sums are computed in f32 (f64 for f64) and are 0 for a token without rows. Empty rows
+/// are not read.
 ///
 /// The backward is [`permute`].
 ///
 /// # Panics
 ///
-/// With a [`KernelError`](crate::KernelError) for another number of rows than the map's.
+/// Panics with a [`KernelError`](crate::KernelError) if the number of rows differs from the map.
 pub fn unpermute(rows: Tensor<2>, map: &RowMap) -> Tensor<2> {
     accept(check_rows("unpermute", rows.dims()[0], map.rows));
     let [to_rows, to_tokens] = map.gathers();
     run(rows, to_tokens, to_rows)
 }
 
-/// `weights` `[tokens, k]` of the pairs to `[rows]`, and 0 for empty rows. The gradient of a dropped
-/// pair is 0.
+/// Gathers `weights` of the pairs, `[tokens, k]`, to `[rows]`, with 0 for empty rows. The gradient
+/// of a dropped pair is 0.
 ///
 /// # Panics
 ///
-/// With a [`KernelError`](crate::KernelError) for other sizes than the map's.
+/// Panics with a [`KernelError`](crate::KernelError) if the sizes differ from the map.
 pub fn permute_weights(weights: Tensor<2>, map: &RowMap) -> Tensor<1> {
     let ([tokens, top_k], of_map) = (weights.dims(), [map.tokens, map.top_k]);
     accept(check_shape(
@@ -95,7 +97,7 @@ fn run(x: Tensor<2>, mut forward: Gather, mut backward: Gather) -> Tensor<2> {
 }
 
 impl RowMap {
-    /// From tokens to rows, and back; the width is set later.
+    /// Returns the gathers from tokens to rows, and back. The width is set later.
     fn gathers(&self) -> [Gather; 2] {
         let gather = |index, rows, terms, divisor| Gather {
             index,
@@ -116,8 +118,8 @@ impl RowMap {
     }
 }
 
-/// Sizes of a gather: row `i` of the result is the sum of the rows `index[i * terms + j] / divisor` of
-/// the input over `j` with an index that is not negative.
+/// The sizes of a gather. Row `i` of the result is the sum of the input rows `index[i * terms + j]
+/// / divisor` over all `j` whose index is not negative.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct GatherSizes {
     rows: usize,
@@ -129,7 +131,7 @@ struct GatherSizes {
 /// A gather and its indices.
 #[derive(Clone, Debug)]
 struct Gather {
-    /// `[rows * terms]` of I32.
+    /// The indices, `[rows * terms]` in I32.
     index: DispatchTensor,
     sizes: GatherSizes,
     /// The shape of the result.
@@ -153,7 +155,7 @@ impl Gather {
     }
 }
 
-/// A gather, whose backward is another one.
+/// A gather whose backward is another gather.
 #[derive(Debug)]
 struct GatherFunction {
     forward: Gather,

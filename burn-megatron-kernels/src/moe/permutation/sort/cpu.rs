@@ -1,4 +1,4 @@
-//! On Burn's CPU backend: one pass to count, one to place.
+//! The CPU implementation: one pass to count, one to place.
 
 use burn::backend::flex::FlexTensor;
 

@@ -1,7 +1,7 @@
 //! The CubeCL kernels: a histogram of each chunk, its running sums, and the place of each pair.
 //!
-//! A unit counts what comes before its pair in the chunk, so that the order is that of the pairs and
-//! nothing is atomic.
+//! A unit counts the pairs before its pair in the chunk, so that the pairs keep their order and no
+//! atomics are needed.
 
 use burn::tensor::DType;
 use burn_cubecl::ops::numeric::full_device_dtype;
@@ -14,10 +14,10 @@ use crate::cube::instance::{AotList, instance};
 use crate::cube::{empty, launch, matrix_sizes};
 use crate::launch::exactly;
 
-/// Units of a cube.
+/// The number of units per cube.
 const UNITS: u32 = 256;
 
-/// Copies a chunk of indices to shared memory, and returns its length. Call on all units.
+/// Copies a chunk of indices to shared memory and returns its length. All units must call it.
 #[cube]
 fn load_chunk(indices: &Tensor<i32>, chunk: &mut Shared<[i32]>, first: u32, end: u32) -> u32 {
     let length = min(end - first, comptime!(CHUNK as u32));
@@ -30,8 +30,8 @@ fn load_chunk(indices: &Tensor<i32>, chunk: &mut Shared<[i32]>, first: u32, end:
     length
 }
 
-/// A cube counts a chunk: `counts` is `[sequences * chunks, experts]`. Chunks end at the end of a sequence
-/// of `pairs`.
+/// Counts one chunk per cube: `counts` is `[sequences * chunks, experts]`. Chunks end at the end of
+/// a sequence of `pairs` pairs.
 #[cube(launch_unchecked)]
 fn histogram_kernel(
     indices: &Tensor<i32>,
@@ -59,7 +59,7 @@ fn histogram_kernel(
     }
 }
 
-/// A layout, see [`LayoutSizes`]; a negative capacity is none.
+/// A layout; see [`LayoutSizes`]. A negative capacity means no capacity.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 struct Sizes {
     align: i32,
@@ -76,14 +76,15 @@ impl Sizes {
     }
 }
 
-/// The rows of a group of so many pairs, before the limit.
+/// Returns the number of rows of a group with `pairs` pairs, before the limit.
 #[cube]
 fn group_rows(sizes: &Sizes, pairs: i32) -> i32 {
     let aligned = (pairs + sizes.align - 1) / sizes.align * sizes.align;
     select(sizes.capacity < 0, aligned, sizes.capacity)
 }
 
-/// One cube: turns the counts of chunks into those before each chunk, and adds up counts and offsets.
+/// Turns the counts of chunks into the counts before each chunk, and sums counts and offsets. Runs
+/// on one cube.
 #[cube(launch_unchecked)]
 fn scan_kernel(
     before: &mut Tensor<i32>,
@@ -126,7 +127,7 @@ fn scan_kernel(
     }
 }
 
-/// A cube places the pairs of a chunk.
+/// Places the pairs of one chunk per cube.
 #[cube(launch_unchecked)]
 fn place_kernel(
     indices: &Tensor<i32>,
@@ -164,7 +165,8 @@ fn place_kernel(
     }
 }
 
-/// The counts of chunks `[sequences * chunks, experts]`, and how many chunks a sequence has.
+/// Returns the counts of chunks, `[sequences * chunks, experts]`, and the number of chunks per
+/// sequence.
 pub(in crate::moe) fn histogram(
     indices: &CubeTensor,
     experts: usize,
@@ -188,7 +190,7 @@ pub(in crate::moe) fn histogram(
     (counts, chunks)
 }
 
-/// See [`count`](super::count).
+/// Counts the pairs; see [`count`](super::count).
 pub(super) fn count(experts: usize, sizes: &LayoutSizes, indices: CubeTensor) -> Vec<CubeTensor> {
     let client = indices.client.clone();
     let (before, chunks) = histogram(&indices, experts, 1);
@@ -207,7 +209,7 @@ pub(super) fn count(experts: usize, sizes: &LayoutSizes, indices: CubeTensor) ->
     vec![before, counts, offsets]
 }
 
-/// See [`place`](super::place); `fills`: whether each row has a pair.
+/// Places the pairs; see [`place`](super::place). `fills` tells whether each row has a pair.
 pub(super) fn place(rows: usize, fills: bool, inputs: Vec<CubeTensor>) -> Vec<CubeTensor> {
     let [indices, before, offsets] = exactly(inputs);
     let client = indices.client.clone();
@@ -221,7 +223,8 @@ pub(super) fn place(rows: usize, fills: bool, inputs: Vec<CubeTensor>) -> Vec<Cu
         let fill = InputScalar::new(-1i32, element);
         full_device_dtype(client.clone(), [rows].into(), device, fill, DType::I32)
     };
-    // SAFETY: a pair has a row below the offset of the next expert, which is at most the number of rows.
+    // SAFETY: the row of a pair is below the offset of the next expert, which is at most the number
+    // of rows.
     unsafe {
         launch!(
             place_kernel,
@@ -238,7 +241,7 @@ pub(super) fn place(rows: usize, fills: bool, inputs: Vec<CubeTensor>) -> Vec<Cu
     vec![row_to_pair, pair_to_row]
 }
 
-/// One of each: nothing depends on sizes.
+/// Adds one instance of each kernel. Nothing depends on sizes.
 pub(crate) fn aot_instances(list: &mut AotList) {
     instance!(
         list.other("moe/histogram"), UNITS,

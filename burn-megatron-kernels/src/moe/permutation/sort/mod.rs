@@ -1,5 +1,5 @@
-//! The stable counting sort: pairs are counted by expert, chunk by chunk, then each is placed behind
-//! those before it.
+//! The stable counting sort. Pairs are counted by expert, chunk by chunk. Then each pair is placed
+//! after the pairs before it.
 
 use burn::backend::DispatchTensor;
 use burn::tensor::{DType, Int, Tensor};
@@ -13,13 +13,13 @@ mod cpu;
 #[cfg(feature = "cubecl")]
 pub(crate) mod kernel;
 
-/// The most experts: a cube keeps a number for each in shared memory.
+/// The maximum number of experts: a cube keeps a number for each expert in shared memory.
 pub const MAX_EXPERTS: usize = 2048;
 
-/// Pairs that are counted together.
+/// The number of pairs that are counted together.
 const CHUNK: usize = 512;
 
-/// Refuses no expert and too many.
+/// Checks that there is at least one expert, and not too many.
 pub(in crate::moe) fn check_experts(
     operation: &'static str,
     experts: usize,
@@ -28,24 +28,24 @@ pub(in crate::moe) fn check_experts(
     check_option(operation, fits, "experts", experts, "1 to 2048")
 }
 
-/// The expert of an index, if there is one.
+/// Returns the expert of an index, if there is one.
 pub(in crate::moe) fn expert(index: i32, experts: usize) -> Option<usize> {
     usize::try_from(index)
         .ok()
         .filter(|expert| *expert < experts)
 }
 
-/// The pairs of each expert, and where its rows begin.
+/// The pairs of each expert, and the start of its rows.
 pub(super) struct Counted {
-    /// `[chunks, experts]`: the pairs of the expert in earlier chunks.
+    /// The number of the expert's pairs in earlier chunks, `[chunks, experts]`.
     before: DispatchTensor,
-    /// `[experts]`
+    /// The number of pairs of each expert, `[experts]`.
     pub counts: Tensor<1, Int>,
-    /// `[experts + 1]`
+    /// The start of each expert's rows, `[experts + 1]`.
     pub offsets: Tensor<1, Int>,
 }
 
-/// Counts `indices` `[tokens, k]` in I32, of which there are some.
+/// Counts `indices`, `[tokens, k]` in I32, which must not be empty.
 pub(super) fn count(indices: Tensor<2, Int>, experts: usize, layout: RowLayout) -> Counted {
     let chunks = indices.shape().num_elements().div_ceil(CHUNK);
     let ints = |shape: &[usize]| Spec::new(shape.to_vec(), DType::I32);
@@ -69,7 +69,7 @@ pub(super) fn count(indices: Tensor<2, Int>, experts: usize, layout: RowLayout) 
     }
 }
 
-/// The pair of each row, and the row of each pair.
+/// Returns the pair of each row, and the row of each pair.
 pub(super) fn place(
     indices: Tensor<2, Int>,
     counted: &Counted,

@@ -1,4 +1,4 @@
-//! On Burn's CPU backend: rows in parallel.
+//! The CPU implementation: rows in parallel.
 
 use burn::backend::flex::FlexTensor;
 

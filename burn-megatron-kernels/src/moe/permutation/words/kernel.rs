@@ -9,7 +9,7 @@ use crate::cube::instance::{AotList, instance};
 use crate::cube::{empty, launch};
 use crate::launch::exactly;
 
-/// Units of a cube.
+/// The number of units per cube.
 const UNITS: u32 = 256;
 
 #[cube(launch_unchecked)]
@@ -41,13 +41,13 @@ fn permute_words_kernel(
     }
 }
 
-/// See [`super::permute_words`].
+/// Permutes words; see [`super::permute_words`].
 pub(super) fn permute_words(sizes: &WordSizes, inputs: Vec<CubeTensor>) -> CubeTensor {
     let [left, right, index] = exactly(inputs);
     let client = left.client.clone();
     let output = empty(&left, [sizes.rows, sizes.width()], DType::U32);
     let words = sizes.rows * sizes.width();
-    // SAFETY: units past the words access no memory, and indices are those of a map.
+    // SAFETY: units past the words access no memory, and indices come from a map.
     unsafe {
         launch!(
             permute_words_kernel,
@@ -62,7 +62,7 @@ pub(super) fn permute_words(sizes: &WordSizes, inputs: Vec<CubeTensor>) -> CubeT
     output
 }
 
-/// One, for any widths.
+/// Adds one instance for any widths.
 pub(crate) fn aot_instances(list: &mut AotList) {
     // Rows are gathered: their indices are read one by one.
     instance!(

@@ -1,4 +1,4 @@
-//! Rows of words that two tensors have parts of, written once in the order of a map.
+//! Permutation of rows of words whose parts are in two tensors.
 
 use burn::tensor::{DType, Int, Tensor};
 
@@ -14,12 +14,18 @@ mod tests;
 
 const NAME: &str = "permute_words";
 
-/// `left` `[tokens, a]` and `right` `[tokens, b]` of U32, such as codes and their scales, to `[rows, a + b]`: the words of
-/// the token of each row, and zeros in empty rows. Not differentiable.
+/// Gathers the words of two tensors, such as codes and their scales, to `[rows, a + b]`: the words
+/// of the token of each row, and zeros in empty rows.
+///
+/// - `left`: `[tokens, a]` in U32.
+/// - `right`: `[tokens, b]` in U32.
+///
+/// The function is not differentiable.
 ///
 /// # Panics
 ///
-/// With a [`KernelError`](crate::KernelError) for another number of tokens than the map's, or another type.
+/// Panics with a [`KernelError`](crate::KernelError) if the number of tokens differs from the map,
+/// or if a type is not U32.
 ///
 /// # Example
 ///
@@ -62,7 +68,8 @@ pub fn permute_words(left: Tensor<2, Int>, right: Tensor<2, Int>, map: &RowMap) 
     Tensor::from_dispatch(launch_one(op, inputs))
 }
 
-/// The inputs: both parts, and the pair of each row. There are some words.
+/// The permutation as a device operation. Inputs: both parts, and the pair of each row. There is at
+/// least one word.
 #[derive(Debug)]
 struct WordSizes {
     rows: usize,

@@ -1,4 +1,5 @@
-//! The choice: the place of an expert is the number of those before it in the order of scores.
+//! The choice of experts. The place of an expert is the number of experts before it in the order of
+//! scores.
 
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::tensor::DType;
@@ -18,14 +19,14 @@ use crate::moe::score::row::row_denominator;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct ChooseVariant {
     score: ScoreFunction,
-    /// Whether experts are of groups.
+    /// Whether experts belong to groups.
     grouped: bool,
-    /// Numbers in shared memory: at least the experts.
+    /// The number of values in shared memory, at least the number of experts.
     size: usize,
     cube: TokenCube,
 }
 
-/// Whether the score `other` at `i` comes before `score` at `at`.
+/// Returns whether the score `other` at `i` comes before `score` at `at`.
 #[cube]
 fn before(other: f32, i: u32, score: f32, at: u32) -> bool {
     other > score || (other == score && i < at)
@@ -42,7 +43,8 @@ fn place(list: &Shared<[f32]>, first: u32, count: u32, at: u32) -> u32 {
     place
 }
 
-/// The sum of the `terms` largest values of `count` from `first` on, the largest first.
+/// Returns the sum of the `terms` largest values among `count` values from `first` on, added from
+/// the largest.
 #[cube]
 fn sum_of_best(list: &Shared<[f32]>, first: u32, count: u32, terms: u32) -> f32 {
     let mut sum = 0.0f32;
@@ -147,7 +149,7 @@ fn choose_kernel<F: Float>(
     }
 }
 
-/// See [`RouterOp`](super::super::backward::RouterOp).
+/// Chooses experts; see [`RouterOp`](super::super::backward::RouterOp).
 pub(in crate::moe::router) fn choose(
     options: &RouterOptions,
     mut inputs: Vec<CubeTensor>,
@@ -171,7 +173,8 @@ pub(in crate::moe::router) fn choose(
         None => (1, 1, 1),
     };
     let dtype = dtype_to_storage_type(logits.dtype);
-    // SAFETY: experts past the last access no memory, and only `top_k` have a place to be written to.
+    // SAFETY: experts past the last one access no memory, and only `top_k` experts have a place to
+    // write.
     unsafe {
         launch!(
             choose_kernel,
@@ -186,7 +189,7 @@ pub(in crate::moe::router) fn choose(
     indices
 }
 
-/// 256 experts, by each score, and as DeepSeek-V3 chooses them.
+/// Adds 256 experts with each score function, and with the choice of DeepSeek-V3.
 pub(super) fn aot_instances(list: &mut AotList) {
     for (name, dtype, _) in types() {
         for (of, score) in scores() {

@@ -1,4 +1,4 @@
-//! The CubeCL kernels: a cube works on one token.
+//! The CubeCL kernels: a cube processes one token.
 
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::client::Client;
@@ -13,7 +13,7 @@ mod weights;
 pub(super) use choose::choose;
 pub(super) use weights::{gradient, weights};
 
-/// The units of a token's cube, one plane, and the kind of reduction.
+/// The units of a token's cube (one plane), and the kind of reduction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(in crate::moe) struct TokenCube {
     pub units: u32,
@@ -30,13 +30,13 @@ impl TokenCube {
     }
 }
 
-/// For ahead-of-time compilation.
+/// The cube for ahead-of-time compilation.
 pub(in crate::moe) const AOT_CUBE: TokenCube = TokenCube {
     units: 32,
     planes: true,
 };
 
-/// All kinds of scores, with their names.
+/// Returns all score functions with their names.
 pub(in crate::moe) fn scores() -> [(&'static str, ScoreFunction); 4] {
     [
         ("softmax", ScoreFunction::Softmax),

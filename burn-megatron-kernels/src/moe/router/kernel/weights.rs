@@ -34,13 +34,13 @@ impl WeightsVariant {
     }
 }
 
-/// Whether there is an expert with this index.
+/// Returns whether there is an expert with this index.
 #[cube]
 fn is_expert(index: i32, experts: u32) -> bool {
     index >= 0i32 && index < experts as i32
 }
 
-/// The denominator of a token's weights. Call on all units of the cube.
+/// Returns the denominator of a token's weights. All units of the cube must call it.
 #[cube]
 fn denominator<F: Float>(
     logits: &Tensor<F>,
@@ -166,7 +166,7 @@ fn router_weights_gradient_kernel<F: Float>(
     }
 }
 
-/// See [`RouterOp`](super::super::backward::RouterOp).
+/// Computes weights; see [`RouterOp`](super::super::backward::RouterOp).
 pub(in crate::moe::router) fn weights(
     options: &RouterOptions,
     inputs: Vec<CubeTensor>,
@@ -180,7 +180,7 @@ pub(in crate::moe::router) fn weights(
     }
     let variant = WeightsVariant::new(options, TokenCube::new(&client, &logits));
     let dtype = dtype_to_storage_type(logits.dtype);
-    // SAFETY: slots past the last, and indices that are no expert's, access no memory.
+    // SAFETY: slots past the last one, and indices without an expert, access no memory.
     unsafe {
         launch!(
             router_weights_kernel,
@@ -195,7 +195,7 @@ pub(in crate::moe::router) fn weights(
     weights
 }
 
-/// See [`RouterOp`](super::super::backward::RouterOp).
+/// Computes the gradient; see [`RouterOp`](super::super::backward::RouterOp).
 pub(in crate::moe::router) fn gradient(
     options: &RouterOptions,
     inputs: Vec<CubeTensor>,
@@ -224,7 +224,7 @@ pub(in crate::moe::router) fn gradient(
     gradient
 }
 
-/// By each score.
+/// Adds an instance per score function.
 pub(super) fn aot_instances(list: &mut AotList) {
     for (name, dtype, _) in types() {
         for (of, score) in scores() {

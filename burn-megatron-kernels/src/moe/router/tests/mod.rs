@@ -40,7 +40,7 @@ fn order(values: &[f64]) -> Vec<usize> {
     order
 }
 
-/// The choices of one token by sorting.
+/// Returns the choices of one token by sorting.
 fn sorted_choice(logits: &[f64], bias: &[f64], options: &RouterOptions) -> Vec<i32> {
     let sum: f64 = logits.iter().map(|z| z.exp()).sum();
     let score = |z: &f64| match options.score {
