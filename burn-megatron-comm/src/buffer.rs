@@ -36,7 +36,7 @@ pub enum DType {
     I64,
     /// 32-bit signed integer.
     I32,
-    /// 8-bit unsigned integer: bytes, and packed formats.
+    /// 8-bit unsigned integer, for bytes and packed formats.
     U8,
 }
 
@@ -44,7 +44,7 @@ impl DType {
     /// All types. Control messages hold the index of a type in this list.
     pub const ALL: [DType; 7] = *Self::VARIANTS.as_array().unwrap();
 
-    /// Bytes per element.
+    /// Returns the number of bytes per element.
     pub fn size_of(self) -> usize {
         match self {
             DType::F64 | DType::I64 => 8,
@@ -65,7 +65,7 @@ impl DType {
     }
 }
 
-/// An owned, one-dimensional array of one element type.
+/// An owned one-dimensional array of one element type.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Buffer {
     /// 64-bit floats.
@@ -84,7 +84,7 @@ pub enum Buffer {
     U8(Vec<u8>),
 }
 
-/// A buffer of the wrong type.
+/// An error about the type of a buffer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BufferError {
     /// The elements are not of the requested type.
@@ -94,10 +94,10 @@ pub enum BufferError {
         expected: DType,
         /// The type of the buffer.
         found: DType,
-        /// The elements in the buffer.
+        /// The number of elements in the buffer.
         len: usize,
     },
-    /// A concatenation of no buffers has no type.
+    /// Zero buffers cannot be concatenated, as the result would have no type.
     #[error("cannot concatenate 0 buffers, as the result has no type: expected at least one")]
     NoParts,
 }
@@ -106,15 +106,15 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// A type that a [`Buffer`] can hold. Closed: exactly the types of [`DType`].
+/// A type that a [`Buffer`] can hold. The trait is sealed: exactly the types of [`DType`] implement it.
 pub trait Element: sealed::Sealed + Copy + Send + Sync + fmt::Debug + 'static {
-    /// The name of this type.
+    /// The [`DType`] of this type.
     const DTYPE: DType;
-    /// The elements of `buffer`, if they are of this type.
+    /// Returns the elements of `buffer`, or `None` if they have a different type.
     fn view(buffer: &Buffer) -> Option<&[Self]>;
-    /// The buffer that holds `values`.
+    /// Creates the buffer that holds `values`.
     fn into_buffer(values: Vec<Self>) -> Buffer;
-    /// The elements of `buffer`.
+    /// Returns the elements of `buffer`.
     ///
     /// # Errors
     /// [`BufferError::WrongType`] if the buffer holds another type.
@@ -141,14 +141,14 @@ macro_rules! with_elements {
 macro_rules! elements {
     ($($variant:ident: $type:ty),*) => {
         impl Buffer {
-            /// A buffer of `len` zeros.
+            /// Creates a buffer of `len` zeros.
             pub fn zeros(dtype: DType, len: usize) -> Self {
                 match dtype {
                     $(DType::$variant => Buffer::$variant(vec![<$type>::default(); len]),)*
                 }
             }
 
-            /// An empty buffer with space for `capacity` elements.
+            /// Creates an empty buffer with space for `capacity` elements.
             pub fn with_capacity(dtype: DType, capacity: usize) -> Self {
                 match dtype {
                     $(DType::$variant => Buffer::$variant(Vec::with_capacity(capacity)),)*
@@ -207,7 +207,7 @@ macro_rules! elements {
 elements!(F64: f64, F32: f32, BF16: bf16, F16: f16, I64: i64, I32: i32, U8: u8);
 
 impl Buffer {
-    /// An empty buffer.
+    /// Creates an empty buffer.
     pub fn empty(dtype: DType) -> Self {
         Self::with_capacity(dtype, 0)
     }
@@ -222,7 +222,7 @@ impl Buffer {
         self.len() == 0
     }
 
-    /// The elements without a copy.
+    /// Returns the elements without a copy.
     ///
     /// # Errors
     /// [`BufferError::WrongType`] if the buffer holds another type.
@@ -230,7 +230,7 @@ impl Buffer {
         T::view(self).ok_or_else(|| self.wrong_type(T::DTYPE))
     }
 
-    /// The elements of a buffer whose type is known, such as the result of a call, which has the type of its input.
+    /// Returns the elements of a buffer whose type is known. The result of a call has the type of its input.
     ///
     /// # Panics
     /// If the buffer holds another type. [`Vec::try_from`] returns an error instead.
@@ -238,10 +238,10 @@ impl Buffer {
         T::from_buffer(self).unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// A copy of the elements of `range`.
+    /// Returns a copy of the elements of `range`.
     ///
     /// # Panics
-    /// If the range reaches beyond the buffer, as for a slice of a `Vec`.
+    /// If the range exceeds the buffer.
     pub fn slice(&self, range: Range<usize>) -> Buffer {
         with_elements!(self, values => values[range].to_vec().into())
     }
@@ -249,7 +249,7 @@ impl Buffer {
     /// Concatenates the parts.
     ///
     /// # Errors
-    /// [`BufferError::NoParts`] if there are none, [`BufferError::WrongType`] if their types differ.
+    /// [`BufferError::NoParts`] if `parts` is empty, [`BufferError::WrongType`] if the types differ.
     pub fn concat(parts: &[Buffer]) -> Result<Buffer, BufferError> {
         let first = parts.first().ok_or(BufferError::NoParts)?;
         let mut result = Self::with_capacity(first.dtype(), parts.iter().map(Buffer::len).sum());
@@ -265,19 +265,19 @@ impl Buffer {
     /// [`BufferError::WrongType`] if the types differ.
     ///
     /// # Panics
-    /// If the range reaches beyond `other`.
+    /// If the range exceeds `other`.
     pub fn extend(&mut self, other: &Buffer, range: Range<usize>) -> Result<(), BufferError> {
         with_elements!(self, values => values.extend_from_slice(&other.as_slice()?[range]));
         Ok(())
     }
 
-    /// Overwrites the elements from `at` on with the elements `range` of `other`.
+    /// Overwrites the elements starting at `at` with the elements `range` of `other`.
     ///
     /// # Errors
     /// [`BufferError::WrongType`] if the types differ.
     ///
     /// # Panics
-    /// If the range reaches beyond `other`, or its copy beyond this buffer.
+    /// If the range exceeds `other`, or if the copy exceeds this buffer.
     pub fn write(
         &mut self,
         at: usize,
@@ -289,13 +289,13 @@ impl Buffer {
         Ok(())
     }
 
-    /// [`write`](Self::write) of elements that are known to have this type.
+    /// Like [`write`](Self::write), for elements that are known to have the right type.
     pub(crate) fn copy_from(&mut self, at: usize, other: &Buffer, range: Range<usize>) {
         let written = self.write(at, other, range);
         written.expect("the buffers of one call have one type");
     }
 
-    /// Sets an element to NaN. Returns false if there is no such element, or if the type has no NaN.
+    /// Sets an element to NaN. Returns false if the index is out of range or if the type has no NaN.
     pub fn set_nan(&mut self, at: usize) -> bool {
         fn set<T>(values: &mut [T], at: usize, nan: T) -> bool {
             values.get_mut(at).map(|value| *value = nan).is_some()

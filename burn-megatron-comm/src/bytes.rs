@@ -11,10 +11,11 @@ use crate::error::CommError;
 /// Sent in place of a length while the bytes are not ready.
 const NOT_READY: i64 = -1;
 
-/// The largest number of bytes of a rank. A larger length was corrupted on its way, and is not allocated.
+/// The maximum number of bytes of a rank. A larger length must be corrupted, so it is rejected before memory is
+/// allocated.
 const MAX_BYTES: i64 = 1 << 32;
 
-/// Checks a length that `rank`, by its index in the group, has sent.
+/// Checks a length that was sent by the rank with index `rank` in the group.
 fn check_length(comm: &dyn Communicator, rank: usize, length: i64) -> Result<usize, CommError> {
     match usize::try_from(length) {
         Ok(bytes) if length <= MAX_BYTES => Ok(bytes),
@@ -29,12 +30,12 @@ fn check_length(comm: &dyn Communicator, rank: usize, length: i64) -> Result<usi
     }
 }
 
-/// Gathers the bytes of every rank, in group order; lengths may differ.
+/// Gathers the bytes of every rank, in group order. The lengths may differ.
 ///
 /// Collective: call on all ranks of the group.
 ///
 /// # Errors
-/// Those of two [`all_gather`](Communicator::all_gather)s; [`CommError::InvalidCall`] for more than 4 GiB of a rank.
+/// The errors of [`all_gather`](Communicator::all_gather). [`CommError::InvalidCall`] if a rank has more than 4 GiB.
 pub fn all_gather_bytes(comm: &dyn Communicator, own: &[u8]) -> Result<Vec<Vec<u8>>, CommError> {
     let lengths: Vec<i64> = comm.all_gather(vec![own.len() as i64].into())?.into_vec();
     let lengths = lengths.into_iter().enumerate();
@@ -48,12 +49,12 @@ pub fn all_gather_bytes(comm: &dyn Communicator, own: &[u8]) -> Result<Vec<Vec<u
     Ok(lengths.into_iter().enumerate().map(part).collect())
 }
 
-/// Broadcasts the bytes of the rank with index `root`; `own` of the others is not read.
+/// Broadcasts the bytes of the rank with index `root`. On other ranks `own` is ignored.
 ///
 /// Collective: call on all ranks of the group.
 ///
 /// # Errors
-/// Those of two [`broadcast`](Communicator::broadcast)s; [`CommError::InvalidCall`] for more than 4 GiB.
+/// The errors of [`broadcast`](Communicator::broadcast). [`CommError::InvalidCall`] for more than 4 GiB.
 pub fn broadcast_bytes(
     comm: &dyn Communicator,
     own: &[u8],
@@ -63,15 +64,16 @@ pub fn broadcast_bytes(
     broadcast_of(comm, own, length, root)
 }
 
-/// [`broadcast_bytes`] of bytes that the rank with index `root` still has to produce, which may take longer
-/// than the deadline of a call: `make` runs on a second thread, and every `interval` the root broadcasts that
-/// it is not ready. Only the root passes `make`.
+/// Broadcasts bytes that the rank with index `root` still has to produce, as [`broadcast_bytes`] does.
+///
+/// `make` runs on a second thread and may take longer than the deadline of a call. Every `interval`, the root
+/// broadcasts that it is not ready. Only the root passes `make`.
 ///
 /// Collective: call on all ranks of the group.
 ///
 /// # Errors
-/// Those of the [`broadcast`](Communicator::broadcast)s. An error of `make` is returned on the root alone,
-/// which must then fail, so that the calls of the others fail too.
+/// The errors of [`broadcast`](Communicator::broadcast). An error of `make` is returned on the root only. The root must
+/// then fail, so that the calls of the other ranks fail too.
 pub fn broadcast_when_ready<E: Send>(
     comm: &dyn Communicator,
     make: Option<impl FnOnce() -> Result<Vec<u8>, E> + Send>,
@@ -154,7 +156,7 @@ mod tests {
         }
     }
 
-    /// `make` returns once the other rank is in its fifth call: no single call waits for all of it.
+    /// `make` returns once the other rank is in its fifth call, so no single call spans all of `make`.
     #[test]
     fn no_single_call_waits_for_the_whole_of_make() {
         let (done, finished) = mpsc::channel::<Rank>();

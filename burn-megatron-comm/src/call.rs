@@ -1,4 +1,4 @@
-//! The calls of a communicator, and how those of two ranks are matched.
+//! The calls of a communicator, and the comparison of calls between ranks.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use burn_megatron_rendezvous::list_ranks;
 
 /// The reduction that a collective applies to the inputs of the ranks.
 ///
-/// `bf16` and `f16` accumulate in `f32` and are rounded once, at the end.
+/// `bf16` and `f16` accumulate in `f32` and are rounded once at the end.
 #[derive(
     Clone,
     Copy,
@@ -43,49 +43,49 @@ impl ReduceOp {
     pub const ALL: [ReduceOp; 4] = *Self::VARIANTS.as_array().unwrap();
 }
 
-/// One call of a [`Communicator`](crate::Communicator). Roots and peers are indices inside the group;
-/// counts and lengths are in elements.
+/// One call of a [`Communicator`](crate::Communicator). Roots and peers are indices in the group. Counts and lengths
+/// are numbers of elements.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Call {
     /// Reduces the inputs of all ranks: `[n] -> [n]`.
     AllReduce(ReduceOp),
     /// Concatenates the inputs of all ranks in group order: `[n] -> [size * n]`.
     AllGather,
-    /// Reduces the inputs of all ranks and returns the chunk at the rank's own index: `[size * n] -> [n]`.
+    /// Reduces the inputs of all ranks and returns this rank's chunk: `[size * n] -> [n]`.
     ReduceScatter(ReduceOp),
-    /// Returns the input of the root: `[n] -> [n]`. Inputs of other ranks are not read.
+    /// Returns the input of the root: `[n] -> [n]`. The inputs of other ranks are ignored.
     Broadcast {
         /// The rank whose input is returned.
         root: usize,
     },
-    /// Sends `send[i]` elements to each rank `i` and receives `receive[i]` from it, both laid out in group
-    /// order. Counts may be zero.
+    /// Sends `send[i]` elements to rank `i` and receives `receive[i]` elements from it, both laid out in group order.
+    /// Counts may be zero.
     AllToAll {
-        /// The elements for each rank.
+        /// The number of elements for each rank.
         send: Vec<usize>,
-        /// The elements from each rank.
+        /// The number of elements from each rank.
         receive: Vec<usize>,
     },
-    /// Sends elements to one rank. Buffered: it never blocks. Messages of a pair arrive in order.
+    /// Sends elements to one rank. Sends are buffered and never block. The messages of a pair arrive in order.
     Send {
-        /// The rank that receives.
+        /// The receiving rank.
         to: usize,
     },
-    /// Receives the next message of one rank; the input is empty.
+    /// Receives the next message of one rank. The input is empty.
     Receive {
-        /// The rank that sends.
+        /// The sending rank.
         from: usize,
         /// The type that the message must have.
         dtype: DType,
         /// The length that the message must have.
         len: usize,
     },
-    /// Returns once every rank has called it; input and result are empty.
+    /// Completes once every rank has called it. Input and result are empty.
     Barrier,
 }
 
 impl Call {
-    /// The name of the operation, for example `"all_reduce"`.
+    /// Returns the name of the operation, for example `"all_reduce"`.
     pub fn name(&self) -> &'static str {
         match self {
             Call::AllReduce(_) => "all_reduce",
@@ -99,21 +99,21 @@ impl Call {
         }
     }
 
-    /// Describes the call on `input` with its type and length; peers as world ranks.
+    /// Describes the call on `input` with its type and length. Peers are given as world ranks.
     pub fn describe(&self, group: &Group, input: &Buffer) -> String {
         Signature::new(self.clone(), input).describe(group)
     }
 
-    /// Local checks: peers are in the group, counts match the input, the type supports the reduction.
-    /// An engine calls this before it sends anything.
+    /// Checks locally that peers are in the group, counts match the input, and the type supports the reduction. An
+    /// engine calls this before it sends anything.
     ///
     /// # Errors
-    /// [`CommError::InvalidCall`] with the sizes and what would fit.
+    /// [`CommError::InvalidCall`] with the given sizes and the valid sizes.
     pub fn check(&self, group: &Group, input: &Buffer) -> Result<(), CommError> {
         self.check_sizes(group, input.dtype(), input.len())
     }
 
-    /// [`check`](Self::check) for an input of `len` elements of `dtype`.
+    /// Same as [`check`](Self::check), for an input of `len` elements of `dtype`.
     pub(crate) fn check_sizes(
         &self,
         group: &Group,
@@ -184,7 +184,7 @@ fn check_counts(group: &Group, len: usize, send: &[usize], receive: &[usize]) ->
             ));
         }
     }
-    // A sum that overflows cannot match either.
+    // A sum that overflows cannot match.
     let total = send
         .iter()
         .try_fold(0usize, |sum, count| sum.checked_add(*count));
@@ -258,7 +258,7 @@ impl Signature {
         Self::sized(call, input.dtype(), input.len())
     }
 
-    /// The fingerprint of a call on `len` elements of `dtype`.
+    /// Creates the fingerprint of a call on `len` elements of `dtype`.
     pub fn sized(call: Call, dtype: DType, len: usize) -> Self {
         let (dtype, len) = match call {
             Call::Receive { dtype, len, .. } => (dtype, len),
@@ -300,12 +300,13 @@ impl Signature {
         )
     }
 
-    /// Whether it must be compared with that of every rank; otherwise with one rank is enough.
+    /// Returns whether the fingerprint must be compared with the fingerprint of every rank. Otherwise one rank is
+    /// enough.
     pub fn is_pairwise(&self) -> bool {
         matches!(self.operation, Operation::Call(Call::AllToAll { .. }))
     }
 
-    /// The call with its shape and type; peers as world ranks.
+    /// Describes the call with its length and type. Peers are given as world ranks.
     pub fn describe(&self, group: &Group) -> String {
         let Self { dtype, len, .. } = self;
         // An invalid call may name a peer outside the group.
@@ -335,8 +336,8 @@ impl Signature {
         }
     }
 
-    /// Returns the difference between the calls of two ranks of `group`, given by their indices, or `None` if the calls
-    /// match.
+    /// Compares the calls of two ranks of `group`, given by their indices. Returns the difference, or `None` if the
+    /// calls match.
     pub fn disagreement(
         &self,
         index: usize,
@@ -383,10 +384,10 @@ impl Signature {
     }
 }
 
-/// The most ranks of a split whose groups are all listed.
+/// The maximum number of ranks of a split whose groups are all listed.
 const MAX_LISTED: usize = 64;
 
-/// A split with its groups; of many ranks with the first group and a hash of all.
+/// Describes a split with its groups. For many ranks, lists only the first group and a hash of all groups.
 fn describe_split(name: &str, groups: &[Vec<usize>]) -> String {
     let ranks: usize = groups.iter().map(Vec::len).sum();
     match groups {
@@ -400,7 +401,7 @@ fn describe_split(name: &str, groups: &[Vec<usize>]) -> String {
     }
 }
 
-/// A hash of groups of ranks, the same on every rank.
+/// Hashes groups of ranks. The hash is equal on all ranks.
 pub(crate) fn hash_of_groups(groups: &[Vec<usize>]) -> u64 {
     let numbers = groups.iter().flat_map(|ranks| {
         let ranks = ranks.iter().map(|rank| *rank as u64);
@@ -409,7 +410,7 @@ pub(crate) fn hash_of_groups(groups: &[Vec<usize>]) -> u64 {
     digest(1, numbers)
 }
 
-/// Adjacent ranges of these lengths.
+/// Returns adjacent ranges with these lengths.
 #[cfg(any(test, feature = "mpi", feature = "cuda"))]
 pub(crate) fn consecutive_ranges(counts: &[usize]) -> Vec<std::ops::Range<usize>> {
     let mut end = 0;
@@ -420,7 +421,7 @@ pub(crate) fn consecutive_ranges(counts: &[usize]) -> Vec<std::ops::Range<usize>
     counts.iter().map(range).collect()
 }
 
-/// A hash of numbers that begins with `seed`, by the finaliser of SplitMix64 (Steele et al. 2014,
+/// Hashes numbers, starting from `seed`, with the finalizer of SplitMix64 (Steele et al. 2014,
 /// doi:10.1145/2660193.2660195).
 pub(crate) fn digest(seed: u64, numbers: impl IntoIterator<Item = u64>) -> u64 {
     let mix = |x: u64| {

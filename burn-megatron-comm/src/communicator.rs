@@ -11,7 +11,7 @@ use crate::pending::Pending;
 use crate::pool::BufferPool;
 use burn_megatron_rendezvous::list_ranks;
 
-/// The ranks of a communicator, and the index of this rank among them.
+/// The ranks of a communicator, and the index of this rank in the group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Group {
     name: String,
@@ -20,7 +20,7 @@ pub struct Group {
 }
 
 impl Group {
-    /// A group of the world ranks `ranks`, seen from the rank at `index`.
+    /// Creates a group of the world ranks `ranks`, from the view of the rank at `index`.
     ///
     /// # Panics
     /// If `index` is not an index of `ranks`.
@@ -34,7 +34,7 @@ impl Group {
         Self { name, ranks, index }
     }
 
-    /// The name, for example `"tensor"`.
+    /// Returns the name, for example `"tensor"`.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -49,7 +49,7 @@ impl Group {
         self.index
     }
 
-    /// The world rank of this rank.
+    /// Returns the rank of this process or thread in the world.
     pub fn world_rank(&self) -> usize {
         self.ranks[self.index]
     }
@@ -59,7 +59,7 @@ impl Group {
         self.ranks.len()
     }
 
-    /// The first of `groups` that contains this rank, with its number.
+    /// Returns the first of `groups` that contains this rank as a group named `name`, with its index in `groups`.
     pub fn part(&self, name: &str, groups: &[Vec<usize>]) -> Option<(usize, Group)> {
         let own = self.world_rank();
         groups.iter().enumerate().find_map(|(number, ranks)| {
@@ -70,7 +70,7 @@ impl Group {
 }
 
 impl fmt::Display for Group {
-    /// The name and the world ranks: `tensor [2, 3]`.
+    /// Writes the name and the world ranks: `tensor [2, 3]`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} [{}]", self.name, list_ranks(&self.ranks))
     }
@@ -78,18 +78,19 @@ impl fmt::Display for Group {
 
 /// Collectives and point-to-point messages between the ranks of one group.
 ///
-/// All ranks of a group must issue the same collectives on it in the same order; every call is compared,
-/// and a difference is a [`CommError::Mismatch`]. Messages ([`send`](Self::send),
-/// [`receive`](Self::receive)) are ordered per pair of ranks and are not counted as collectives.
+/// All ranks of a group must issue the same collectives in the same order. Calls are compared between ranks; a
+/// difference is a [`CommError::Mismatch`]. Messages ([`send`](Self::send), [`receive`](Self::receive)) are ordered per
+/// pair of ranks and do not count as collectives.
 ///
-/// An engine implements [`group`](Self::group), [`start`](Self::start) and [`split`](Self::split); the
-/// other methods call `start`. A wrapper also forwards [`pool`](Self::pool) and
-/// [`begin_step`](Self::begin_step), and [`start_all`](Self::start_all) if it does not change single
-/// calls. The `start_` methods return at once, the others wait for the result. Roots and peers are
-/// indices in the group, counts are in elements. Every method fails with [`CommError::InvalidCall`] before
-/// anything is sent if its arguments are invalid; for errors of a wait see [`CommError`].
+/// Methods whose names start with `start_` return at once. The other methods wait for the result. Roots and peers are
+/// indices in the group; counts are numbers of elements. Every method returns [`CommError::InvalidCall`] if its
+/// arguments are invalid; nothing is sent then. The errors of a wait are listed in [`CommError`].
+///
+/// An engine implements [`group`](Self::group), [`start`](Self::start) and [`split`](Self::split). The other methods
+/// call `start`. A wrapper also forwards [`pool`](Self::pool) and [`begin_step`](Self::begin_step). It forwards
+/// [`start_all`](Self::start_all) if it does not change individual calls.
 pub trait Communicator: Send + Sync + fmt::Debug + 'static {
-    /// The ranks of this communicator.
+    /// Returns the ranks of this communicator.
     fn group(&self) -> &Group;
 
     /// Starts a call and returns without waiting for other ranks.
@@ -97,24 +98,24 @@ pub trait Communicator: Send + Sync + fmt::Debug + 'static {
 
     /// Splits the group and returns the communicator of the part that contains this rank.
     ///
-    /// `groups` holds world ranks: each rank of this group in exactly one part. The order inside a part is
-    /// the order of the new group.
+    /// `groups` holds world ranks. Each rank of this group must be in exactly one part. The order of the ranks in a
+    /// part is their order in the new group.
     ///
-    /// Collective: call on all ranks of the group, with the same arguments; they are compared.
+    /// Collective: call on all ranks of the group with the same arguments. The arguments are compared between ranks.
     ///
     /// # Errors
     /// [`CommError::InvalidCall`] if `groups` is not a partition of this group's ranks.
     fn split(&self, name: &str, groups: &[Vec<usize>]) -> Result<Arc<dyn Communicator>, CommError>;
 
-    /// Starts several calls at once, which an engine may fuse into one launch. The handles are in the order
-    /// of the calls.
+    /// Starts several calls at once, which an engine may fuse into one launch. Returns the handles in the order of the
+    /// calls.
     ///
-    /// Equal to starting them one after the other, except that all are checked before the first is sent.
-    /// All ranks must pass the same calls in the same order.
+    /// The result is the same as starting the calls one after the other, but all calls are checked before the first is
+    /// sent. All ranks must pass the same calls in the same order.
     ///
     /// # Errors
-    /// [`CommError::InvalidCall`] for the first invalid call, with nothing sent; otherwise the error of the
-    /// first start that fails.
+    /// [`CommError::InvalidCall`] for the first invalid call; nothing is sent then. Otherwise the error of the first
+    /// start that fails.
     fn start_all(&self, calls: Vec<(Call, Buffer)>) -> Result<Vec<Pending>, CommError> {
         for (call, input) in &calls {
             call.check(self.group(), input)?;
@@ -123,28 +124,28 @@ pub trait Communicator: Send + Sync + fmt::Debug + 'static {
         calls.map(|(call, input)| self.start(call, input)).collect()
     }
 
-    /// The pool that results are allocated from, if the engine has one. A result that is
-    /// [given back](BufferPool::give) saves the next call an allocation.
+    /// Returns the pool from which results are allocated, or `None` if the engine has no pool. [Giving
+    /// back](BufferPool::give) a result saves the next call an allocation.
     fn pool(&self) -> Option<&Arc<BufferPool>> {
         None
     }
 
-    /// Records that this rank begins a step; a trainer counts them from 1. Call logs, failure reports and fault injection
-    /// use it; wrappers forward it.
+    /// Records that this rank begins a step. A trainer counts steps from 1. Call logs, failure reports and fault
+    /// injection use the number. Wrappers forward it.
     fn begin_step(&self, _step: u64) {}
 
-    /// The calls on tensors in device memory, if the engine has them. A wrapper forwards it if it does not
-    /// change the calls; otherwise tensors go through host memory.
+    /// Returns the interface for tensors in device memory, or `None` if tensors must go through host memory. A wrapper
+    /// forwards this only if it does not change the calls.
     fn on_device(&self) -> Option<&dyn DeviceCommunicator> {
         None
     }
 
-    /// The index of this rank in the group.
+    /// Returns the index of this rank in the group.
     fn rank(&self) -> usize {
         self.group().index()
     }
 
-    /// The number of ranks in the group.
+    /// Returns the number of ranks in the group.
     fn size(&self) -> usize {
         self.group().size()
     }
@@ -154,7 +155,7 @@ pub trait Communicator: Send + Sync + fmt::Debug + 'static {
         self.start(Call::AllReduce(op), input)
     }
 
-    /// The reduction of the buffers of all ranks: `[n] -> [n]`.
+    /// Reduces the buffers of all ranks: `[n] -> [n]`.
     fn all_reduce(&self, input: Buffer, op: ReduceOp) -> Result<Buffer, CommError> {
         self.start_all_reduce(input, op)?.wait()
     }
@@ -164,7 +165,7 @@ pub trait Communicator: Send + Sync + fmt::Debug + 'static {
         self.start(Call::AllGather, input)
     }
 
-    /// The buffers of all ranks, concatenated in group order: `[n] -> [size * n]`.
+    /// Concatenates the buffers of all ranks in group order: `[n] -> [size * n]`.
     fn all_gather(&self, input: Buffer) -> Result<Buffer, CommError> {
         self.start_all_gather(input)?.wait()
     }
@@ -174,7 +175,7 @@ pub trait Communicator: Send + Sync + fmt::Debug + 'static {
         self.start(Call::ReduceScatter(op), input)
     }
 
-    /// This rank's chunk of the reduction of the buffers of all ranks: `[size * n] -> [n]`.
+    /// Reduces the buffers of all ranks and returns this rank's chunk: `[size * n] -> [n]`.
     fn reduce_scatter(&self, input: Buffer, op: ReduceOp) -> Result<Buffer, CommError> {
         self.start_reduce_scatter(input, op)?.wait()
     }
@@ -184,8 +185,8 @@ pub trait Communicator: Send + Sync + fmt::Debug + 'static {
         self.start(Call::Broadcast { root }, input)
     }
 
-    /// The buffer of the root: `[n] -> [n]`. The others pass a buffer of the same length and type, which is
-    /// not read.
+    /// Returns the buffer of the root: `[n] -> [n]`. Other ranks pass a buffer of the same length and type, whose
+    /// contents are ignored.
     fn broadcast(&self, input: Buffer, root: usize) -> Result<Buffer, CommError> {
         self.start_broadcast(input, root)?.wait()
     }
@@ -200,8 +201,8 @@ pub trait Communicator: Send + Sync + fmt::Debug + 'static {
         self.start(Call::AllToAll { send, receive }, input)
     }
 
-    /// Sends `send[i]` elements to each rank `i` and receives `receive[i]` from it, both in group order:
-    /// `[sum(send)] -> [sum(receive)]`.
+    /// Sends `send[i]` elements to rank `i` and receives `receive[i]` elements from it, in group order: `[sum(send)] ->
+    /// [sum(receive)]`.
     fn all_to_all(
         &self,
         input: Buffer,
@@ -221,12 +222,12 @@ pub trait Communicator: Send + Sync + fmt::Debug + 'static {
         self.start_send(input, to)?.wait().map(drop)
     }
 
-    /// Starts [`receive`](Self::receive). Receives match messages in the order they are started.
+    /// Starts [`receive`](Self::receive). Receives match messages in the order in which they are started.
     fn start_receive(&self, from: usize, dtype: DType, len: usize) -> Result<Pending, CommError> {
         self.start(Call::Receive { from, dtype, len }, Buffer::empty(dtype))
     }
 
-    /// The next buffer that `from` sends to this rank, which must be of this type and length.
+    /// Returns the next buffer that `from` sends to this rank. The buffer must have this type and length.
     fn receive(&self, from: usize, dtype: DType, len: usize) -> Result<Buffer, CommError> {
         self.start_receive(from, dtype, len)?.wait()
     }
@@ -236,19 +237,19 @@ pub trait Communicator: Send + Sync + fmt::Debug + 'static {
         self.start(Call::Barrier, Buffer::empty(DType::U8))
     }
 
-    /// Returns once every rank of the group has called it.
+    /// Blocks until every rank of the group has called this method.
     fn barrier(&self) -> Result<(), CommError> {
         self.start_barrier()?.wait().map(drop)
     }
 }
 
 impl dyn Communicator + '_ {
-    /// The reduction of one value of each rank.
+    /// Reduces one value per rank.
     pub fn all_reduce_scalar<T: Element>(&self, value: T, op: ReduceOp) -> Result<T, CommError> {
         Ok(self.all_reduce(T::into_buffer(vec![value]), op)?.into_vec()[0])
     }
 
-    /// The value of the root. That of the others is not read.
+    /// Returns the value of the root. The values of the other ranks are ignored.
     pub fn broadcast_scalar<T: Element>(&self, value: T, root: usize) -> Result<T, CommError> {
         Ok(self
             .broadcast(T::into_buffer(vec![value]), root)?

@@ -18,28 +18,28 @@ pub use groups::NodeGroups;
 
 /// The mesh, the coordinates of this rank, and the communicators of its process groups.
 ///
-/// There is no global state: this handle is passed to the `init` of every module. [`group`](Self::group)
-/// returns the group over any set of axes; those that every run needs have an accessor.
+/// There is no global state: this handle is passed to the `init` of every module. [`group`](Self::group) returns the
+/// group over any set of axes. The groups that every run needs have accessors.
 #[derive(Clone, Debug)]
 pub struct ParallelContext {
     rank: MeshRank,
-    /// The groups that every run needs, by [`Standard`].
+    /// The groups that every run needs, indexed by [`Standard`].
     standard: [Arc<dyn Communicator>; STANDARD.len()],
     embedding: Arc<dyn Communicator>,
-    /// The groups made on demand, shared by all clones.
+    /// The groups created on demand, shared by all clones.
     others: Arc<Mutex<Groups>>,
-    /// The groups inside of nodes and between nodes, by the group of which they are parts.
+    /// The intra-node and inter-node groups, keyed by the group that they split.
     nodes: Arc<Mutex<BTreeMap<GroupKey, NodeGroups>>>,
-    /// Whether the world is not running, so that the groups of other ranks are not listed: there may be many.
+    /// Whether the world is not running. The groups of other ranks are not listed then, as there may be many.
     is_offline: bool,
 }
 
-/// The groups into which the ranks are split, and whether tokens of experts travel over them.
+/// The groups into which the ranks are split, and whether expert tokens are sent over them.
 type GroupKey = (GroupShape, bool);
 
 type Groups = BTreeMap<GroupKey, Arc<dyn Communicator>>;
 
-/// Why the process groups could not be created.
+/// The reason why the process groups could not be created.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum ParallelContextError {
     /// The sizes do not match the world.
@@ -57,19 +57,19 @@ impl From<CommError> for ParallelContextError {
 }
 
 impl ParallelContext {
-    /// Creates the process groups that every run needs, of `config` in the world of `rank`.
+    /// Creates the process groups that every run needs.
     ///
     /// Collective: call on all ranks of the world, with the same config.
     ///
     /// # Errors
     ///
-    /// [`ParallelContextError::Mesh`] if the sizes do not match the world or a setting has no effect;
-    /// [`ParallelContextError::Comm`] if a rank is missing or has another config.
+    /// [`ParallelContextError::Mesh`] if the sizes do not match the world or a setting has no effect.
+    /// [`ParallelContextError::Comm`] if a rank is missing or has a different config.
     pub fn new(config: &ParallelConfig, rank: &Rank) -> Result<Self, ParallelContextError> {
         Self::from_world(config, rank.communicator())
     }
 
-    /// [`new`](Self::new) over a communicator of the whole world, such as a wrapper around that of a rank.
+    /// Same as [`new`](Self::new), over a communicator of all ranks, such as a wrapper around [`Rank::communicator`].
     ///
     /// # Errors
     ///
@@ -81,13 +81,13 @@ impl ParallelContext {
         Ok(Self::from_mesh(Mesh::new(config, world.size())?, world)?)
     }
 
-    /// The process groups of `mesh` over a communicator of the whole world.
+    /// Creates the process groups of `mesh` over a communicator of all ranks.
     ///
     /// Collective: call on all ranks of the world, with the same mesh.
     ///
     /// # Errors
     ///
-    /// [`CommError`] if a rank is missing or has another mesh.
+    /// [`CommError`] if a rank is missing or has a different mesh.
     pub fn from_mesh(mesh: Mesh, world: Arc<dyn Communicator>) -> Result<Self, CommError> {
         let embedding = embedding_groups(&mesh);
         Self::with_groups(mesh, world, false, &embedding)
@@ -120,7 +120,7 @@ impl ParallelContext {
         })
     }
 
-    /// A world of one rank.
+    /// Creates the context of a world of one rank.
     pub fn single() -> Self {
         let single: Arc<dyn Communicator> = Arc::new(SingleRank::new("world"));
         Self {
@@ -133,12 +133,12 @@ impl ParallelContext {
         }
     }
 
-    /// The context of one rank of a world that is not running: modules built with it have the shapes that
-    /// the rank will hold, and every call fails.
+    /// Creates the context of one rank of a world that is not running. Modules built with it have the shapes that the
+    /// rank will hold. Every call fails.
     ///
     /// # Errors
     ///
-    /// None for a rank of the mesh.
+    /// None if `rank` is a rank of the mesh.
     pub fn offline(mesh: Mesh, rank: usize) -> Result<Self, CommError> {
         let world = OfflineCommunicator::world(mesh.world_size(), rank);
         let embedding = match mesh.embedding_group(rank) {
@@ -153,27 +153,27 @@ impl ParallelContext {
         self.rank.mesh()
     }
 
-    /// The layout, with `data` and `expert_tensor` filled in.
+    /// Returns the layout, with `data` and `expert_tensor` filled in.
     pub fn config(&self) -> &ParallelConfig {
         self.mesh().config()
     }
 
-    /// The world rank.
+    /// Returns the world rank.
     pub fn rank(&self) -> usize {
         self.rank.rank()
     }
 
-    /// This rank and its mesh, from which its part of each parameter follows.
+    /// Returns this rank and its mesh, which determine its part of each parameter.
     pub fn mesh_rank(&self) -> &MeshRank {
         &self.rank
     }
 
-    /// This rank's coordinates.
+    /// Returns this rank's coordinates in the dense grid.
     pub fn coordinates(&self) -> Coordinates {
         self.mesh().coordinates(self.rank())
     }
 
-    /// This rank's index on the tensor axis.
+    /// Returns this rank's index on the tensor axis, and the size of the axis.
     pub fn place(&self) -> AxisRank {
         AxisRank {
             index: self.tensor().rank(),
@@ -181,48 +181,49 @@ impl ParallelContext {
         }
     }
 
-    /// All ranks.
+    /// Returns the group of all ranks.
     pub fn world(&self) -> &Arc<dyn Communicator> {
         self.standard_group(Standard::World)
     }
 
-    /// The ranks that differ from this one in the tensor axis alone.
+    /// Returns the tensor-parallel group: the ranks that differ from this rank only in the tensor axis.
     pub fn tensor(&self) -> &Arc<dyn Communicator> {
         self.standard_group(Standard::Tensor)
     }
 
-    /// The ranks that differ from this one in the context axis alone: those that share its sequences.
+    /// Returns the context-parallel group: the ranks that differ from this rank only in the context axis. They share
+    /// its sequences.
     pub fn context(&self) -> &Arc<dyn Communicator> {
         self.standard_group(Standard::Context)
     }
 
-    /// The ranks that differ from this one in the data axis of the dense grid alone.
+    /// Returns the data-parallel group: the ranks that differ from this rank only in the data axis of the dense grid.
     ///
-    /// Gradients are summed over the [`group`](Self::group) of a parameter's
-    /// [`data_axes`](Grid::data_axes), which has more axes in the dense grid and other ranks in the expert
-    /// grid.
+    /// Gradients of a parameter are summed over the [`group`](Self::group) of the [`data_axes`](Grid::data_axes) of its
+    /// grid. In the dense grid these include the context axis. In the expert grid the group contains different ranks.
     pub fn data(&self) -> &Arc<dyn Communicator> {
         self.standard_group(Standard::Data)
     }
 
-    /// The ranks that differ from this one in the pipeline axis alone.
+    /// Returns the pipeline-parallel group: the ranks that differ from this rank only in the pipeline axis.
     pub fn pipeline(&self) -> &Arc<dyn Communicator> {
         self.standard_group(Standard::Pipeline)
     }
 
-    /// The ranks that hold the same pipeline stages: all axes but the pipeline, of either grid.
+    /// Returns the ranks that hold the same pipeline stages: the group over all axes except the pipeline axis, in
+    /// either grid.
     pub fn stage(&self) -> &Arc<dyn Communicator> {
         self.standard_group(Standard::Stage)
     }
 
-    /// The embedding group: the first and the last rank of this pipeline. Every other rank is a group of its
-    /// own.
+    /// Returns the embedding group: the first and the last rank of this pipeline. Every other rank is in a group of
+    /// one.
     pub fn embedding(&self) -> &Arc<dyn Communicator> {
         &self.embedding
     }
 }
 
-/// The embedding group of each pipeline, and a group of its own for every other rank.
+/// Returns the embedding group of each pipeline, and a group of one for every other rank.
 fn embedding_groups(mesh: &Mesh) -> Vec<Vec<usize>> {
     let pipelines = mesh.groups(Grid::Dense, PIPELINE).into_iter();
     let groups = pipelines.flat_map(|pipeline| {

@@ -1,4 +1,4 @@
-//! The error of a call, and how code that returns no `Result` raises it.
+//! The error of a call, and [`raise`] for code that returns no `Result`.
 
 use std::error::Error;
 use std::panic::resume_unwind;
@@ -8,11 +8,11 @@ use burn_megatron_rendezvous::ranks_verb;
 
 use crate::communicator::Group;
 
-/// Why a call failed. Ranks are world ranks; calls are described with length and type.
+/// The reason why a call failed. Ranks are world ranks. Calls are described with length and type.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CommError {
-    /// Two ranks of a group issued different calls under one sequence number.
+    /// Two ranks of a group issued different calls with the same sequence number.
     #[error(
         "mismatch at call {sequence} over {group}: rank {first_rank} is in {first_call}, \
          rank {second_rank} in {second_call}: {reason}"
@@ -20,17 +20,17 @@ pub enum CommError {
     Mismatch {
         /// The group, with its ranks.
         group: String,
-        /// The number of the call in the group, from 0; for a receive, of the message of the pair.
+        /// The number of the call in the group, from 0. For a receive: the number of the message in its pair of ranks.
         sequence: u64,
         /// The rank that called first.
         first_rank: usize,
-        /// The call of that rank.
+        /// The call of the first rank.
         first_call: String,
         /// The other rank.
         second_rank: usize,
-        /// The call of that rank.
+        /// The call of the other rank.
         second_call: String,
-        /// The difference.
+        /// A description of the difference.
         reason: String,
     },
     /// Some ranks did not join a call within the deadline.
@@ -43,7 +43,7 @@ pub enum CommError {
     Deadline {
         /// The group, with its ranks.
         group: String,
-        /// The number of the call in the group, from 0; for a receive, of the message of the pair.
+        /// The number of the call in the group, from 0. For a receive: the number of the message in its pair of ranks.
         sequence: u64,
         /// The call that the other ranks wait in.
         call: String,
@@ -54,22 +54,22 @@ pub enum CommError {
         /// The time that this rank has waited.
         waited: Duration,
     },
-    /// A rank of the world failed, which ends the world: every call fails from then on.
+    /// A rank failed. This ends the world: every later call fails.
     #[error("rank {rank} failed: {message}")]
     PeerFailed {
         /// The rank that failed first.
         rank: usize,
-        /// Its error.
+        /// The error message of the failed rank.
         message: String,
     },
-    /// A rank returned without joining a call that others wait in.
+    /// A rank returned without joining a call that other ranks wait in.
     #[error("rank {rank} has returned without joining call {sequence} {call} over {group}")]
     PeerFinished {
         /// The rank that returned.
         rank: usize,
         /// The group, with its ranks.
         group: String,
-        /// The number of the call in the group, from 0; for a receive, of the message of the pair.
+        /// The number of the call in the group, from 0. For a receive: the number of the message in its pair of ranks.
         sequence: u64,
         /// The call that this rank waits in.
         call: String,
@@ -81,7 +81,7 @@ pub enum CommError {
         group: String,
         /// The call.
         call: String,
-        /// The given value and the expected one.
+        /// The given value and the expected value.
         reason: String,
     },
     /// The transport of an engine reported an error, or a wrapper injected one.
@@ -89,13 +89,13 @@ pub enum CommError {
     Engine {
         /// The engine or wrapper.
         engine: String,
-        /// Its message.
+        /// The error message.
         message: String,
     },
 }
 
 impl CommError {
-    /// Returns the error of an engine or a wrapper.
+    /// Creates the error of an engine or a wrapper.
     pub fn engine(engine: impl Into<String>, message: impl Into<String>) -> Self {
         Self::Engine {
             engine: engine.into(),
@@ -103,7 +103,7 @@ impl CommError {
         }
     }
 
-    /// Returns the error of a call over `group` whose arguments are invalid.
+    /// Creates the error for a call over `group` with invalid arguments.
     pub(crate) fn invalid_call(
         group: &Group,
         call: impl Into<String>,
@@ -119,13 +119,12 @@ impl CommError {
 
 /// Raises an error from code that cannot return a `Result`, such as a forward or backward pass.
 ///
-/// Unwinds without running the panic hook, so nothing is printed; [`World::run`](crate::World::run)
-/// returns the error.
+/// Unwinds without running the panic hook, so nothing is printed. [`World::run`](crate::World::run) returns the error.
 pub fn raise(error: CommError) -> ! {
     resume_unwind(Box::new(error))
 }
 
-/// The message of an error with those of its sources, unless it contains them already.
+/// Returns the message of an error followed by the messages of its sources. Skips messages that are already included.
 pub(crate) fn with_causes(error: &dyn Error) -> String {
     let mut message = error.to_string();
     let mut cause = error.source();

@@ -1,16 +1,14 @@
 //! Communication between ranks: the [`Communicator`] trait, its buffers, and its engines.
 //!
-//! A *rank* is one worker of a *world*. A [`Communicator`] joins the ranks of one [`Group`] and offers
-//! the usual collectives and point-to-point messages on a plain [`Buffer`]. Every call returns a
-//! [`Pending`] handle, and every wait has a deadline: mismatched calls, a missing rank and a failed rank
-//! are a [`CommError`] that names the ranks, never a hang. A rank's [`BufferPool`] recycles the memory of
-//! its calls. The crate `burn-megatron-comm-testing` tests an engine against the contract, makes calls fail on
-//! purpose, and makes an engine as slow as a network.
+//! A *rank* is one worker of a *world*. A [`Communicator`] connects the ranks of one [`Group`]. It offers the usual
+//! collectives and point-to-point messages on a plain [`Buffer`]. Every call returns a [`Pending`] handle, and every
+//! wait has a deadline. Mismatched calls, a missing rank and a failed rank return a [`CommError`] that names the ranks,
+//! so calls never hang. A rank's [`BufferPool`] recycles the memory of its calls. The crate
+//! `burn-megatron-comm-testing` contains conformance tests for engines, fault injection, and a simulated slow network.
 //!
-//! The engine of [`World::threads`] needs no set-up: the ranks are threads of one process. It reduces in
-//! a fixed order, so that the same inputs give the same bits. [`World::from_env`] is the world of a
-//! process that a launcher started as one rank; the ranks connect to a rendezvous, which also detects
-//! the death of a process. Results over MPI are bit-equal to those of threads.
+//! [`World::threads`] needs no setup: the ranks are threads of one process. This engine reduces in a fixed order, so
+//! equal inputs give bit-equal results. Use [`World::from_env`] in a process that a launcher started as one rank. The
+//! ranks connect to a rendezvous, which also detects the death of a process. MPI and threads return bit-equal results.
 //!
 //! ```
 //! # use burn_megatron_comm::{Buffer, CommError, ReduceOp, World};
@@ -67,8 +65,8 @@ pub use world::{
     WorldError,
 };
 
-// The crate of the conformance suite links this one without its tests. So the tests compile the source of the suite, to run
-// it over engines that only tests have.
+// The conformance suite links this crate without its test code. The tests below compile the source of the suite, to run
+// it with engines that exist only in tests.
 #[cfg(test)]
 extern crate self as burn_megatron_comm;
 #[cfg(test)]

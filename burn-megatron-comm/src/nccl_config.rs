@@ -1,4 +1,4 @@
-//! The settings of the engine `nccl`. They change no result but the order in which NCCL sums.
+//! The settings of the engine `nccl`. They change no result except for the order in which NCCL sums.
 
 use std::collections::BTreeMap;
 
@@ -6,27 +6,28 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 use strum::VariantArray as _;
 
-/// The most CTAs of a communicator in any version of NCCL up to 2.30 (`MAXCHANNELS` of its sources; 32 before 2.23).
+/// The maximum number of CTAs of a communicator in NCCL up to 2.30 (`MAXCHANNELS` in its sources; 32 before 2.23).
 pub const MAX_CTAS: u32 = 64;
 
 /// The settings of the engine `nccl`; see [`World::nccl`](crate::World::nccl).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct NcclConfig {
-    /// Whether the communicator of a group is created with the group, by a split of its parent. All ranks of the parent
-    /// take part. By default the members of a group create the communicator at the first call.
+    /// Whether the communicator of a group is created together with the group, by splitting its parent. All ranks of
+    /// the parent take part. By default the members of a group create its communicator at their first call.
     pub eager_init: bool,
-    /// The memory that is registered with NCCL for collectives on large tensors; by default none.
+    /// The kind of memory that is registered with NCCL for collectives on large tensors. By default no memory is
+    /// registered.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("experimental" = true))]
     pub registered_buffers: Option<RegisteredBuffers>,
-    /// The settings of communicators.
+    /// The settings of communicators, by group.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(schema_with = "groups_schema")]
     pub groups: BTreeMap<NcclGroup, NcclGroupConfig>,
 }
 
-/// The schema of a table with a key for each group.
+/// Builds the schema of a table with a key for each group.
 fn groups_schema(generator: &mut SchemaGenerator) -> Schema {
     let group = generator.subschema_for::<NcclGroupConfig>();
     let groups: BTreeMap<_, _> = NcclGroup::ALL
@@ -35,17 +36,18 @@ fn groups_schema(generator: &mut SchemaGenerator) -> Schema {
     json_schema!({"type": "object", "properties": groups, "additionalProperties": false})
 }
 
-/// Which memory is registered.
+/// The kind of memory that is registered with NCCL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum RegisteredBuffers {
-    /// The allocations that tensors lie in (`ncclCommRegister`): nothing is copied.
+    /// The allocations that contain the tensors (`ncclCommRegister`). Nothing is copied.
     Allocations,
-    /// Symmetric windows (`ncclCommWindowRegister`), whose memory NCCL allocates: tensors are copied there and back.
+    /// Symmetric windows (`ncclCommWindowRegister`), whose memory NCCL allocates. Tensors are copied into the window
+    /// and back.
     Windows,
 }
 
-/// The communicators that share settings.
+/// A set of communicators that share settings.
 #[derive(
     Clone,
     Copy,
@@ -66,17 +68,17 @@ pub enum RegisteredBuffers {
 pub enum NcclGroup {
     /// Groups with the tensor axis and without the data axis.
     Tensor,
-    /// Groups with the context axis and neither of these.
+    /// Groups with the context axis and without the tensor and data axes.
     Context,
     /// Groups of the expert grid without the data axis.
     Expert,
-    /// Groups with the data axis, of both grids.
+    /// Groups with the data axis, in both grids.
     Data,
     /// The ranks of a pipeline.
     Pipeline,
-    /// All others, such as the world.
+    /// All other groups, such as the world.
     World,
-    /// The messages of any group, with a communicator for each direction between two ranks.
+    /// The messages of all groups. Each direction between two ranks has a communicator.
     Messages,
 }
 
@@ -90,41 +92,42 @@ pub struct NcclGroupConfig {
     /// The maximum number of CTAs of a collective, 1 to [64](MAX_CTAS). By default NCCL decides.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_ctas: Option<u32>,
-    /// Whether collectives run on the high-priority stream. By default tensor and expert groups use the high-priority
-    /// stream if it cannot deadlock. If the setting could deadlock, the engine does not start.
+    /// Whether collectives run on a high-priority stream, concurrently with the collectives on the other stream. By
+    /// default the collectives of tensor and expert groups do, where this cannot deadlock. If this is set where it
+    /// could deadlock, the engine does not start.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub high_priority_stream: Option<bool>,
 }
 
-/// Settings that NCCL does not take.
+/// An invalid NCCL setting.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NcclConfigError {
-    /// A number of CTAs out of range.
+    /// The number of CTAs is out of range.
     #[error("invalid nccl.groups.{group}.{key} = {value}: expected 1 to {MAX_CTAS}")]
     Ctas {
         /// The group.
         group: NcclGroup,
         /// `min_ctas` or `max_ctas`.
         key: &'static str,
-        /// The number.
+        /// The given number.
         value: u32,
     },
-    /// Fewer CTAs at most than at least.
+    /// The minimum number of CTAs exceeds the maximum.
     #[error(
         "nccl.groups.{group}.min_ctas = {min} is above max_ctas = {max}: expected at most {max}"
     )]
     MinAboveMax {
         /// The group.
         group: NcclGroup,
-        /// The fewest.
+        /// The minimum.
         min: u32,
-        /// The most.
+        /// The maximum.
         max: u32,
     },
 }
 
 impl NcclConfig {
-    /// Whether nothing is set.
+    /// Returns whether all settings have their defaults.
     pub fn is_default(&self) -> bool {
         *self == Self::default()
     }
@@ -134,11 +137,11 @@ impl NcclConfig {
         self.groups.get(&group).copied().unwrap_or_default()
     }
 
-    /// Checks all numbers.
+    /// Checks the numbers of CTAs.
     ///
     /// # Errors
     ///
-    /// The first that NCCL would refuse.
+    /// [`NcclConfigError`] for the first invalid number.
     pub fn check(&self) -> Result<(), NcclConfigError> {
         for (group, config) in &self.groups {
             config.check(*group)?;
@@ -167,13 +170,13 @@ impl NcclGroup {
     /// Every group.
     pub const ALL: [Self; 7] = *Self::VARIANTS.as_array().unwrap();
 
-    /// The name in a recipe.
+    /// Returns the name used in recipes.
     pub fn name(self) -> &'static str {
         self.into()
     }
 
-    /// Returns the group whose collectives have this name, which [`ParallelContext`](crate::ParallelContext) makes of
-    /// its axes.
+    /// Returns the group whose communicators have this name. [`ParallelContext`](crate::ParallelContext) builds the
+    /// names from the axes.
     #[cfg(any(test, feature = "cuda"))]
     pub(crate) fn of_name(name: &str) -> Self {
         let words = || name.split(|c: char| !c.is_alphanumeric() && c != '-');

@@ -5,10 +5,10 @@ use std::fmt;
 use crate::buffer::Buffer;
 use crate::error::CommError;
 
-/// The handle of a call in flight.
+/// A handle of a call in flight.
 ///
-/// Handles may be waited on in any order, from any thread. Dropping one discards the result and does not
-/// cancel the call: the other ranks still receive this rank's input.
+/// Handles may be waited on in any order and from any thread. Dropping a handle discards the result but does not cancel
+/// the call: the other ranks still receive this rank's input.
 #[must_use = "a call that is never waited on gives no result and reports no error"]
 pub struct Pending(PendingState);
 
@@ -18,13 +18,13 @@ enum PendingState {
 }
 
 impl Pending {
-    /// A handle whose [`wait`](Self::wait) calls the closure. An engine blocks in it, with a deadline; a
-    /// wrapper waits on the inner handle in it.
+    /// Creates a handle. [`wait`](Self::wait) calls the closure: an engine blocks there with a deadline, a wrapper
+    /// waits there for the inner handle.
     pub fn new(wait: impl FnOnce() -> Result<Buffer, CommError> + Send + 'static) -> Self {
         Self(PendingState::Deferred(Box::new(wait)))
     }
 
-    /// A handle of a completed call.
+    /// Creates a handle of a completed call.
     pub fn ready(buffer: Buffer) -> Self {
         Self(PendingState::Ready(buffer))
     }

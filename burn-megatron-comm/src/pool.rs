@@ -11,15 +11,15 @@ use parking_lot::Mutex;
 
 use crate::buffer::{Buffer, DType};
 
-/// Buffers of fewer elements are not pooled: an allocation costs less than the lookup.
+/// Buffers with fewer elements are not pooled: an allocation costs less than the lookup.
 pub const MIN_POOLED_LEN: usize = 1024;
 
-/// The communication buffers of one rank, kept for the next call of the same type and length.
+/// The communication buffers of one rank, kept for later calls with the same type and length.
 ///
-/// A buffer that was [taken](Self::take) may be [given back](Self::give), as engines do with the inputs of
-/// calls. For each type and length the pool counts the buffers in use, and keeps a returned buffer only
-/// while that count is positive: it never holds more than were taken. Any buffer of the same type and length
-/// may be given back in place of the one taken; one that is never given back stays counted as in use.
+/// A buffer that was [taken](Self::take) may be [given back](Self::give). Engines do this with the inputs of calls. The
+/// pool counts the buffers in use for each type and length. It keeps a returned buffer only while this count is
+/// positive, so it never holds more buffers than were taken. Any buffer of the same type and length may be given back
+/// in place of the taken buffer. A buffer that is never given back stays counted as in use.
 ///
 /// All methods may be called from any thread.
 #[derive(Default)]
@@ -37,18 +37,18 @@ struct SizeClass {
 }
 
 impl BufferPool {
-    /// An empty pool.
+    /// Creates an empty pool.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// A buffer of `len` elements with unspecified contents: zeros if it is new.
+    /// Takes a buffer of `len` elements with unspecified contents. A new buffer contains zeros.
     pub fn take(&self, dtype: DType, len: usize) -> Buffer {
         self.take_free(dtype, len)
             .unwrap_or_else(|| Buffer::zeros(dtype, len))
     }
 
-    /// A buffer of `len` zeros.
+    /// Takes a buffer of `len` zeros.
     pub fn take_zeroed(&self, dtype: DType, len: usize) -> Buffer {
         match self.take_free(dtype, len) {
             None => Buffer::zeros(dtype, len),
@@ -59,7 +59,7 @@ impl BufferPool {
         }
     }
 
-    /// Gives a buffer back. It is freed if none of its type and length is in use, or if it has fewer than
+    /// Gives a buffer back. It is freed if no buffer of its type and length is in use, or if it has fewer than
     /// [`MIN_POOLED_LEN`] elements.
     pub fn give(&self, buffer: Buffer) {
         if buffer.len() < MIN_POOLED_LEN {
@@ -78,23 +78,23 @@ impl BufferPool {
         }
     }
 
-    /// Frees all unused buffers and resets the counts of those in use.
+    /// Frees all unused buffers and resets the counts of buffers in use.
     pub fn trim(&self) {
         let classes = std::mem::take(&mut *self.classes.lock());
         drop(classes);
     }
 
-    /// The number of buffers that were ever allocated, of [`MIN_POOLED_LEN`] elements or more.
+    /// Returns the number of buffers with at least [`MIN_POOLED_LEN`] elements that were ever allocated.
     pub fn allocated(&self) -> u64 {
         self.allocated.load(Ordering::Relaxed)
     }
 
-    /// The bytes of the buffers that were ever [allocated](Self::allocated).
+    /// Returns the bytes of all buffers that were ever [allocated](Self::allocated).
     pub fn allocated_bytes(&self) -> u64 {
         self.allocated_bytes.load(Ordering::Relaxed)
     }
 
-    /// The bytes of unused buffers in the pool.
+    /// Returns the bytes of the unused buffers in the pool.
     pub fn free_bytes(&self) -> u64 {
         let bytes = |((dtype, len), class): (&(DType, usize), &SizeClass)| {
             (dtype.size_of() * len * class.free.len()) as u64
@@ -102,7 +102,7 @@ impl BufferPool {
         self.classes.lock().iter().map(bytes).sum()
     }
 
-    /// A free buffer; `None` if the caller must allocate one, which is then counted.
+    /// Takes a free buffer. Returns `None`, and counts an allocation, if the caller must allocate the buffer.
     fn take_free(&self, dtype: DType, len: usize) -> Option<Buffer> {
         if len < MIN_POOLED_LEN {
             return None;
@@ -131,7 +131,7 @@ impl fmt::Debug for BufferPool {
     }
 }
 
-/// A buffer that is given back to its pool when it is dropped.
+/// A buffer that returns to its pool when it is dropped.
 #[derive(Debug)]
 pub(crate) struct PooledBuffer {
     buffer: Buffer,
@@ -184,7 +184,7 @@ mod tests {
         assert_eq!(pool.free_bytes(), 8000);
         assert_eq!(pool.take(DType::F32, 2000), kept);
         assert_eq!((pool.allocated(), pool.free_bytes()), (1, 0));
-        // Neither another length nor another type will do.
+        // A buffer of another length or type is not reused.
         let _ = (pool.take(DType::F32, 2001), pool.take(DType::BF16, 2000));
         assert_eq!((pool.allocated(), pool.allocated_bytes()), (3, 20_004));
     }

@@ -1,18 +1,19 @@
-//! A group as groups of consecutive ranks, and the groups between these.
+//! Splits of a group into subgroups of consecutive ranks, and the groups across these subgroups.
 
 use std::sync::Arc;
 
 use crate::communicator::Communicator;
 use crate::error::CommError;
 
-/// The group of this rank among those of `size` consecutive ranks, and the group of the ranks with its index in each; the
-/// names are theirs. One that has all ranks is `comm` itself.
+/// Splits `comm` into groups of `size` consecutive ranks (`inner`), and into groups of the ranks with the same index in
+/// each inner group (`outer`). Returns this rank's inner and outer group. A group that contains all ranks is `comm`
+/// itself.
 ///
-/// Collective: call on all ranks of `comm`, with the same size, which divides theirs.
+/// Collective: call on all ranks of `comm` with the same `size`, which must divide the number of ranks.
 ///
 /// # Errors
 ///
-/// [`CommError`] if a rank is missing or has another size.
+/// [`CommError`] if a rank is missing or passes a different size.
 pub fn consecutive_subgroups(
     comm: &Arc<dyn Communicator>,
     size: usize,

@@ -1,4 +1,4 @@
-//! Groups over any set of axes, made on demand.
+//! Groups over any set of axes, created on demand.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -10,33 +10,32 @@ use crate::mesh::{Axis, AxisSet, Grid, Mesh};
 use crate::subgroups::consecutive_subgroups;
 use crate::{CommError, Communicator, SingleRank};
 
-/// The parts of a group that lies on several nodes, with equally many ranks on each.
+/// The parts of a group that spans several nodes, with the same number of ranks on each node.
 #[derive(Clone, Debug)]
 pub struct NodeGroups {
-    /// The ranks of the group on the node of this one.
+    /// The ranks of the group on the same node as this rank.
     pub intra_node: Arc<dyn Communicator>,
-    /// The ranks that have this one's place on each node.
+    /// The ranks of the group with the same index on each node as this rank.
     pub inter_node: Arc<dyn Communicator>,
 }
 
 impl ParallelContext {
-    /// The ranks that differ from this one in `axes` of `grid` alone.
+    /// Returns the group of ranks that differ from this rank only in `axes` of `grid`.
     ///
-    /// The communicator is made by the first call and cached; clones of the context share the cache. Axes of
-    /// size 1 do not count, and two sets of axes with the same groups have one communicator: without context
-    /// parallelism, context and data have the communicator of [`data`](Self::data). A communicator for the tokens of experts
-    /// is never shared. Errors and reports name a new communicator by its axes, such as `tensor x context`, and
+    /// The communicator is created by the first call and cached. Clones of the context share the cache. Axes of size 1
+    /// are ignored, and sets of axes with the same groups share a communicator. For example, without context
+    /// parallelism, `context x data` returns the communicator of [`data`](Self::data). A communicator for expert tokens
+    /// is never shared. Errors and reports name a new communicator after its axes, such as `tensor x context`, or
     /// `expert: data` in the expert grid.
     ///
-    /// Collective, with the same grid and axes, in the same order among all such calls: without the pipeline
-    /// axis on all ranks of the [`stage`](Self::stage), so that layers of one stage can ask for groups that
-    /// other stages do not need; with it on all ranks of the world. A cached group is returned without
-    /// waiting.
+    /// Collective: all participating ranks make the same calls in the same order. If `axes` contains the pipeline axis,
+    /// call on all ranks of the world. Otherwise call on all ranks of the [`stage`](Self::stage), so layers of one
+    /// stage can request groups that other stages do not need. A cached group is returned without waiting.
     ///
     /// # Errors
     ///
-    /// [`CommError::InvalidCall`] if the grid does not have one of the axes; other errors if a rank is missing
-    /// or asks for another group.
+    /// [`CommError::InvalidCall`] if the grid does not have one of the axes. Other errors if a rank is missing or
+    /// requests a different group.
     pub fn group(
         &self,
         grid: Grid,
@@ -66,9 +65,12 @@ impl ParallelContext {
         Ok(comm)
     }
 
-    /// The parts of [`group`](Self::group) inside of nodes and between them; `None` if it is on one node, or if
-    /// [`ranks_per_node`](crate::mesh::ParallelConfig::ranks_per_node) is not set or the nodes have
-    /// unequally many of its ranks, or one. They are cached as the group is.
+    /// Splits a [`group`](Self::group) into an intra-node and an inter-node group. Both are cached.
+    ///
+    /// Returns `None` in these cases:
+    /// - [`ranks_per_node`](crate::mesh::ParallelConfig::ranks_per_node) is not set;
+    /// - the group is on one node;
+    /// - the nodes have different numbers of its ranks, or only one rank each.
     ///
     /// Collective: call on all ranks of the group.
     ///
@@ -102,10 +104,10 @@ impl ParallelContext {
         Ok(Some(found))
     }
 
-    /// Connects the groups that split a model and its gradients, which otherwise happens in the first call over each.
+    /// Connects the groups that split a model and its gradients. Otherwise each group is connected by its first call.
     /// An engine may need device memory for a connection.
     ///
-    /// Collective: call on all ranks of the world, after all groups were made.
+    /// Collective: call on all ranks of the world, after all groups have been created.
     ///
     /// # Errors
     ///
@@ -113,7 +115,7 @@ impl ParallelContext {
     pub fn connect(&self) -> Result<(), CommError> {
         let standard = [self.tensor(), self.context(), self.data(), &self.embedding];
         let mut groups: Vec<_> = standard.into_iter().cloned().collect();
-        // All ranks have the groups that they share in the order of their keys.
+        // On all ranks the shared groups are in the order of their keys.
         groups.extend(self.others.lock().values().cloned());
         for group in self.nodes.lock().values() {
             groups.extend([group.intra_node.clone(), group.inter_node.clone()]);
@@ -142,14 +144,14 @@ impl ParallelContext {
         if axes.contains(Axis::Pipeline) {
             return self.world().split(&name, groups);
         }
-        // Both grids have the same pipelines, so that each group lies inside of a stage.
+        // Both grids have the same pipelines, so each group lies within a stage.
         let own: HashSet<usize> = self.stage().group().ranks().iter().copied().collect();
         let inside = groups.iter().filter(|group| own.contains(&group[0]));
         self.stage()
             .split(&name, &inside.cloned().collect::<Vec<_>>())
     }
 
-    /// The standard group that has the same ranks as the group over `axes`, if one does.
+    /// Returns the standard group with the same ranks as the group over `axes`, if there is one.
     fn standard(&self, grid: Grid, axes: AxisSet) -> Option<Standard> {
         let same = |(_, other): &&(Standard, AxisSet)| grid == Grid::Dense && *other == axes;
         if let Some((standard, _)) = STANDARD.iter().find(same) {
@@ -164,14 +166,14 @@ impl ParallelContext {
         STANDARD.iter().find(same).map(|(standard, _)| *standard)
     }
 
-    /// Whether tokens of experts travel over these axes. Such a group has a separate communicator, so that an engine can
-    /// run its calls before sums of gradients.
+    /// Returns whether expert tokens are sent over these axes. Such a group has a separate communicator, so that an
+    /// engine can run its calls before gradient reductions.
     fn is_for_tokens(&self, grid: Grid, axes: AxisSet) -> bool {
         let axes = self.mesh().without_trivial_axes(grid, axes);
         axes.contains(Axis::Expert) && !axes.contains(Axis::Data)
     }
 
-    /// Returns the key by which a group that is made on demand is cached.
+    /// Returns the cache key of a group that is created on demand.
     fn key(&self, grid: Grid, axes: AxisSet) -> GroupKey {
         let shape = self.mesh().group_shape(grid, axes);
         (shape, self.is_for_tokens(grid, axes))
@@ -181,14 +183,14 @@ impl ParallelContext {
         &self.standard[standard as usize]
     }
 
-    /// Splits the group of an axis into groups of `size` consecutive ranks, named `tensor/2` or the like.
+    /// Splits the group of an axis into groups of `size` consecutive ranks, named for example `tensor/2`.
     ///
-    /// Collective: call on all ranks of the group of the axis, with the same arguments; for the group itself
-    /// see [`group`](Self::group).
+    /// Collective: call on all ranks of the group of the axis with the same arguments. The group of the axis must be
+    /// created as described in [`group`](Self::group).
     ///
     /// # Errors
     ///
-    /// [`CommError`] if the grid does not have the axis, or a rank is missing or has another size.
+    /// [`CommError`] if the grid does not have the axis, or if a rank is missing or passes a different size.
     pub fn subgroups(
         &self,
         grid: Grid,
@@ -201,8 +203,8 @@ impl ParallelContext {
         comm.split(&format!("{name}/{size}"), &groups)
     }
 
-    /// Replaces the communicator of the tensor axis, for instance by a wrapper that records, delays or
-    /// disturbs calls. Clones made before keep theirs.
+    /// Replaces the communicator of the tensor axis, for instance with a wrapper that records, delays or injects faults
+    /// into calls. Existing clones keep their communicator.
     pub fn with_tensor(self, tensor: Arc<dyn Communicator>) -> Self {
         self.with_group(Grid::Dense, TENSOR, tensor)
     }
@@ -232,7 +234,7 @@ impl ParallelContext {
         comm: Arc<dyn Communicator>,
     ) -> Self {
         let axes = axes.into();
-        // They are made of the group.
+        // The node groups are derived from the replaced group.
         self.nodes = Arc::default();
         match self.standard(grid, axes) {
             Some(standard) => self.standard[standard as usize] = comm,
@@ -263,7 +265,7 @@ pub(super) const DATA: AxisSet = AxisSet::of(Axis::Data);
 pub(super) const PIPELINE: AxisSet = AxisSet::of(Axis::Pipeline);
 pub(super) const STAGE: AxisSet = Grid::Dense.axes().without(Axis::Pipeline);
 
-/// The axes of the standard groups in the dense grid; where two have the same ranks, the first serves both.
+/// The axes of the standard groups in the dense grid. If two have the same ranks, the first is used for both.
 pub(super) const STANDARD: [(Standard, AxisSet); 6] = [
     (Standard::Tensor, TENSOR),
     (Standard::Context, CONTEXT),

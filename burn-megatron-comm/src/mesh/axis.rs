@@ -9,10 +9,9 @@ use strum::VariantArray as _;
 use super::MeshError;
 use super::as_text::serde_as_text;
 
-/// One kind of parallelism.
+/// A kind of parallelism.
 ///
-/// Written in full in messages and files (`tensor`, `expert-tensor`), and abbreviated in an [`AxisOrder`]
-/// (`tp`).
+/// Messages and files use the full name (`tensor`, `expert-tensor`). An [`AxisOrder`] uses the abbreviation (`tp`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[derive(strum::Display, strum::IntoStaticStr, strum::VariantArray)]
@@ -36,12 +35,12 @@ impl Axis {
     /// Every axis.
     pub const ALL: [Axis; 6] = *Self::VARIANTS.as_array().unwrap();
 
-    /// The full name, as in [`Display`](fmt::Display) and in files.
+    /// Returns the full name, as used in [`Display`](fmt::Display) and in files.
     pub fn name(self) -> &'static str {
         self.into()
     }
 
-    /// The usual abbreviation: `tp`, `cp`, `ep`, `etp`, `dp` or `pp`.
+    /// Returns the usual abbreviation: `tp`, `cp`, `ep`, `etp`, `dp` or `pp`.
     pub const fn abbreviation(self) -> &'static str {
         match self {
             Axis::Tensor => "tp",
@@ -54,11 +53,10 @@ impl Axis {
     }
 }
 
-/// The order in which the axes number ranks: the left-most axis varies fastest.
+/// The order in which the axes number ranks. The left-most axis varies fastest.
 ///
-/// Written `tp-cp-ep-dp-pp`, which is the default. In the expert grid `tp` stands for
-/// expert-tensor, which has no name of its own here. An axis of size 1 may be left
-/// out.
+/// The default is written `tp-cp-ep-dp-pp`. In the expert grid `tp` stands for expert-tensor, which has no separate
+/// name here. An axis of size 1 may be omitted.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct AxisOrder(Vec<Axis>);
 
@@ -71,12 +69,12 @@ impl AxisOrder {
         Axis::Pipeline,
     ];
 
-    /// The named axes, the one of stride 1 first.
+    /// Returns the named axes. The first axis has stride 1.
     pub fn axes(&self) -> &[Axis] {
         &self.0
     }
 
-    /// This order with the missing axes appended.
+    /// Returns this order with the missing axes appended.
     pub(super) fn completed(&self) -> AxisOrder {
         let left_out = Self::ORDERED
             .into_iter()
@@ -89,7 +87,7 @@ impl AxisOrder {
         *self == Self::default()
     }
 
-    /// This order, completed, with the pipeline moved to the end.
+    /// Returns the completed order with the pipeline moved to the end.
     pub(super) fn pipeline_last(&self) -> AxisOrder {
         let mut axes = self.completed().0;
         axes.retain(|axis| *axis != Axis::Pipeline);

@@ -6,8 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Axis;
 
-/// Which of the two numberings of the ranks an axis belongs to. `data` is an axis of both, with different
-/// ranks in its groups.
+/// A numbering of the ranks by axes. Both grids have the axis `data`, with different ranks in its groups.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
 )]
@@ -26,7 +25,7 @@ impl Grid {
     /// Both grids.
     pub const ALL: [Grid; 2] = [Grid::Dense, Grid::Expert];
 
-    /// The name, as in [`Display`](fmt::Display) and in files.
+    /// Returns the name, as used in [`Display`](fmt::Display) and in files.
     pub fn name(self) -> &'static str {
         self.into()
     }
@@ -40,8 +39,8 @@ impl Grid {
         }
     }
 
-    /// The axes whose ranks read different tokens, so that the gradient of every parameter of the grid is a
-    /// partial sum over them: context and data in the dense grid, data in the expert grid.
+    /// Returns the axes whose ranks read different tokens: context and data in the dense grid, data in the expert grid.
+    /// The gradient of every parameter of the grid is a partial sum over these axes.
     pub const fn data_axes(self) -> AxisSet {
         let data = AxisSet::of(Axis::Data);
         match self {
@@ -50,8 +49,8 @@ impl Grid {
         }
     }
 
-    /// The axes along which a parameter can be split: all axes but the pipeline and the
-    /// [data axes](Self::data_axes).
+    /// Returns the axes along which a parameter can be split: all axes except the pipeline and the [data
+    /// axes](Self::data_axes).
     pub const fn model_axes(self) -> AxisSet {
         match self {
             Grid::Dense => AxisSet::of(Axis::Tensor),
@@ -62,41 +61,41 @@ impl Grid {
 
 /// A set of axes: `AxisSet::from([Axis::Context, Axis::Data])`.
 ///
-/// Its axes come in the order of [`Axis::ALL`]. Written `context x data`; serialised as a list.
+/// The axes are in the order of [`Axis::ALL`]. A set is written `context x data` and serialized as a list.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(from = "Vec<Axis>", into = "Vec<Axis>")]
 pub struct AxisSet(u8);
 
 impl AxisSet {
-    /// No axis.
+    /// The empty set.
     pub const EMPTY: AxisSet = AxisSet(0);
 
-    /// The set of one axis.
+    /// Creates the set of one axis.
     pub const fn of(axis: Axis) -> Self {
         Self(1 << axis as u8)
     }
 
-    /// This set and `axis`.
+    /// Returns this set with `axis` added.
     pub const fn with(self, axis: Axis) -> Self {
         self.union(Self::of(axis))
     }
 
-    /// This set without `axis`.
+    /// Returns this set without `axis`.
     pub const fn without(self, axis: Axis) -> Self {
         self.difference(Self::of(axis))
     }
 
-    /// The axes of either set.
+    /// Returns the axes that are in at least one of the sets.
     pub const fn union(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
-    /// The axes of both sets.
+    /// Returns the axes that are in both sets.
     pub const fn intersection(self, other: Self) -> Self {
         Self(self.0 & other.0)
     }
 
-    /// The axes of this set that are not in the other.
+    /// Returns the axes of this set that are not in the other set.
     pub const fn difference(self, other: Self) -> Self {
         Self(self.0 & !other.0)
     }
@@ -106,12 +105,12 @@ impl AxisSet {
         self.0 & Self::of(axis).0 != 0
     }
 
-    /// Whether the set has no axis.
+    /// Returns whether the set is empty.
     pub const fn is_empty(self) -> bool {
         self.0 == 0
     }
 
-    /// The axes, in the order of [`Axis::ALL`].
+    /// Returns the axes in the order of [`Axis::ALL`].
     pub fn iter(self) -> impl Iterator<Item = Axis> + Clone {
         Axis::ALL
             .into_iter()

@@ -14,9 +14,9 @@ use super::{
 
 /// The parallel layout of a run: the size of each axis, and how the axes are used.
 ///
-/// A plain value: [`Mesh::new`](super::Mesh::new) checks it, and a
-/// [`ParallelContext`](crate::ParallelContext) hands it to everything that is built for the layout. In a file
-/// every field is optional, and an unknown field is an error.
+/// This is a plain value. [`Mesh::new`](super::Mesh::new) checks it, and a [`ParallelContext`](crate::ParallelContext)
+/// passes it to everything that is built for the layout. In a file every field is optional, and an unknown field is an
+/// error.
 ///
 /// ```text
 /// tensor = 2
@@ -27,45 +27,46 @@ use super::{
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct ParallelConfig {
-    /// Ranks that share every weight matrix outside the experts.
+    /// The tensor-parallel size: the number of ranks that share each weight matrix outside the experts.
     #[schemars(extend("flag" = "tp"))]
     pub tensor: usize,
-    /// Replicas of the model, which share the batch; `None`, and `auto` on the command line, is the size of the world divided
-    /// by the other axes. A recipe without the key has 1.
+    /// The data-parallel size: the number of model replicas, which share the batch. `None`, or `auto` on the command
+    /// line, is the world size divided by the product of the other axes. The default in a recipe is 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("flag" = "dp", "value" = "N|auto"))]
     pub data: Option<usize>,
-    /// Whether activations between the blocks are split along the sequence, over the tensor axis.
+    /// Whether activations between the blocks are split along the sequence over the tensor axis.
     #[schemars(extend("flag" = "sp", "needs" = "tensor > 1"))]
     pub sequence_parallel: bool,
-    /// The overlap of the exchanges of sequence parallelism with the products next to them, in chunks; `None` for whole
-    /// collectives.
+    /// The method that overlaps the collectives of sequence parallelism with the matrix products next to them, in
+    /// chunks. `None` disables the overlap.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("needs" = "sequence_parallel"))]
     pub tp_comm_overlap: Option<TpCommOverlap>,
-    /// The chunks into which the tokens of each rank are split; `None` is chosen by the sizes.
+    /// The number of chunks into which the tokens of each rank are split. `None` chooses it from the sizes.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("needs" = "sequence_parallel", "follows" = "tp_comm_overlap"))]
     pub tp_comm_overlap_num_splits: Option<usize>,
-    /// Ranks that share the layers.
+    /// The pipeline-parallel size: the number of ranks that share the layers.
     #[schemars(extend("flag" = "pp"))]
     pub pipeline: usize,
-    /// The pipeline schedule: gpipe, 1f1b, eager-1f1b (1F1B with twice the warm-up, which hides transfers), interleaved,
-    /// interleaved:N (in groups of N micro-batches), zb-h1, zb-v, dualpipe-v, or a CSV file; `None` is 1F1B.
+    /// The pipeline schedule: gpipe, 1f1b, eager-1f1b (1F1B with twice the warm-up, which hides transfers),
+    /// interleaved, interleaved:N (in groups of N micro-batches), zb-h1, zb-v, dualpipe-v, or the path of a CSV file.
+    /// `None` is 1F1B.
     #[schemars(extend("flag" = "pipeline-schedule", "needs" = "pipeline > 1", "value" = "NAME|FILE.csv"))]
     pub schedule: Option<ScheduleSource>,
-    /// Stages per pipeline rank; `None` is the usual number for the schedule.
+    /// The number of stages per pipeline rank. `None` is the usual number for the schedule.
     #[schemars(extend("needs" = "pipeline > 1", "follows" = "schedule"))]
     pub virtual_stages: Option<usize>,
     /// The split of the layers over the pipeline stages.
     #[schemars(extend("needs" = "pipeline > 1"))]
     pub split: LayerSplit,
-    /// The most weight gradients of the output layer that the last stage defers to its cool-down: 0 for no
-    /// limit, `None` to defer none. For schedules without split backwards.
+    /// The maximum number of output-layer weight gradients that the last stage defers to its cool-down. 0 means no
+    /// limit, `None` disables deferral. For schedules without split backwards.
     #[schemars(extend("needs" = "pipeline > 1"))]
     pub defer_embedding_wgrad: Option<usize>,
-    /// The receives from each pipeline neighbour that are posted ahead of their position in the schedule; by
-    /// default [1](Self::RECEIVES_AHEAD).
+    /// The number of receives from each pipeline neighbour that are posted ahead of their position in the schedule. The
+    /// default is [1](Self::RECEIVES_AHEAD).
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("needs" = "pipeline > 1"))]
     pub receives_ahead: Option<usize>,
@@ -73,59 +74,60 @@ pub struct ParallelConfig {
     #[serde(skip_serializing_if = "is_default")]
     #[schemars(extend("needs" = "pipeline > 1"))]
     pub fp8_transfers: bool,
-    /// Ranks that share every sequence.
+    /// The context-parallel size: the number of ranks that share each sequence.
     #[serde(skip_serializing_if = "is_one")]
     #[schemars(extend("flag" = "cp"))]
     pub context: usize,
-    /// Which tokens of a sequence each context rank has.
+    /// The method that assigns the tokens of a sequence to the context ranks.
     #[serde(skip_serializing_if = "is_default")]
     #[schemars(extend("needs" = "context > 1"))]
     pub context_split: ContextSplit,
-    /// The exchange of keys and values between context ranks; `None` lets the sizes of the model decide.
+    /// The method that exchanges keys and values between context ranks for attention. `None` chooses it from the sizes
+    /// of the model.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("needs" = "context > 1"))]
     pub context_exchange: Option<ContextExchange>,
-    /// The ranks of an all-to-all of the hierarchical exchange.
+    /// The number of ranks in each all-to-all group of the hierarchical exchange.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("needs" = "context_exchange = hierarchical"))]
     pub context_inner: Option<usize>,
-    /// Whether gradients of keys and values travel in the type of the model, not in f32.
+    /// Whether gradients of keys and values are sent in the data type of the model instead of f32.
     #[serde(skip_serializing_if = "is_default")]
     #[schemars(extend("needs" = "context > 1"))]
     pub context_narrow_gradients: bool,
-    /// Whether each document is split over a number of ranks that depends on its length. Short documents are on one
-    /// rank, longer documents on groups of 2, 4, ... ranks of context x data.
+    /// Whether the ranks of context x data share each document of a step according to its length. A short document is
+    /// on one rank, a longer document on a group of 2, 4, ... ranks.
     #[serde(skip_serializing_if = "is_default")]
     pub hybrid_context_parallel: bool,
-    /// The maximum number of tokens of a rank in a micro-batch of hybrid context parallelism.
+    /// The maximum number of tokens per rank in a micro-batch of hybrid context parallelism.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("needs" = "hybrid_context_parallel"))]
     pub max_seqlen_per_dp_cp_rank: Option<usize>,
-    /// Ranks that share the experts.
+    /// The expert-parallel size: the number of ranks that share the experts.
     #[serde(skip_serializing_if = "is_one")]
     #[schemars(extend("flag" = "ep"))]
     pub expert: usize,
-    /// Ranks that share every expert's weight matrices; `None` is the same as `tensor`.
+    /// The number of ranks that share each expert's weight matrices. `None` is the same as `tensor`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("flag" = "etp"))]
     pub expert_tensor: Option<usize>,
-    /// Whether the forward of a micro-batch overlaps with the backward of another micro-batch: one computes while the
-    /// other exchanges tokens between expert ranks.
+    /// Whether the forward of one micro-batch runs concurrently with the backward of another. Each computes while the
+    /// other exchanges tokens between expert-parallel ranks.
     #[serde(skip_serializing_if = "is_default")]
     #[schemars(extend("needs" = "expert > 1"))]
     pub overlap_moe_expert_parallel_comm: bool,
     /// The order in which the axes number ranks.
     #[serde(skip_serializing_if = "AxisOrder::is_default")]
     pub order: AxisOrder,
-    /// The number of ranks per node. Ranks of a node have consecutive numbers: `None` for one node. Hierarchical
-    /// collectives use this setting to send less between nodes.
+    /// The number of ranks per node. The ranks of a node have consecutive numbers. `None` is one node. Node-aware
+    /// collectives send less data between nodes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ranks_per_node: Option<usize>,
-    /// The state that is sharded over the data axis. Not serialized: a recipe has it in `[data_parallel]`.
+    /// The state that is sharded over the data axis. Not serialized: a recipe sets it in `[data_parallel]`.
     #[serde(skip)]
     pub zero_stage: ZeroStage,
-    /// Hybrid sharding: the size of a sharding group of the data axis; `None` is the whole axis. Not
-    /// serialized: a recipe has it in `[data_parallel]`.
+    /// The sharding group size of hybrid sharding (HSDP) on the data axis. `None` is the complete axis. Not serialized:
+    /// a recipe sets it in `[data_parallel]`.
     #[serde(skip)]
     pub hsdp: Option<usize>,
 }
@@ -171,7 +173,7 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 
-/// A setting of a layout that contradicts another one, or would have no effect.
+/// A setting of a layout that contradicts another setting or has no effect.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LayoutError {
     /// Sequence parallelism without tensor parallelism.
@@ -189,18 +191,18 @@ pub enum LayoutError {
         /// The setting.
         name: &'static str,
     },
-    /// A number of chunks that no method has.
+    /// An invalid number of chunks for the method.
     #[error(
         "tp_comm_overlap_num_splits = {splits} with tp_comm_overlap = {method}: expected at least 2 with bulk, at least 1 \
          with ring, and no number without overlap"
     )]
     NumSplits {
-        /// The number.
+        /// The given number of chunks.
         splits: usize,
         /// The method, or `none`.
         method: String,
     },
-    /// A setting of pipelines without a pipeline.
+    /// A pipeline setting without pipeline parallelism.
     #[error(
         "{name} applies to pipelines, and pipeline = 1 has none; set pipeline (--pp) to 2 or more, \
          or remove {name}"
@@ -209,13 +211,13 @@ pub enum LayoutError {
         /// The setting.
         name: &'static str,
     },
-    /// Overlap of exchanges of experts that there are not.
+    /// Overlap of expert exchanges without expert parallelism.
     #[error(
         "overlap_moe_expert_parallel_comm hides the exchanges of expert parallelism, and expert = 1 has none; set expert \
          (--ep) to 2 or more, or turn it off"
     )]
     NoExpertExchange,
-    /// Overlap with a schedule that has no pairs.
+    /// Overlap of expert exchanges with a schedule that does not pair forwards with backwards.
     #[error(
         "overlap_moe_expert_parallel_comm runs the forward of one micro-batch beside the backward of another, and schedule = \
          {schedule} has no such pairs: expected 1f1b, interleaved or dualpipe-v, or a file with pairs (FB)"
@@ -224,7 +226,7 @@ pub enum LayoutError {
         /// The schedule.
         schedule: ScheduleKind,
     },
-    /// A setting of context parallelism without it.
+    /// A context-parallel setting without context parallelism.
     #[error(
         "{name} applies to context parallelism, and context = 1 has none; set context (--cp) to 2 or \
          more, or remove {name}"
@@ -233,24 +235,25 @@ pub enum LayoutError {
         /// The setting.
         name: &'static str,
     },
-    /// A setting of hybrid context parallelism without it.
+    /// A setting of hybrid context parallelism without hybrid context parallelism.
     #[error(
         "max_seqlen_per_dp_cp_rank applies to hybrid context parallelism, which is off; set hybrid_context_parallel = true \
          (--parallel.hybrid_context_parallel), or remove max_seqlen_per_dp_cp_rank"
     )]
     NoHybridContext,
-    /// A setting that hybrid context parallelism cannot have.
+    /// A setting that conflicts with hybrid context parallelism.
     #[error("hybrid_context_parallel with {setting}: expected {expected}")]
     HybridContext {
         /// The setting.
         setting: String,
-        /// The values that would fit.
+        /// The valid values.
         expected: String,
     },
-    /// Nodes without ranks.
+    /// A node size of 0.
     #[error("invalid ranks_per_node = 0: expected at least 1, or none for one node")]
     EmptyNode,
-    /// An inner group without a hierarchical exchange, or the reverse.
+    /// An inner group size without a hierarchical exchange, a hierarchical exchange without an inner group size, or an
+    /// invalid size.
     #[error(
         "context_inner = {inner} and context_exchange = {exchange}: expected both for a hierarchical exchange, with a \
          context_inner that divides context = {context} and is neither 1 nor {context}{}",
@@ -261,7 +264,7 @@ pub enum LayoutError {
         inner: String,
         /// The exchange, or `none`.
         exchange: String,
-        /// The ranks of the context axis.
+        /// The size of the context axis.
         context: usize,
     },
 }
@@ -270,7 +273,7 @@ fn or_none(text: Option<String>) -> String {
     text.unwrap_or_else(|| "none".into())
 }
 
-/// The sizes that inner groups of a context axis can have, in words.
+/// Lists the valid inner group sizes of a context axis, in words.
 fn fitting_inner(context: usize) -> String {
     let fits = (2..context).filter(|size| context.is_multiple_of(*size));
     let fits: Vec<_> = fits.map(|size| size.to_string()).collect();
@@ -281,16 +284,16 @@ fn fitting_inner(context: usize) -> String {
 }
 
 impl ParallelConfig {
-    /// The [`receives_ahead`](field@Self::receives_ahead) of layouts that set none.
+    /// The default of [`receives_ahead`](field@Self::receives_ahead).
     pub const RECEIVES_AHEAD: usize = 1;
 
-    /// Every size 1, and data parallelism over the whole world.
+    /// Creates a layout in which every size is 1 and data parallelism uses all ranks of the world.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Checks that no setting contradicts another one or has no effect. The sizes are checked by
-    /// [`Mesh::new`](super::Mesh::new), which calls this too.
+    /// Checks that no setting contradicts another setting or has no effect. [`Mesh::new`](super::Mesh::new) calls this
+    /// and also checks the sizes.
     ///
     /// # Errors
     ///
@@ -443,7 +446,8 @@ impl ParallelConfig {
         })
     }
 
-    /// The receives from each pipeline neighbour that are posted ahead of their position in the schedule; 0 without a pipeline.
+    /// Returns the number of receives from each pipeline neighbour that are posted ahead of their position in the
+    /// schedule. Returns 0 without a pipeline.
     pub fn receives_ahead(&self) -> usize {
         match self.pipeline {
             1 => 0,
@@ -451,19 +455,19 @@ impl ParallelConfig {
         }
     }
 
-    /// Returns the most tokens of a rank in a micro-batch, where the ranks of context x data share documents by their
-    /// length.
+    /// Returns the maximum number of tokens per rank in a micro-batch of hybrid context parallelism, or `None` if it is
+    /// off.
     pub fn hybrid_tokens(&self) -> Option<usize> {
         self.max_seqlen_per_dp_cp_rank
             .filter(|_| self.hybrid_context_parallel)
     }
 
-    /// Whether a sequence may be shared by several ranks of context x data.
+    /// Returns whether several ranks of context x data may share a sequence.
     pub fn shares_sequences(&self) -> bool {
         self.context > 1 || self.hybrid_context_parallel
     }
 
-    /// Returns the layout in which each rank of context x data has whole sequences.
+    /// Returns the layout in which each rank of context x data has complete sequences.
     pub fn with_whole_sequences(self) -> Self {
         Self {
             data: Some(self.data_parallel_size()),

@@ -1,4 +1,4 @@
-//! The split of a sequence over the context axis, and the exchange of its attention. Pure values.
+//! The split of a sequence over the context axis, and the exchange of keys and values for attention.
 
 use std::ops::Range;
 
@@ -8,10 +8,10 @@ use strum::VariantArray as _;
 
 use super::split::multiples_around;
 
-/// Which tokens of a sequence each rank of the context axis has.
+/// The method that assigns the tokens of a sequence to the ranks of the context axis.
 ///
-/// With causal attention a token costs as much as it has earlier tokens. The zigzag gives all ranks the same
-/// number of pairs of query and key, the contiguous split up to twice the mean to the last rank.
+/// With causal attention the cost of a token is proportional to the number of tokens before it. The zigzag split gives
+/// all ranks the same number of query-key pairs. With the contiguous split, the last rank has up to twice the mean.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
 )]
@@ -25,18 +25,18 @@ use super::split::multiples_around;
     parse_err_fn = ParseContextError::split
 )]
 pub enum ContextSplit {
-    /// Of `2 context` chunks, rank `r` has chunks `r` and `2 context - 1 - r`.
+    /// The sequence has `2 context` chunks. Rank `r` has chunks `r` and `2 context - 1 - r`.
     #[default]
     Zigzag,
-    /// Rank `r` has part `r`.
+    /// The sequence has `context` chunks. Rank `r` has chunk `r`.
     Contiguous,
     /// Rank `r` has the tokens `r`, `r + context`, `r + 2 context`, ...
     Striped,
-    /// Each packed document is split as a zigzag; it is padded to a multiple of `2 context`.
+    /// Each packed document is split as a zigzag and padded to a multiple of `2 context`.
     ZigzagPerDocument,
 }
 
-/// The method by which the ranks of a context group compute attention to the keys and values of each other.
+/// The method that exchanges keys and values between the ranks of a context group for attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[derive(
@@ -48,18 +48,18 @@ pub enum ContextSplit {
     parse_err_fn = ParseContextError::exchange
 )]
 pub enum ContextExchange {
-    /// Keys and values travel around the ranks; the next ones travel while attention to the present ones is
+    /// Keys and values are sent around a ring of ranks. The next block is sent while attention to the current block is
     /// computed (Liu et al., "Ring Attention", arXiv:2310.01889).
     Ring,
     /// Each rank gathers all keys and values (Llama 3, arXiv:2407.21783).
     AllGather,
-    /// Each rank computes some of the heads for the whole sequence (DeepSpeed-Ulysses, arXiv:2309.14509).
+    /// Each rank computes some of the heads for the complete sequence (DeepSpeed-Ulysses, arXiv:2309.14509).
     AllToAll,
     /// All-to-all in groups of `context_inner` neighbours, and a ring between the groups (USP, arXiv:2405.07719).
     Hierarchical,
 }
 
-/// A length that a split cannot divide.
+/// The error for a length that a split cannot divide.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{what} of {length} tokens cannot be split over context = {ranks} ranks{sequence_parallel} by the {split} split: \
@@ -67,7 +67,7 @@ pub enum ContextExchange {
     multiples_around(*length, *divisor)
 )]
 pub struct ContextSplitError {
-    /// The quantity that is split.
+    /// The name of the quantity that is split.
     pub what: &'static str,
     /// Its length.
     pub length: usize,
@@ -77,7 +77,7 @@ pub struct ContextSplitError {
     pub sequence_parallel: String,
     /// The split.
     pub split: ContextSplit,
-    /// Of which the length must be a multiple.
+    /// The number of which the length must be a multiple.
     pub divisor: usize,
 }
 
@@ -90,9 +90,10 @@ impl ContextSplit {
         self.into()
     }
 
-    /// The length of a sequence must be a multiple of this, with each part split again over `tensor` ranks under
-    /// sequence parallelism (1 without); the length of a document of [`ZigzagPerDocument`](Self::ZigzagPerDocument)
-    /// must be a multiple of it with 1 tensor rank.
+    /// Returns the number of which the length of a sequence must be a multiple.
+    ///
+    /// `tensor` is the number of ranks over which sequence parallelism splits each part again (1 without it). For a
+    /// document of [`ZigzagPerDocument`](Self::ZigzagPerDocument), pass 1.
     pub fn divisor(self, ranks: usize, tensor: usize) -> usize {
         match self {
             _ if ranks == 1 => tensor,
@@ -141,12 +142,12 @@ impl ContextSplit {
         })
     }
 
-    /// The tokens of a sequence that rank `rank` of `ranks` has, in ascending order, as ranges with a step.
-    /// `documents` are the ends of the documents in the sequence, the last one its length.
+    /// Returns the tokens of a sequence that rank `rank` of `ranks` has, in ascending order. `documents` holds the ends
+    /// of the documents in the sequence. The last end is the length of the sequence.
     ///
     /// # Errors
     ///
-    /// [`ContextSplitError`] for a sequence, or a document of a split per document, that cannot be divided.
+    /// [`ContextSplitError`] if the sequence, or a document of a split per document, cannot be divided.
     pub fn tokens(
         self,
         documents: &[usize],
@@ -167,7 +168,7 @@ impl ContextSplit {
         Ok(tokens)
     }
 
-    /// The tokens of one rank of a range that can be divided.
+    /// Returns the tokens of one rank in a range that can be divided.
     fn part(self, of: Range<usize>, rank: usize, ranks: usize) -> Vec<usize> {
         let chunk = |number: usize, chunks: usize| {
             let length = of.len() / chunks;
@@ -175,7 +176,7 @@ impl ContextSplit {
             start..start + length
         };
         match self {
-            // On one rank any length is whole.
+            // One rank can have any length.
             _ if ranks == 1 => of.collect(),
             Self::Contiguous => chunk(rank, ranks).collect(),
             Self::Striped => of.skip(rank).step_by(ranks).collect(),
@@ -199,7 +200,7 @@ impl ContextExchange {
     }
 }
 
-/// A text that is not the name of a setting of context parallelism.
+/// The error for a text that does not name a setting of context parallelism.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("invalid context {setting} \"{given}\": expected {fits}")]
 pub struct ParseContextError {

@@ -1,11 +1,11 @@
-//! Errors of a mesh, with the values that would be valid.
+//! Errors of a mesh, with the valid values.
 
 use std::fmt;
 
 use super::split::listed;
 use super::{Axis, AxisOrder, LayoutError};
 
-/// Why a mesh, an order or a split was refused.
+/// The reason why a mesh, an order or a split is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MeshError {
     /// The configuration does not match the world.
@@ -13,10 +13,10 @@ pub enum MeshError {
     InvalidLayout {
         /// The first fault.
         fault: MeshFault,
-        /// Changes that would be valid.
+        /// Valid changes.
         fits: Box<Suggestions>,
     },
-    /// A setting contradicts another one, or has no effect.
+    /// A setting contradicts another setting or has no effect.
     #[error(transparent)]
     Layout(#[from] LayoutError),
     /// A name in an [`AxisOrder`] is not an axis.
@@ -24,15 +24,15 @@ pub enum MeshError {
     UnknownAxis {
         /// The name as given.
         name: String,
-        /// The whole order.
+        /// The complete order.
         order: String,
     },
-    /// An [`AxisOrder`] names an axis twice.
+    /// An [`AxisOrder`] contains an axis twice.
     #[error("duplicate axis {} in the order \"{order}\": expected each axis once", axis.abbreviation())]
     DuplicateAxis {
         /// The repeated axis.
         axis: Axis,
-        /// The whole order.
+        /// The complete order.
         order: String,
     },
     /// A number of items is not divisible by the size of an axis.
@@ -44,26 +44,26 @@ pub enum MeshError {
         size: usize,
         /// The axis.
         axis: Axis,
-        /// The size of that axis.
+        /// The size of the axis.
         parts: usize,
-        /// Sizes of the axis that divide `size`; the nearest ones if there are many.
+        /// Sizes of the axis that divide `size`. If there are many, only the nearest.
         fits: Vec<usize>,
     },
-    /// The samples of a rank are not a multiple of the micro-batch.
+    /// The number of samples per rank is not a multiple of the micro-batch size.
     #[error(
         "{samples} samples over data = {data} are {share} per rank, not a multiple of the micro-batch size \
          {micro_batch}: expected {}", listed(fits, 1, *share)
     )]
     MicroBatch {
-        /// Samples of a step.
+        /// The number of samples per step.
         samples: usize,
-        /// Size of the data axis.
+        /// The size of the data axis.
         data: usize,
-        /// Samples of a rank.
+        /// The number of samples per rank.
         share: usize,
-        /// Samples of a micro-batch.
+        /// The number of samples per micro-batch.
         micro_batch: usize,
-        /// Sizes that divide the samples of a rank; the nearest ones if there are many.
+        /// Micro-batch sizes that divide the samples per rank. If there are many, only the nearest.
         fits: Vec<usize>,
     },
     /// There are no items to split.
@@ -76,7 +76,7 @@ pub enum MeshError {
         what: String,
         /// The axis.
         axis: Axis,
-        /// The size of that axis.
+        /// The size of the axis.
         parts: usize,
     },
 }
@@ -87,7 +87,7 @@ pub enum MeshFault {
     /// The world has no ranks.
     #[error("the world has 0 ranks")]
     EmptyWorld,
-    /// The size of an axis is 0. An axis that is not used has size 1.
+    /// The size of an axis is 0. An unused axis has size 1.
     #[error("invalid {axis} = 0: expected at least 1")]
     ZeroSize {
         /// The axis.
@@ -96,7 +96,7 @@ pub enum MeshFault {
     /// The product of the sizes of one grid does not match the world.
     #[error("{sizes} needs {need}, the world has {world}")]
     Product {
-        /// The axes and their sizes, as in `tensor 2 x context 1 x pipeline 3`.
+        /// The axes and their sizes, for example `tensor 2 x context 1 x pipeline 3`.
         sizes: String,
         /// The required number of ranks.
         need: RequiredRanks,
@@ -109,15 +109,15 @@ pub enum MeshFault {
         axis.abbreviation()
     )]
     MissingAxis {
-        /// The axis. Tensor stands for expert-tensor as well, as it does in an order.
+        /// The axis. Tensor also stands for expert-tensor, as in an order.
         axis: Axis,
-        /// The larger one of its sizes in the two grids.
+        /// The larger of its sizes in the two grids.
         size: usize,
         /// The order.
         order: AxisOrder,
     },
-    /// The pipelines of the dense and the expert grid are not the same ranks, or the order does not end with
-    /// the pipeline and the data sizes differ.
+    /// The pipelines of the dense and the expert grid have different ranks. Or the order does not end with the pipeline
+    /// and the data sizes differ.
     #[error(
         "with the order {order} the pipelines of the two grids do not line up: \
          data {dense_data} and pipeline stride {dense_stride} in the dense grid, \
@@ -140,11 +140,11 @@ pub enum MeshFault {
 /// The number of ranks that a grid requires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RequiredRanks {
-    /// Exactly this many.
+    /// Exactly this number.
     Exactly(usize),
-    /// A multiple of this many.
+    /// A multiple of this number.
     MultipleOf(usize),
-    /// More than a `usize` holds.
+    /// A number that exceeds `usize`.
     Uncountable,
 }
 
@@ -158,12 +158,12 @@ impl fmt::Display for RequiredRanks {
     }
 }
 
-/// Single changes that would make the configuration valid.
+/// Changes that would each make the configuration valid.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Suggestions {
-    /// World sizes next to the given one.
+    /// World sizes nearest to the given size.
     pub worlds: Vec<usize>,
-    /// Axes, with the valid sizes that are nearest to the requested one.
+    /// Axes with the valid sizes nearest to the requested size.
     pub sizes: Vec<(Axis, Vec<usize>)>,
     /// Another order of the axes.
     pub order: Option<AxisOrder>,
@@ -189,13 +189,13 @@ impl fmt::Display for Suggestions {
     }
 }
 
-/// `1 rank`, `2 ranks`.
+/// Formats `1 rank`, `2 ranks`.
 fn counted(ranks: usize) -> String {
     let plural = if ranks == 1 { "" } else { "s" };
     format!("{ranks} rank{plural}")
 }
 
-/// `1, 2 or 4`.
+/// Formats `1, 2 or 4`.
 fn either(sizes: &[usize]) -> String {
     let texts: Vec<_> = sizes.iter().map(usize::to_string).collect();
     match texts.split_last() {

@@ -8,7 +8,7 @@ use super::{Axis, Grid, Mesh, ParallelConfig};
 /// The number of suggested sizes of an axis.
 const MAX_SUGGESTED: usize = 4;
 
-/// Builds the mesh, or returns the first fault. Allocates nothing that grows with the world.
+/// Builds the mesh, or returns the first fault. Its memory use does not grow with the world.
 pub(super) fn build(config: &ParallelConfig, world: usize) -> Result<Mesh, MeshFault> {
     for (axis, size) in requested(config) {
         if size == 0 {
@@ -37,7 +37,7 @@ pub(super) fn build(config: &ParallelConfig, world: usize) -> Result<Mesh, MeshF
     })
 }
 
-/// Every size that is set in the configuration.
+/// Returns every size that is set in the configuration.
 fn requested(config: &ParallelConfig) -> impl Iterator<Item = (Axis, usize)> {
     let data = config.data.map(|size| (Axis::Data, size));
     let expert_tensor = config.expert_tensor.map(|size| (Axis::ExpertTensor, size));
@@ -73,7 +73,7 @@ fn dense_data(config: &ParallelConfig, world: usize) -> Result<usize, MeshFault>
     }
 }
 
-/// The data size of the expert grid, which is always derived.
+/// Returns the data size of the expert grid, which is always derived.
 fn expert_data(config: &ParallelConfig, world: usize) -> Result<usize, MeshFault> {
     let factors = [
         (Axis::ExpertTensor, config.expert_tensor_size()),
@@ -114,7 +114,7 @@ fn product_fault(
     }
 }
 
-/// An axis that the order leaves out must have size 1 in both grids.
+/// Checks that each axis that the order omits has size 1 in both grids.
 fn check_order(config: &ParallelConfig, data: usize, expert_data: usize) -> Result<(), MeshFault> {
     let sizes = [
         (Axis::Tensor, config.tensor.max(config.expert_tensor_size())),
@@ -135,7 +135,7 @@ fn check_order(config: &ParallelConfig, data: usize, expert_data: usize) -> Resu
     Ok(())
 }
 
-/// The dense grid, without the expert axis, and the expert grid, without the context axis.
+/// Builds the dense grid, without the expert axis, and the expert grid, without the context axis.
 fn grids(resolved: &ParallelConfig, data: usize, expert_data: usize) -> (RankGrid, RankGrid) {
     let dense = |axis: &Axis| match axis {
         Axis::Tensor => Some((Axis::Tensor, resolved.tensor)),
@@ -158,9 +158,9 @@ fn grids(resolved: &ParallelConfig, data: usize, expert_data: usize) -> (RankGri
     )
 }
 
-/// A stage must hold the same ranks in both grids, so that a layer's experts are on its stage.
+/// Checks that a stage has the same ranks in both grids, so that a layer's experts are on its stage.
 ///
-/// This holds if the pipeline varies slowest. Otherwise equal data sizes are required too, as by Megatron.
+/// This is true if the pipeline varies slowest. Otherwise the data sizes must be equal too, as in Megatron-LM.
 fn check_pipelines(
     config: &ParallelConfig,
     dense: &RankGrid,
@@ -184,7 +184,7 @@ fn check_pipelines(
     })
 }
 
-/// Single changes that make an invalid configuration valid. Each was tested.
+/// Returns single changes that make an invalid configuration valid. Each change is tested.
 pub(super) fn suggestions(config: &ParallelConfig, world: usize) -> Suggestions {
     let fits = |config: &ParallelConfig| build(config, world).is_ok();
     let order = config.order.pipeline_last();
@@ -205,14 +205,14 @@ pub(super) fn suggestions(config: &ParallelConfig, world: usize) -> Suggestions 
     }
 }
 
-/// The size an axis was requested to have; 1 where it was left open.
+/// Returns the requested size of an axis, or 1 if it is not set.
 fn size_of(config: &ParallelConfig, axis: Axis) -> usize {
     requested(config)
         .find(|(requested, _)| *requested == axis)
         .map_or(1, |(_, size)| size)
 }
 
-/// The world sizes nearest to `world` that match both grids.
+/// Returns the world sizes nearest to `world` that match both grids.
 fn near_worlds(config: &ParallelConfig, world: usize) -> Vec<usize> {
     if config.data.is_some() {
         return config.world_size().into_iter().collect();
@@ -230,7 +230,7 @@ fn near_worlds(config: &ParallelConfig, world: usize) -> Vec<usize> {
     }
 }
 
-/// `None` if a number is zero or the multiple overflows.
+/// Returns `None` if a number is zero or the multiple overflows.
 fn least_common_multiple(a: usize, b: usize) -> Option<usize> {
     let (mut divisor, mut rest) = (a, b);
     while rest != 0 {

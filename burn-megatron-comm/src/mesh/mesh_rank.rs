@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{Axis, AxisSet, Grid, Mesh};
 
-/// Index of a rank on an axis, and the size of the axis.
+/// The index of a rank on an axis, and the size of the axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AxisRank {
     /// This rank's index.
@@ -21,7 +21,7 @@ pub struct MeshRank {
 }
 
 impl MeshRank {
-    /// The rank `rank` of `mesh`.
+    /// Creates the rank `rank` of `mesh`.
     ///
     /// # Panics
     ///
@@ -32,7 +32,7 @@ impl MeshRank {
         Self { mesh, rank }
     }
 
-    /// The only rank of a world of one.
+    /// Creates the only rank of a world of one rank.
     pub fn single() -> Self {
         Self::new(Arc::new(Mesh::single()), 0)
     }
@@ -57,7 +57,7 @@ impl MeshRank {
         self.rank
     }
 
-    /// Its index on an axis of a grid, and the size of the axis.
+    /// Returns the index of this rank on an axis of a grid, and the size of the axis.
     ///
     /// # Panics
     ///
@@ -71,7 +71,8 @@ impl MeshRank {
         }
     }
 
-    /// Its index among the ranks that differ from it in `axes` of a grid alone, and their number.
+    /// Returns the index of this rank among the ranks that differ only in `axes` of a grid, and the number of these
+    /// ranks.
     ///
     /// # Panics
     ///

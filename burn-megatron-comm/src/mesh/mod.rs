@@ -1,13 +1,13 @@
 //! The device mesh: sizes of the axes, coordinates of the ranks, members of the groups.
 //!
-//! A [`ParallelConfig`] is the layout: the size of each axis, and how the axes are used. [`Mesh::new`] applies it
-//! to a world of ranks and checks every size. All methods are pure arithmetic. All ranks build the same mesh, and so know all groups without
-//! communication.
+//! A [`ParallelConfig`] is the layout: the size of each axis, and how the axes are used. [`Mesh::new`] applies it to a
+//! world of ranks and checks every size. All methods are pure arithmetic. All ranks build the same mesh, so every rank
+//! can compute all groups without communication.
 //!
-//! Two grids number the same ranks: the *dense* grid (tensor, context, data, pipeline) for all layers except
-//! experts, and the *expert* grid (expert-tensor, expert, data, pipeline) for experts. Their data sizes may differ; their pipelines are the same. The left-most axis of
-//! the [`AxisOrder`] has stride 1. The groups and their order are those of Megatron-LM's
-//! `RankGenerator`.
+//! Two grids number the same ranks. The *dense* grid (tensor, context, data, pipeline) is for all layers except
+//! experts. The *expert* grid (expert-tensor, expert, data, pipeline) is for experts. The grids may have different data
+//! sizes but share their pipelines. The left-most axis of the [`AxisOrder`] has stride 1. The groups and their order
+//! match Megatron-LM's `RankGenerator`.
 //!
 //! ```
 //! use burn_megatron_comm::mesh::{Axis, Grid, Mesh, ParallelConfig};
@@ -68,15 +68,14 @@ pub use zero_stage::{ParseZeroStageError, ZeroStage};
 pub(crate) use rank_grid::GroupShape;
 use rank_grid::RankGrid;
 
-/// A checked layout of a world of ranks. A plain value: cheap to clone, the same on every rank.
+/// A checked layout of a world of ranks. It is a plain value, cheap to clone and equal on every rank.
 ///
-/// Printing it gives the table in the [module documentation](self).
+/// Its `Display` output is the table in the [module documentation](self).
 ///
 /// # Panics
 ///
-/// Methods that take a rank panic if it is not below [`world_size`](Mesh::world_size). Methods that take axes
-/// panic if one is not an axis of the grid: the axes of a group are written in code and do not depend on a
-/// configuration.
+/// Methods that take a rank panic if the rank is not below [`world_size`](Mesh::world_size). Methods that take axes
+/// panic if an axis is not in the grid: the axes of a group are fixed in code and do not depend on a configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mesh {
     config: ParallelConfig,
@@ -88,43 +87,42 @@ pub struct Mesh {
 /// The coordinates of a rank in the dense grid.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Coordinates {
-    /// Which slice of each weight matrix, below the size of [`Axis::Tensor`].
+    /// The slice of each weight matrix, below the size of [`Axis::Tensor`].
     pub tensor: usize,
-    /// Which slice of each sequence, below the size of [`Axis::Context`].
+    /// The slice of each sequence, below the size of [`Axis::Context`].
     pub context: usize,
-    /// Which replica of the model, below the size of [`Axis::Data`].
+    /// The replica of the model, below the size of [`Axis::Data`].
     pub data: usize,
-    /// Which stage of the pipeline, below the size of [`Axis::Pipeline`].
+    /// The pipeline stage, below the size of [`Axis::Pipeline`].
     pub pipeline: usize,
 }
 
 /// The coordinates of a rank in the expert grid.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ExpertCoordinates {
-    /// Which slice of each expert's weight matrices, below the size of [`Axis::ExpertTensor`].
+    /// The slice of each expert's weight matrices, below the size of [`Axis::ExpertTensor`].
     pub expert_tensor: usize,
-    /// Which share of the experts, below the size of [`Axis::Expert`].
+    /// The share of the experts, below the size of [`Axis::Expert`].
     pub expert: usize,
-    /// Which replica of the experts, below the size of [`Axis::Data`] in the expert grid.
+    /// The replica of the experts, below the size of [`Axis::Data`] in the expert grid.
     pub expert_data: usize,
-    /// Which stage of the pipeline, below the size of [`Axis::Pipeline`]; the same as in [`Coordinates`].
+    /// The pipeline stage, below the size of [`Axis::Pipeline`]. It is the same as in [`Coordinates`].
     pub pipeline: usize,
 }
 
 impl Mesh {
-    /// The mesh of `config` for a world of `world_size` ranks.
+    /// Creates the mesh of `config` for a world of `world_size` ranks.
     ///
     /// # Errors
     ///
     /// [`MeshError::Layout`] for a setting without effect: see [`ParallelConfig::check`].
-    /// [`MeshError::InvalidLayout`], with the given sizes and valid ones, if
+    /// [`MeshError::InvalidLayout`], with the given sizes and valid sizes, if
     /// - the world or an axis is empty;
-    /// - `tensor x context x pipeline x data` is not the size of the world, or without `data` does not
-    ///   divide it;
-    /// - `expert_tensor x expert x pipeline` does not divide the world;
-    /// - the order leaves out an axis of more than one rank;
-    /// - the pipelines of the two grids differ: unless the order ends with `pp` (ignoring axes of size 1) or
-    ///   there is one stage, their pipelines and their data sizes must be equal.
+    /// - `tensor x context x pipeline x data` differs from the world size, or does not divide it if `data` is not set;
+    /// - `expert_tensor x expert x pipeline` does not divide the world size;
+    /// - the order omits an axis with more than one rank;
+    /// - the pipelines of the two grids differ. Unless the order ends with `pp` (ignoring axes of size 1) or there is
+    ///   one stage, the grids must have the same pipelines and the same data size.
     pub fn new(config: &ParallelConfig, world_size: usize) -> Result<Mesh, MeshError> {
         config.check()?;
         layout::build(config, world_size).map_err(|fault| MeshError::InvalidLayout {
@@ -133,12 +131,12 @@ impl Mesh {
         })
     }
 
-    /// The mesh of one rank, on which every axis has size 1.
+    /// Creates the mesh of one rank, where every axis has size 1.
     pub fn single() -> Mesh {
         Mesh::new(&ParallelConfig::new(), 1).expect("sizes of 1 are valid in a world of 1")
     }
 
-    /// The configuration, with `data` and `expert_tensor` filled in and the order completed.
+    /// Returns the configuration, with `data` and `expert_tensor` filled in and the order completed.
     pub fn config(&self) -> &ParallelConfig {
         &self.config
     }
@@ -158,7 +156,7 @@ impl Mesh {
         self.grid(grid).size(axis)
     }
 
-    /// The axes of `axes` that have more than one rank in `grid`.
+    /// Returns the axes in `axes` that have more than one rank in `grid`.
     ///
     /// # Panics
     ///
@@ -195,7 +193,7 @@ impl Mesh {
         }
     }
 
-    /// The rank at these coordinates of the dense grid.
+    /// Returns the rank at these coordinates of the dense grid.
     ///
     /// # Panics
     ///
@@ -222,10 +220,10 @@ impl Mesh {
             + self.expert.offset(Axis::Pipeline, coordinates.pipeline)
     }
 
-    /// Every group of `grid` over `axes`: ranks that differ in these axes only.
+    /// Returns all groups of `grid` over `axes`. The ranks of a group differ only in these axes.
     ///
-    /// The order of the groups and of their members follows the order of the mesh. The groups partition the
-    /// world; over no axes each rank is a group.
+    /// The groups and their members are in the order of the mesh. The groups partition the world. If `axes` is empty,
+    /// each rank is a group.
     ///
     /// # Panics
     ///
@@ -235,27 +233,27 @@ impl Mesh {
         self.grid(grid).group_set(axes.into()).groups()
     }
 
-    /// Returns the identity of the [`groups`](Mesh::groups) of a set of axes, of either grid.
+    /// Returns a value that identifies the [`groups`](Mesh::groups) over a set of axes, in either grid.
     #[track_caller]
     pub(crate) fn group_shape(&self, grid: Grid, axes: impl Into<AxisSet>) -> GroupShape {
         self.grid(grid).group_set(axes.into()).shape()
     }
 
-    /// The one of [`groups`](Mesh::groups) that contains `rank`.
+    /// Returns the group in [`groups`](Mesh::groups) that contains `rank`.
     ///
     /// # Panics
     ///
-    /// As `groups`, and if `rank` is outside the world.
+    /// If the grid does not have one of the axes, or if `rank` is outside the world.
     #[track_caller]
     pub fn members(&self, grid: Grid, axes: impl Into<AxisSet>, rank: usize) -> Vec<usize> {
         let groups = self.grid(grid).group_set(axes.into());
         groups.group_of(self.checked(rank))
     }
 
-    /// The embedding group: the first and the last rank of the pipeline of `rank`, which hold tied embeddings.
-    /// With one stage it has one member.
+    /// Returns the embedding group: the first and the last rank of the pipeline of `rank`, which hold tied embeddings.
+    /// With one stage the group has one member.
     ///
-    /// For a rank of a middle stage it is the group of its pipeline, of which it is not a member.
+    /// For a rank of a middle stage, returns the group of its pipeline. The rank is not a member of that group.
     #[track_caller]
     pub fn embedding_group(&self, rank: usize) -> Vec<usize> {
         let stages = self.members(Grid::Dense, Axis::Pipeline, rank);
@@ -265,8 +263,8 @@ impl Mesh {
         }
     }
 
-    /// Returns the number of the ranks `members`, in ascending order, on each node: `None` unless they are on several
-    /// nodes, with equally many on each and more than one.
+    /// Returns the number of the ranks `members` on each node. `members` must be in ascending order. Returns `None`
+    /// unless the ranks are on several nodes, with the same number on each node and more than one per node.
     pub fn members_per_node(&self, members: &[usize]) -> Option<usize> {
         let ranks = self.config.ranks_per_node?;
         let nodes: Vec<_> = members.chunk_by(|a, b| a / ranks == b / ranks).collect();

@@ -2,7 +2,7 @@
 
 use super::{Axis, AxisSet, Grid};
 
-/// Ranks numbered by axes: `rank = sum of coordinate x stride`, the first axis having stride 1.
+/// Ranks numbered by axes: `rank = sum of coordinate x stride`. The first axis has stride 1.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct RankGrid {
     name: Grid,
@@ -24,7 +24,7 @@ impl GridAxis {
 }
 
 impl RankGrid {
-    /// A grid of these sizes, which must not be 0, and whose product must not overflow.
+    /// Creates a grid with these sizes. They must not be 0, and their product must not overflow.
     pub(super) fn new(name: Grid, sizes: impl IntoIterator<Item = (Axis, usize)>) -> RankGrid {
         let mut next = 1;
         let levels = sizes.into_iter().map(|(axis, size)| {
@@ -52,7 +52,7 @@ impl RankGrid {
         self.level(axis).coordinate(rank)
     }
 
-    /// The axis with more than one rank that varies slowest.
+    /// Returns the axis with more than one rank that varies slowest.
     pub(super) fn slowest(&self) -> Option<Axis> {
         self.levels
             .iter()
@@ -60,7 +60,7 @@ impl RankGrid {
             .map(|level| level.axis)
     }
 
-    /// The contribution of one coordinate to the rank.
+    /// Returns the contribution of one coordinate to the rank.
     #[track_caller]
     pub(super) fn offset(&self, axis: Axis, coordinate: usize) -> usize {
         let level = self.level(axis);
@@ -72,7 +72,7 @@ impl RankGrid {
         coordinate * level.stride
     }
 
-    /// The groups in which the set `axes` varies and all other axes are constant.
+    /// Returns the groups in which `axes` vary and all other axes are constant.
     #[track_caller]
     pub(super) fn group_set(&self, axes: AxisSet) -> GroupSet {
         for axis in axes.iter() {
@@ -101,11 +101,11 @@ impl RankGrid {
     }
 }
 
-/// The ranks of the group of rank 0: sums of multiples of strides, each with its stride and how many there are.
+/// The ranks of the group of rank 0: sums of multiples of strides. Each entry is a stride and its count.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct GroupShape(Vec<(usize, usize)>);
 
-/// All groups over one set of axes, a partition of the world. They are computed on demand.
+/// All groups over one set of axes. They partition the world and are computed on demand.
 pub(super) struct GroupSet {
     varying: Vec<GridAxis>,
     fixed: Vec<GridAxis>,
@@ -122,14 +122,15 @@ impl GroupSet {
         self.varying.iter().map(|level| level.size).product()
     }
 
-    /// The rank of one member of one group.
+    /// Returns the rank of a member of a group.
     pub(super) fn rank(&self, group: usize, member: usize) -> usize {
         nth(&self.fixed, group) + nth(&self.varying, member)
     }
 
-    /// Returns a value that two sets of axes share if, and only if, they have the same groups.
+    /// Returns a value that two sets of axes share if and only if they have the same groups.
     ///
-    /// The first group determines all others: the least rank that none has is the first of the next one.
+    /// The first group determines all other groups: the lowest rank that no earlier group contains starts the next
+    /// group.
     pub(super) fn shape(&self) -> GroupShape {
         let mut runs: Vec<(usize, usize)> = vec![];
         for level in self.varying.iter().filter(|level| level.size > 1) {
@@ -141,7 +142,7 @@ impl GroupSet {
         GroupShape(runs)
     }
 
-    /// Every group.
+    /// Returns every group.
     pub(super) fn groups(&self) -> Vec<Vec<usize>> {
         (0..self.count())
             .map(|group| self.members_from(nth(&self.fixed, group)))
@@ -165,7 +166,7 @@ impl GroupSet {
     }
 }
 
-/// The offset of the n-th point of the grid of `levels`, of which the first varies fastest.
+/// Returns the offset of the n-th point of the grid of `levels`, whose first level varies fastest.
 fn nth(levels: &[GridAxis], mut n: usize) -> usize {
     let mut offset = 0;
     for level in levels {

@@ -1,4 +1,4 @@
-//! The kinds of pipeline schedules, and where the schedule of a run comes from.
+//! The kinds of pipeline schedules, and the source of a run's schedule.
 
 use std::fmt;
 use std::num::NonZeroUsize;
@@ -6,38 +6,39 @@ use std::str::FromStr;
 
 use super::as_text::serde_as_text;
 
-/// The kind of a schedule.
+/// A kind of pipeline schedule.
 ///
-/// The text form, also in files, is `gpipe`, `1f1b`, `eager-1f1b`, `interleaved` (`interleaved:6` with groups of 6
+/// The text form, also in files, is `gpipe`, `1f1b`, `eager-1f1b`, `interleaved` (or `interleaved:6` with groups of 6
 /// micro-batches), `zb-h1`, `zb-v` or `dualpipe-v`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ScheduleKind {
     /// All forwards, then all backwards (Huang et al. 2019, arXiv:1811.06965).
     GPipe,
-    /// One forward, one backward: at most as many live micro-batches as there are later stages and one
+    /// One forward, one backward. The maximum number of live micro-batches is the number of later stages plus one
     /// (Narayanan et al. 2021, arXiv:2104.04473).
     OneFOneB,
-    /// 1F1B with twice as many forwards before the first backward, so that transfers overlap with computations
+    /// 1F1B with twice the number of forwards before the first backward, so that transfers overlap with computation
     /// (Zhuang et al. 2022, arXiv:2211.05322).
     EagerOneFOneB,
-    /// 1F1B with several stages per rank, `ranks` apart (Narayanan et al. 2021).
+    /// 1F1B with several stages per rank, spaced `ranks` apart (Narayanan et al. 2021).
     Interleaved {
-        /// Consecutive micro-batches of one stage before the rank switches to its next stage; `None`
-        /// for the number of ranks.
+        /// The number of consecutive micro-batches of one stage before the rank switches to its next stage. `None` is
+        /// the number of ranks.
         group: Option<usize>,
     },
-    /// 1F1B with split backwards, whose weight gradients fill the bubble; peak memory is that of 1F1B
-    /// on the first rank (Qi et al. 2023, arXiv:2401.10241).
+    /// 1F1B with split backwards, whose weight gradients fill the bubble. The peak memory equals the peak memory of
+    /// 1F1B on the first rank (Qi et al. 2023, arXiv:2401.10241).
     ZbH1,
-    /// Two stages per rank in a V, with no bubble within a rank if forward, input gradient and weight
-    /// gradient take the same time (Qi et al. 2024, arXiv:2405.15362).
+    /// Two stages per rank in a V. A rank has no bubble if forward, input gradient and weight gradient take the same
+    /// time (Qi et al. 2024, arXiv:2405.15362).
     ZbV,
-    /// Two stages per rank in a V, forwards of one next to backwards of the other (the DualPipeV of DeepSeek-AI's DualPipe, 2025).
+    /// Two stages per rank in a V. Forwards of one stage overlap backwards of the other (DualPipeV of DeepSeek-AI's
+    /// DualPipe, 2025).
     DualPipeV,
 }
 
 impl ScheduleKind {
-    /// Every kind, interleaved with the default group size.
+    /// All kinds. Interleaved has the default group size.
     pub const ALL: [ScheduleKind; 7] = [
         ScheduleKind::GPipe,
         ScheduleKind::OneFOneB,
@@ -48,7 +49,7 @@ impl ScheduleKind {
         ScheduleKind::DualPipeV,
     ];
 
-    /// The default number of stages per rank: 1, or 2 for kinds that need more.
+    /// Returns the default number of stages per rank: 1, or 2 for kinds that need several.
     pub const fn default_virtual_stages(self) -> usize {
         match self {
             ScheduleKind::GPipe
@@ -59,12 +60,12 @@ impl ScheduleKind {
         }
     }
 
-    /// Whether rank r of p holds stages r and 2p-1-r.
+    /// Returns whether rank `r` of `p` holds stages `r` and `2p-1-r`.
     pub const fn is_v_shaped(self) -> bool {
         matches!(self, ScheduleKind::ZbV | ScheduleKind::DualPipeV)
     }
 
-    /// The rank that holds a stage of a pipeline of `ranks` ranks.
+    /// Returns the rank that holds a stage of a pipeline of `ranks` ranks.
     pub const fn rank_of(self, stage: usize, ranks: usize) -> usize {
         let offset = stage % ranks;
         let returns = stage / ranks % 2 == 1;
@@ -75,12 +76,12 @@ impl ScheduleKind {
         }
     }
 
-    /// Whether weight gradients are separate actions from input gradients.
+    /// Returns whether weight gradients are separate actions from input gradients.
     pub const fn splits_backward(self) -> bool {
         matches!(self, ScheduleKind::ZbH1) || self.is_v_shaped()
     }
 
-    /// Whether forwards can be paired with whole backwards of other micro-batches.
+    /// Returns whether forwards can be paired with complete backwards of other micro-batches.
     pub const fn has_pairs(self) -> bool {
         matches!(
             self,
@@ -133,7 +134,7 @@ impl FromStr for ScheduleKind {
 
 serde_as_text!(ScheduleKind);
 
-/// A text that is not a [`ScheduleKind`].
+/// The error for a text that is not a [`ScheduleKind`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "invalid schedule \"{0}\": expected gpipe, 1f1b, eager-1f1b, interleaved (or interleaved:N with groups \
@@ -141,9 +142,9 @@ serde_as_text!(ScheduleKind);
 )]
 pub struct UnknownScheduleKind(pub String);
 
-/// The schedule of a pipeline: generated, or read from a CSV file.
+/// The source of a pipeline schedule: generated, or read from a CSV file.
 ///
-/// The text form, also in files, is that of the kind, or a path that ends with `.csv`.
+/// The text form, also in files, is the name of the kind, or a path that ends with `.csv`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum ScheduleSource {
     /// A generated schedule.

@@ -1,22 +1,21 @@
-//! Even splits over an axis, and the divisors that errors suggest.
+//! Even splits over an axis, and the divisors that error messages suggest.
 
 use super::{Axis, MeshError};
 
-/// The number of divisors in a message.
+/// The maximum number of divisors in a message.
 const MAX_LISTED: usize = 8;
 
-/// The largest trial divisor: bounds the time for a message, and finds every divisor of numbers up to its
-/// square.
+/// The largest trial divisor. It bounds the time for a message. Every divisor of a number up to its square is found.
 const MAX_TRIAL: usize = 1 << 20;
 
-/// The number of items per rank: `size` divided by the `parts` ranks of `axis`.
+/// Returns the number of items per rank: `size` divided by the `parts` ranks of `axis`.
 ///
 /// `what` names the items in errors, such as `heads`.
 ///
 /// # Errors
 ///
-/// [`MeshError::Uneven`] if `parts` is 0 or does not divide `size`, with the sizes that do, and
-/// [`MeshError::NothingToSplit`] if `size` is 0.
+/// [`MeshError::Uneven`], with valid sizes, if `parts` is 0 or does not divide `size`. [`MeshError::NothingToSplit`] if
+/// `size` is 0.
 pub fn split_evenly(what: &str, size: usize, axis: Axis, parts: usize) -> Result<usize, MeshError> {
     if size == 0 {
         return Err(MeshError::NothingToSplit {
@@ -38,14 +37,14 @@ pub fn split_evenly(what: &str, size: usize, axis: Axis, parts: usize) -> Result
     Ok(size / parts)
 }
 
-/// The samples of each of `data` ranks, which must be a multiple of the micro-batch size.
+/// Returns the number of samples on each of `data` ranks, which must be a multiple of the micro-batch size.
 ///
-/// `None` for `micro_batch` is one micro-batch per rank.
+/// If `micro_batch` is `None`, each rank has one micro-batch.
 ///
 /// # Errors
 ///
-/// [`MeshError::Uneven`] or [`MeshError::NothingToSplit`] if the samples cannot be split over the ranks, and
-/// [`MeshError::MicroBatch`] if those of a rank are not a multiple of the micro-batch.
+/// [`MeshError::Uneven`] or [`MeshError::NothingToSplit`] if the samples cannot be split over the ranks.
+/// [`MeshError::MicroBatch`] if the samples of a rank are not a multiple of the micro-batch size.
 pub fn samples_per_rank(
     samples: usize,
     data: usize,
@@ -64,8 +63,8 @@ pub fn samples_per_rank(
     }
 }
 
-/// The divisors of `size` that pass `fits` and are nearest to `target`, for a message: `1, 2, 3, 4, 6, 12`;
-/// empty if there are none.
+/// Lists the divisors of `size` that satisfy `fits` and are nearest to `target`, for a message: `1, 2, 3, 4, 6, 12`.
+/// The list is empty if there are none.
 pub fn divisors_near(size: usize, target: usize, fits: impl Fn(usize) -> bool) -> String {
     let fitting: Vec<_> = divisors(size).into_iter().filter(|n| fits(*n)).collect();
     match fitting[..] {
@@ -75,7 +74,7 @@ pub fn divisors_near(size: usize, target: usize, fits: impl Fn(usize) -> bool) -
     }
 }
 
-/// The divisors of `size`, ascending; none for 0.
+/// Returns the divisors of `size` in ascending order. Returns no divisors for 0.
 pub(super) fn divisors(size: usize) -> Vec<usize> {
     let root = size.isqrt();
     let small = (1..=root.min(MAX_TRIAL)).filter(|trial| size.is_multiple_of(*trial));
@@ -88,7 +87,7 @@ pub(super) fn divisors(size: usize) -> Vec<usize> {
     small.iter().copied().chain(large).collect()
 }
 
-/// The `count` values nearest to `target`, ascending.
+/// Returns the `count` values nearest to `target`, in ascending order.
 pub(super) fn nearest(mut values: Vec<usize>, target: usize, count: usize) -> Vec<usize> {
     values.sort_by_key(|value| value.abs_diff(target));
     values.truncate(count);
@@ -96,7 +95,7 @@ pub(super) fn nearest(mut values: Vec<usize>, target: usize, count: usize) -> Ve
     values
 }
 
-/// The multiples of `step` nearest to `number`, which is not one: `8 or 12`.
+/// Lists the multiples of `step` nearest to `number`, which is not a multiple: `8 or 12`.
 pub(super) fn multiples_around(number: usize, step: usize) -> String {
     let below = number / step * step;
     match (below, below.checked_add(step)) {
@@ -106,7 +105,7 @@ pub(super) fn multiples_around(number: usize, step: usize) -> String {
     }
 }
 
-/// Some divisors, with dots if smaller ones down to `first` or larger ones up to `last` are left out.
+/// Lists some divisors, with dots if divisors between `first` and `last` are omitted at either end.
 pub(super) fn listed(divisors: &[usize], first: usize, last: usize) -> String {
     let texts: Vec<_> = divisors.iter().map(usize::to_string).collect();
     let before = if divisors.first() == Some(&first) {

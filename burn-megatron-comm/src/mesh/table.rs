@@ -5,13 +5,13 @@ use std::fmt;
 use super::rank_grid::RankGrid;
 use super::{Axis, AxisSet, Grid, Mesh};
 
-/// The largest world that is printed rank by rank.
+/// The maximum world size that is printed rank by rank.
 const ROWS: usize = 32;
 
-/// The most groups of an axis, and members of a group, that are printed.
+/// The maximum number of printed groups per axis and of printed members per group.
 const LISTED: usize = 8;
 
-/// One column of the table, which is one axis of one grid.
+/// A column of the table: one axis of one grid.
 struct Column<'a> {
     name: &'static str,
     axis: Axis,
@@ -24,10 +24,10 @@ impl Column<'_> {
     }
 }
 
-/// The sizes and the order, the coordinates of every rank, and the groups of every axis.
+/// Writes the sizes and the order, the coordinates of every rank, and the groups of every axis.
 ///
-/// The expert grid is left out if expert = 1 and expert-tensor = tensor. A group of one rank is not listed;
-/// long lists are abridged.
+/// The expert grid is omitted if expert = 1 and expert-tensor = tensor. Groups of one rank are not listed. Long lists
+/// are abridged.
 impl fmt::Display for Mesh {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let dense = self.columns(
@@ -139,7 +139,7 @@ fn write_groups(f: &mut fmt::Formatter<'_>, columns: &[Column]) -> fmt::Result {
     Ok(())
 }
 
-/// The numbers below `count`; above `limit` of them the first half of `limit`, a gap, and the last.
+/// Returns the numbers below `count`. Above `limit`, returns the first half of `limit`, a gap, and the last number.
 fn abridged(count: usize, limit: usize) -> impl Iterator<Item = Option<usize>> {
     let (head, tail) = if count <= limit {
         (count, None)

@@ -7,9 +7,9 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use strum::VariantArray as _;
 
-/// The state that is sharded over the ranks of a data-parallel group instead of replicated.
+/// A ZeRO stage: the state that is sharded over the ranks of a data-parallel group instead of replicated.
 ///
-/// Written as its number. Each stage shards what the previous one does, and more.
+/// It is written as its number. Each stage includes the previous stage.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
 )]
@@ -17,14 +17,14 @@ use strum::VariantArray as _;
 #[derive(JsonSchema, strum::VariantArray)]
 #[schemars(extend("enum" = [0, 1, 2, 3]))]
 pub enum ZeroStage {
-    /// Nothing.
+    /// Nothing is sharded.
     #[default]
     Replicated = 0,
-    /// Master weights and moments.
+    /// Master weights and moments are sharded.
     Optimizer = 1,
-    /// The reduced gradients too.
+    /// The reduced gradients are sharded too.
     Gradients = 2,
-    /// The parameters too; they are gathered one FSDP unit at a time.
+    /// The parameters are sharded too. They are gathered one FSDP unit at a time.
     Parameters = 3,
 }
 
@@ -33,7 +33,7 @@ impl ZeroStage {
     pub const ALL: [Self; 4] = *Self::VARIANTS.as_array().unwrap();
 }
 
-/// A text or number that is not a ZeRO stage.
+/// The error for a text or number that is not a ZeRO stage.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "invalid ZeRO stage \"{0}\": expected 0 (nothing is sharded), 1 (the optimizer state), 2 (the gradients \

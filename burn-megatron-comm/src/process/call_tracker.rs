@@ -10,14 +10,14 @@ use crate::communicator::Group;
 use crate::report::flight_recorder::FlightRecorder;
 use burn_megatron_rendezvous::{CallId, GroupId, RankPosition, RankStatus, StatusProvider};
 
-/// The flight recorder of a rank, and how many calls it has started on each of its groups.
+/// The flight recorder of a rank, and the number of calls that it has started on each of its groups.
 #[derive(Debug)]
 pub(crate) struct CallTracker {
     recorder: Arc<FlightRecorder>,
     groups: Mutex<HashMap<GroupId, StartedCalls>>,
 }
 
-/// The number of collectives that a rank has started on one group, or of messages sent to one peer.
+/// The number of collectives that a rank has started on one group, or the number of messages sent to one peer.
 #[derive(Debug)]
 struct StartedCalls {
     group: Arc<Group>,
@@ -25,7 +25,7 @@ struct StartedCalls {
 }
 
 impl CallTracker {
-    /// The tracker of a rank that has no groups yet.
+    /// Creates the tracker of a rank without groups.
     pub fn new(recorder: Arc<FlightRecorder>) -> Arc<Self> {
         Arc::new(Self {
             recorder,
@@ -38,7 +38,7 @@ impl CallTracker {
         &self.recorder
     }
 
-    /// The counter of a group, created at 0.
+    /// Returns the counter of a group, and creates it at 0 if needed.
     pub fn counter(&self, id: GroupId, group: &Arc<Group>) -> Arc<AtomicU64> {
         let mut groups = self.groups.lock();
         let started = groups.entry(id).or_insert_with(|| StartedCalls {
@@ -48,7 +48,7 @@ impl CallTracker {
         Arc::clone(&started.count)
     }
 
-    /// The number of calls started, by group.
+    /// Returns the number of started calls per group.
     pub fn calls(&self) -> Vec<(u64, u64)> {
         let groups = self.groups.lock();
         let count = |(id, started): (&GroupId, &StartedCalls)| {
@@ -67,7 +67,7 @@ impl StatusProvider for CallTracker {
         let position = self.position();
         let groups = self.groups.lock();
         let group = call.and_then(|call| Some((call, groups.get(&call.group)?)));
-        // A group that is unknown here may be about to be created by a split.
+        // An unknown group may be about to be created by a split.
         let (joined, call) = match group {
             None => (false, None),
             Some((call, started)) => (

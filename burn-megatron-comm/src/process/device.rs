@@ -1,4 +1,4 @@
-//! Calls on tensors in device memory, checked, numbered and recorded like calls on host buffers.
+//! Calls on tensors in device memory. They are checked, numbered and recorded like calls on host buffers.
 
 use std::io;
 use std::sync::Arc;
@@ -59,7 +59,7 @@ impl DeviceCommunicator for ProcessCommunicator {
 }
 
 impl ProcessCommunicator {
-    /// The calls of a group of one.
+    /// Completes the calls of a group of one rank: each returns its input.
     fn return_inputs(
         &self,
         calls: Vec<(Call, Tensor<1>)>,
@@ -105,7 +105,7 @@ impl ProcessCommunicator {
     }
 }
 
-/// Checks the deadlines of calls on the device, on which no host thread waits: a rank whose device hangs is
+/// Checks the deadlines of calls on the device. No host thread waits for such calls: a rank whose device hangs is
 /// blocked in the driver.
 #[derive(Debug)]
 pub(crate) struct DeadlineWatcher {
@@ -116,7 +116,7 @@ impl DeadlineWatcher {
     /// Starts the thread.
     ///
     /// # Errors
-    /// The operating system refuses a thread.
+    /// The error of the operating system if it cannot start a thread.
     pub fn start() -> io::Result<Self> {
         let (calls, watched) = mpsc::channel();
         let builder = thread::Builder::new().name("deadlines".into());
@@ -125,12 +125,13 @@ impl DeadlineWatcher {
     }
 
     fn watch(&self, in_flight: ProcessCall, passed: Arc<ResultSlot>) {
-        // The thread ends only after a call, and with it the world, has failed.
+        // The thread ends only after a call has failed, and the world with it.
         let _ = self.calls.send((in_flight, passed));
     }
 }
 
-/// The device completes calls about in the order of their start, so waiting for one after the other suffices.
+/// Waits for the calls one after the other. This suffices because the device completes calls roughly in the order of
+/// their start.
 fn watch_all(calls: &Receiver<(ProcessCall, Arc<ResultSlot>)>) {
     for (in_flight, passed) in calls {
         match in_flight.wait_passed(&passed) {

@@ -7,9 +7,9 @@ use burn_megatron_rendezvous::RendezvousClient;
 
 use crate::error::CommError;
 
-/// Values by key, shared by all ranks of a world. A key is posted once.
+/// A key-value store shared by all ranks of a world. Each key is posted once.
 ///
-/// The rendezvous is one; tests of engines have another in memory.
+/// The rendezvous implements it. Tests of engines use an implementation in memory.
 pub(crate) trait KeyValueStore: fmt::Debug + Send + Sync {
     /// Posts `value` under `key`.
     ///
@@ -17,10 +17,10 @@ pub(crate) trait KeyValueStore: fmt::Debug + Send + Sync {
     /// [`CommError::Engine`] if the store cannot be reached.
     fn post(&self, key: &str, value: &[u8]) -> Result<(), CommError>;
 
-    /// The value of `key`. Waits until a rank has posted it.
+    /// Waits until a rank has posted `key` and returns its value.
     ///
     /// # Errors
-    /// [`CommError::Engine`] if it was not posted within `timeout`.
+    /// [`CommError::Engine`] if the key was not posted within `timeout`.
     fn read(&self, key: &str, timeout: Duration) -> Result<Vec<u8>, CommError>;
 }
 
@@ -44,7 +44,7 @@ mod memory {
 
     use super::*;
 
-    /// The store of ranks that are threads of one test.
+    /// A store for ranks that are threads of one test.
     #[derive(Debug, Default)]
     pub(crate) struct MemoryStore {
         values: Mutex<HashMap<String, Vec<u8>>>,

@@ -8,8 +8,8 @@ use parking_lot::Mutex;
 use super::result_slot::ResultSlot;
 use crate::buffer::Buffer;
 
-/// The messages of one group that this rank sends to itself, by number: whichever of send and receive is
-/// called first creates the slot for the other.
+/// The messages of one group that this rank sends to itself, by number. The first of send and receive creates the slot
+/// for the other call.
 #[derive(Debug, Default)]
 pub(super) struct Loopback(Mutex<HashMap<u64, Arc<ResultSlot>>>);
 
@@ -19,7 +19,7 @@ impl Loopback {
         self.slot(number).fulfil(Ok(message));
     }
 
-    /// The slot of message `number`. Called once by the send and once by the receive.
+    /// Returns the slot of message `number`. Called once by the send and once by the receive.
     pub fn slot(&self, number: u64) -> Arc<ResultSlot> {
         let mut slots = self.0.lock();
         match slots.remove(&number) {

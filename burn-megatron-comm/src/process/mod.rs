@@ -1,8 +1,7 @@
-//! The part that is common to all engines whose ranks are processes.
+//! The code shared by all engines whose ranks are processes.
 //!
-//! A [`ProcessCommunicator`] checks, numbers and records a call and passes it to the engine's [`Transport`];
-//! its wait checks the deadline and the other ranks. The [rendezvous](burn_megatron_rendezvous) reports failed
-//! ranks.
+//! A [`ProcessCommunicator`] checks, numbers and records a call and passes it to the engine's [`Transport`]. Its wait
+//! checks the deadline and the other ranks. The [rendezvous](burn_megatron_rendezvous) reports failed ranks.
 
 #[cfg(any(test, feature = "cuda"))]
 mod key_value_store;
@@ -55,7 +54,7 @@ pub(crate) struct ProcessCommunicator {
     world: Arc<ProcessWorld>,
     group: Arc<Group>,
     id: GroupId,
-    /// The number of the next collective: equal on all members, as they issue the same collectives.
+    /// The number of the next collective. It is equal on all members, as they issue the same collectives.
     next: Arc<AtomicU64>,
     messages: Mutex<Messages>,
     loopback: Arc<Loopback>,
@@ -69,7 +68,7 @@ struct Messages {
 }
 
 impl ProcessCommunicator {
-    /// This rank's communicator of the group of all ranks.
+    /// Creates this rank's communicator of the group of all ranks.
     pub fn world(world: &Arc<ProcessWorld>, rank: usize, size: usize) -> Arc<dyn Communicator> {
         let group = Group::new("world", (0..size).collect(), rank);
         Self::of_group(world, Arc::new(group), GroupId::WORLD)
@@ -96,8 +95,8 @@ impl ProcessCommunicator {
         let sequence = match signature.operation {
             Operation::Call(Call::Send { to }) => self.next_sent(to),
             Operation::Call(Call::Receive { from, .. }) => self.next_received(from),
-            // The count is raised after the call is recorded: a status query in between reports that this rank
-            // has not joined.
+            // The count is increased after the call is recorded. A status query in between reports that this rank has
+            // not joined.
             _ => {
                 let sequence = self.next.load(Ordering::Acquire);
                 let in_flight = self.record(sequence, signature);
@@ -134,7 +133,7 @@ impl ProcessCommunicator {
         *received - 1
     }
 
-    /// Whether a call needs no other rank.
+    /// Returns whether a call needs no other rank.
     fn is_local(&self, call: &Call) -> bool {
         let own = self.group.index();
         match call {

@@ -1,4 +1,4 @@
-//! The part of a transport for tensors in device memory.
+//! The device-memory interface of a transport.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,15 +10,15 @@ use super::transport::Job;
 use crate::buffer::DType;
 use crate::error::CommError;
 
-/// A call on a plain tensor `[n]`, for the transport.
+/// A job of the transport: a call on a plain tensor `[n]`.
 pub(crate) type DeviceJob = Job<Tensor<1>>;
 
-/// A call on a tensor that was submitted.
+/// A submitted call on a tensor.
 pub(crate) struct InFlightDeviceCall {
     /// Set to an empty buffer once `result` may be called, or to the error of the launch.
     pub launched: Arc<ResultSlot>,
-    /// Returns the result without waiting for the device: later work on it is ordered behind the call. Call
-    /// it after `launched` is set.
+    /// Returns the result without waiting for the device. Later work on the result is ordered after the call. Call this
+    /// after `launched` is set.
     pub result: Box<dyn FnOnce() -> Result<Tensor<1>, CommError> + Send>,
 }
 
@@ -28,25 +28,25 @@ impl fmt::Debug for InFlightDeviceCall {
     }
 }
 
-/// The part of a transport that moves tensors in device memory.
+/// The device-memory interface of a transport, for calls on tensors.
 ///
-/// Its calls and those of the [`Transport`](super::transport::Transport) share one order.
+/// Its calls and the calls of the [`Transport`](super::transport::Transport) share one order.
 pub(crate) trait DeviceTransport: fmt::Debug + Send + Sync {
-    /// Whether tensors of this device are supported.
+    /// Returns whether tensors on this device are supported.
     fn takes(&self, device: &Device) -> bool;
 
     /// See [`DeviceCommunicator`](crate::DeviceCommunicator::allows_early_receives).
     fn allows_early_receives(&self) -> bool;
 
-    /// Starts calls of one group, in this order, fused into one launch if possible. Waits neither for other
-    /// ranks nor for the device.
+    /// Starts calls of one group in this order, fused into one launch if possible. Waits neither for other ranks nor
+    /// for the device.
     ///
     /// # Errors
-    /// [`CommError::Engine`] if the memory of a tensor cannot be accessed; nothing was started then.
+    /// [`CommError::Engine`] if the memory of a tensor cannot be accessed. No call is started then.
     fn start_on_device(&self, jobs: Vec<DeviceJob>) -> Result<Vec<InFlightDeviceCall>, CommError>;
 }
 
-/// The element type for a float tensor of `dtype`, if calls support it.
+/// Returns the element type for a float tensor of `dtype`, or `None` if calls do not support it.
 pub(crate) fn device_type(dtype: burn::tensor::DType) -> Option<DType> {
     use burn::tensor::DType as TensorType;
     match dtype {

@@ -1,4 +1,4 @@
-//! A call of a rank that is a process, from its start to its completion.
+//! A call of a rank that is a process, from start to completion.
 
 use std::collections::HashSet;
 use std::ops::Deref;
@@ -17,7 +17,7 @@ use burn_megatron_rendezvous::{CallId, GroupId};
 /// The interval at which a waiting rank checks whether the world has failed.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// A recorded call and the world that it waits in.
+/// A recorded call and the world to which it belongs.
 #[derive(Clone, Debug)]
 pub(crate) struct ProcessCall {
     pub world: Arc<ProcessWorld>,
@@ -34,7 +34,7 @@ impl Deref for ProcessCall {
 }
 
 impl ProcessCall {
-    /// The job for the transport.
+    /// Creates the job for the transport.
     pub fn job<Input>(&self, input: Input, slot: &Arc<ResultSlot>) -> Job<Input> {
         Job {
             group: Arc::clone(&self.group),
@@ -46,13 +46,13 @@ impl ProcessCall {
         }
     }
 
-    /// Waits until the engine sets a slot of a call on a device.
+    /// Waits until the engine sets the slot of a call on a device.
     pub fn wait_passed(&self, slot: &ResultSlot) -> Result<(), CommError> {
         let reached = self.wait(slot).map(drop);
         reached.inspect_err(|error| self.world.record_failed_call(error))
     }
 
-    /// The wait of a call that needs no other rank.
+    /// Completes a call that needs no other rank.
     pub fn finish_locally(&self, result: Buffer) -> Result<Buffer, CommError> {
         self.world.check()?;
         self.complete();
@@ -61,7 +61,7 @@ impl ProcessCall {
 
     /// Waits for the result.
     pub fn finish(&self, slot: &ResultSlot) -> Result<Buffer, CommError> {
-        // Transports compare messages too, but the messages of a rank to itself pass none.
+        // Transports compare messages too, but a rank's messages to itself bypass the transport.
         let result = self.run_wait(|| self.check_message(self.wait(slot)?));
         result.inspect_err(|error| self.world.record_failed_call(error))
     }
@@ -97,7 +97,7 @@ impl ProcessCall {
         returned.map_or(Ok(()), |rank| Err(self.peer_finished(rank)))
     }
 
-    /// The call that the member `index` must make: the collective, or the send of the message.
+    /// Returns the call that the member `index` must make: the collective, or the send of the message.
     fn call_by(&self, index: usize) -> CallId {
         let group = match self.signature.operation {
             Operation::Call(Call::Receive { .. }) => {
@@ -111,8 +111,8 @@ impl ProcessCall {
         }
     }
 
-    /// Why the call has not completed in time: a rank is missing, a rank made another call, or the transport
-    /// hangs.
+    /// Returns the reason why the call has not completed in time: a rank is missing, a rank made a different call, or
+    /// the transport hangs.
     fn late(&self, waited: Duration) -> CommError {
         let ranks = self.group.ranks();
         let missing = match self.signature.operation {
@@ -139,10 +139,10 @@ impl ProcessCall {
         CommError::engine(self.world.transport.name(), message)
     }
 
-    /// The members of the group that have not joined the collective.
+    /// Returns the members of the group that have not joined the collective.
     ///
     /// # Errors
-    /// [`CommError::Mismatch`] if a member has made another call.
+    /// [`CommError::Mismatch`] if a member has made a different call.
     fn missing_members(&self) -> Result<Vec<usize>, CommError> {
         let (ranks, own, call) = (self.group.ranks(), self.group.world_rank(), self.describe());
         let asked = self.call_by(self.group.index());
@@ -162,7 +162,8 @@ impl ProcessCall {
             .collect())
     }
 
-    /// The ranks whose data has not arrived, if the transport knows.
+    /// Describes the ranks whose data has not arrived, if the transport provides them. Otherwise returns an empty
+    /// string.
     fn not_received(&self) -> String {
         let transport = &self.world.transport;
         let missing = transport.missing(self.group_id, self.sequence);
@@ -176,7 +177,8 @@ impl ProcessCall {
     }
 }
 
-/// Whether two descriptions match; those of an all_to_all have counts that differ between ranks.
+/// Returns whether two descriptions match. For an all_to_all only the names are compared, as its counts differ between
+/// ranks.
 fn agree(one: &str, other: &str) -> bool {
     let is_all_to_all = |call: &str| call.split_whitespace().next() == Some("all_to_all");
     one == other || (is_all_to_all(one) && is_all_to_all(other))

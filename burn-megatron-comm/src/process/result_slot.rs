@@ -15,7 +15,7 @@ pub(crate) struct ResultSlot {
 }
 
 impl ResultSlot {
-    /// Sets the result and wakes the waiting thread. Ignored if a result is set.
+    /// Sets the result and wakes the waiting thread. Has no effect if a result is already set.
     pub fn fulfil(&self, result: Result<Buffer, CommError>) {
         let mut current = self.result.lock();
         if current.is_none() {
@@ -24,7 +24,7 @@ impl ResultSlot {
         }
     }
 
-    /// Takes the result, waiting for it at most `timeout`.
+    /// Waits up to `timeout` for the result and takes it.
     pub fn take_within(&self, timeout: Duration) -> Option<Result<Buffer, CommError>> {
         let mut current = self.result.lock();
         self.condvar

@@ -1,4 +1,4 @@
-//! The interface of an engine whose ranks are processes: it moves the data of calls that are already
+//! The interface of an engine whose ranks are processes. The engine moves the data of calls that have already been
 //! checked, numbered and recorded.
 
 use std::fmt;
@@ -15,12 +15,12 @@ use crate::communicator::Group;
 use crate::error::CommError;
 use crate::pool::BufferPool;
 
-/// The id of the group `part` of the split that was call `sequence` on a group.
+/// Returns the id of the group with index `part` of the split that was call `sequence` of `group`.
 pub(crate) fn part_id(group: GroupId, sequence: u64, part: usize) -> GroupId {
     GroupId(digest(1, [group.0, sequence, part as u64]))
 }
 
-/// The id of the messages from one member of a group to another, by their indices.
+/// Returns the id for messages between two members of a group, given by their indices.
 pub(super) fn pair_id(group: GroupId, from: usize, to: usize) -> GroupId {
     GroupId(digest(2, [group.0, from as u64, to as u64]))
 }
@@ -33,59 +33,60 @@ pub(crate) struct Job<Input = Buffer> {
     pub group: Arc<Group>,
     /// The id of the group.
     pub group_id: GroupId,
-    /// The number of the collective in the group, from 0; of a message, among those of its ordered pair
-    /// of ranks in the group.
+    /// The number of the collective in the group, from 0. For a message: its number in the ordered pair of ranks in the
+    /// group.
     pub sequence: u64,
-    /// The operation with its type and length; checked by [`Call::check`](crate::Call::check).
+    /// The operation with its type and length, already checked by [`Call::check`](crate::Call::check).
     pub signature: Arc<Signature>,
-    /// This rank's input. A buffer returns to the pool when the call is done with it. A receive on a tensor has an empty one.
+    /// The input of this rank. A buffer returns to the pool when the call no longer needs it. A receive on a tensor has
+    /// an empty input.
     pub input: Input,
-    /// Receives the result or the error. If this is the last reference, the result is discarded, but the call
-    /// runs all the same. A call on a tensor sets it to an empty buffer once the device has completed the call.
+    /// The slot for the result or the error. If this is the last reference, the result is discarded, but the call still
+    /// runs. A call on a tensor sets an empty buffer once the device has completed the call.
     pub slot: Arc<ResultSlot>,
 }
 
 /// The transport of one process, shared by all groups of the rank.
 ///
-/// No method waits for other ranks, except [`share`](Self::share) and [`close`](Self::close). Errors of calls
-/// go into their slots.
+/// Only [`share`](Self::share) and [`close`](Self::close) wait for other ranks. Errors of calls are put into their
+/// slots.
 pub(crate) trait Transport: fmt::Debug + Send + Sync {
-    /// The name of the engine, for example `"mpi"`.
+    /// Returns the name of the engine, for example `"mpi"`.
     fn name(&self) -> &'static str;
 
-    /// Name and version of the library, for the header of a run.
+    /// Returns the name and version of the library, for the header of a run.
     fn description(&self) -> String;
 
-    /// Broadcasts a few bytes from rank 0, which passes them as `own`, before any group is used: the address of
-    /// the rendezvous. Waits for the other ranks.
+    /// Broadcasts the address of the rendezvous from rank 0, which passes it as `own`. Called before any group is used.
+    /// Waits for the other ranks.
     ///
     /// # Errors
-    /// An error of the transport, or the other ranks have not called it within `timeout`.
+    /// An error of the transport, or a timeout if the other ranks have not called this within `timeout`.
     fn share(&self, own: Option<&[u8]>, timeout: Duration) -> Result<Vec<u8>, CommError>;
 
-    /// The buffer pool of this rank: results are taken from it, inputs return to it.
+    /// Returns the buffer pool of this rank. Results are taken from it, and inputs return to it.
     fn pool(&self) -> &Arc<BufferPool>;
 
-    /// Starts collectives and messages of one group, in this order, fused into one launch if possible.
+    /// Starts collectives and messages of one group in this order, fused into one launch if possible.
     fn start(&self, jobs: Vec<Job>);
 
-    /// The calls on device tensors, if the engine has them.
+    /// Returns the interface for device tensors, or `None` if the engine has none.
     fn device(&self) -> Option<&dyn DeviceTransport> {
         None
     }
 
-    /// Starts a split: `job` has the [`Operation::Split`](crate::call::Operation::Split), `part` is
-    /// the group that contains this rank. The slot is set to an empty buffer once that group may be used.
+    /// Starts a split. `job` holds the [`Operation::Split`](crate::call::Operation::Split). `part` is the group that
+    /// contains this rank. The slot is set to an empty buffer once the new group may be used.
     fn split(&self, job: Job, part: Arc<Group>, part_id: GroupId);
 
-    /// The indices, in the group, of the ranks whose data for this call has not arrived, if the transport
-    /// knows.
+    /// Returns the ranks whose data for this call has not arrived, as indices in the group. Returns `None` if the
+    /// transport cannot tell.
     fn missing(&self, _group_id: GroupId, _sequence: u64) -> Option<Vec<usize>> {
         None
     }
 
-    /// Aborts all calls in flight after a rank has failed; their slots stay empty. May be called from any
-    /// thread, and more than once.
+    /// Aborts all calls in flight after a rank has failed. Their slots stay empty. May be called repeatedly and from
+    /// any thread.
     fn abort(&self);
 
     /// Closes the transport after the last call.
@@ -93,7 +94,7 @@ pub(crate) trait Transport: fmt::Debug + Send + Sync {
     /// Collective: call on all ranks of the world.
     ///
     /// # Errors
-    /// An error of the transport, or it did not close within the deadline.
+    /// An error of the transport, or a timeout if it did not close within the deadline.
     fn close(&self, deadline: Duration) -> Result<(), CommError>;
 }
 

@@ -9,58 +9,58 @@ use crate::error::CommError;
 use crate::nccl_config::NcclConfigError;
 use burn_megatron_rendezvous::{FailureReport, LaunchEnvError, Launcher, RendezvousError};
 
-/// Why a world failed.
+/// The reason why a world failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WorldError {
-    /// A world of no ranks.
+    /// The world has no ranks.
     #[error("invalid number of ranks 0: expected at least 1")]
     NoRanks,
-    /// More ranks than are supported as threads.
+    /// The world has more ranks than are supported as threads.
     #[error("invalid number of ranks {asked}: expected at most {limit} as threads of one process")]
     TooManyRanks {
-        /// The requested ranks.
+        /// The requested number of ranks.
         asked: usize,
         /// The maximum.
         limit: usize,
     },
-    /// No compute threads.
+    /// The number of compute threads is 0.
     #[error("invalid number of compute threads 0: expected at least 1 per rank")]
     NoComputeThreads,
-    /// Too many compute threads.
+    /// The number of compute threads is too large.
     #[error("invalid number of compute threads {asked}: expected at most {limit} per rank")]
     TooManyComputeThreads {
-        /// The requested threads.
+        /// The requested number of threads.
         asked: usize,
         /// The maximum.
         limit: usize,
     },
-    /// Settings that NCCL does not take.
+    /// Invalid NCCL settings.
     #[error(transparent)]
     Nccl(#[from] NcclConfigError),
-    /// A rank returned an error, panicked or [raised](crate::raise) one, which ended all ranks.
+    /// A rank returned an error, panicked or [raised](crate::raise) an error, which ended all ranks.
     #[error("rank {rank} failed: {message}\n{positions}\n{}", log_line(.call_log))]
     RankFailed {
         /// The rank that failed first.
         rank: usize,
-        /// Its error, with its sources.
+        /// The error message of the rank, with its causes.
         message: String,
-        /// The error itself: that of the closure, the [`CommError`] that was raised, or a [`RankPanic`]; for a
-        /// rank of another process, [`CommError::PeerFailed`].
+        /// The original error: the error of the closure, the raised [`CommError`], or a [`RankPanic`]. For a rank of
+        /// another process it is [`CommError::PeerFailed`].
         source: Box<dyn Error + Send + Sync>,
-        /// One line that describes what each rank was doing at that moment.
+        /// A line with the activity of each rank at the time of the failure.
         positions: String,
-        /// The file with the recent calls of all ranks as JSON lines, after a header line with the message and
-        /// the positions; or why it could not be written.
+        /// The path of the call log, or the reason why it could not be written. The log holds the recent calls of all
+        /// ranks as JSON lines, after a header line with the message and the positions.
         call_log: Result<PathBuf, String>,
-        /// Whether the error has been printed: if ranks are processes, one of them prints it to standard error
-        /// at once, or their launcher does.
+        /// Whether the error has been printed. If ranks are processes, one process or the launcher prints it to
+        /// standard error at once.
         reported: bool,
     },
-    /// The variables of the launcher contradict each other.
+    /// The launcher's environment variables contradict each other.
     #[error(transparent)]
     Launch(#[from] LaunchEnvError),
-    /// No launcher's variables are set.
+    /// No launcher's environment variables are set.
     #[error(
         "this process was not started as a rank: expected RANK and WORLD_SIZE, or the variables of srun or \
          mpirun; start it with `burn-megatron launch`, torchrun, srun or mpirun"
@@ -71,16 +71,16 @@ pub enum WorldError {
     NotCompiled {
         /// The engine.
         engine: Engine,
-        /// The feature that enables it.
+        /// The Cargo feature that enables the engine.
         feature: &'static str,
     },
-    /// The engine threads was requested for ranks that are processes.
+    /// The engine `threads` was requested for ranks that are processes.
     #[error(
         "invalid engine threads for {ranks} ranks that are processes: expected nccl or mpi; or start one \
          process"
     )]
     ThreadsAcrossProcesses {
-        /// The processes.
+        /// The number of processes.
         ranks: usize,
     },
     /// The address of the rendezvous is not set.
@@ -98,8 +98,8 @@ pub enum WorldError {
     /// The engine could not be started.
     #[error(transparent)]
     Engine(#[from] CommError),
-    /// The process has already been this rank of the world: over NCCL of that at the address of the rendezvous, over MPI
-    /// of any.
+    /// This process has already run as this rank. Over NCCL, a process can run each rank of each rendezvous address
+    /// once. Over MPI, a process can run one world only.
     #[error("this process has already been this rank of the world: a world of processes runs once")]
     RanAlready,
 }
@@ -109,12 +109,12 @@ impl WorldError {
     pub const EXIT_OWN_ERROR: u8 = 1;
     /// The exit code after the failure of another rank.
     pub const EXIT_PEER_FAILED: u8 = 3;
-    /// The exit code after a panic of this rank, as of any Rust program.
+    /// The exit code after a panic of this rank. It is the exit code of a panic in any Rust program.
     pub const EXIT_PANIC: u8 = 101;
     /// The exit code if the rank could not join the rendezvous.
     pub const EXIT_NO_RENDEZVOUS: u8 = 4;
 
-    /// The exit code of a process that ends with this error.
+    /// Returns the exit code of a process that ends with this error.
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::RankFailed { source, .. } => match source.downcast_ref::<CommError>() {
@@ -129,7 +129,7 @@ impl WorldError {
         }
     }
 
-    /// The failure of a rank, with its error itself. `reported` says whether it has been printed.
+    /// Creates the error of a failed rank. `reported` is true if the error has been printed.
     pub(super) fn rank_failed(
         failure: FailureReport,
         source: Box<dyn Error + Send + Sync>,
@@ -152,7 +152,7 @@ impl WorldError {
     }
 }
 
-/// A rank panicked.
+/// A panic of a rank.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("panicked: {message}")]
 pub struct RankPanic {
@@ -167,7 +167,7 @@ pub(super) fn log_line(call_log: &Result<PathBuf, String>) -> String {
     }
 }
 
-/// Prints a text to standard error in one write, so that the output of others does not interleave. Errors are ignored.
+/// Prints a text to standard error in one write, so that it does not interleave with other output. Errors are ignored.
 pub(super) fn print_whole(text: &str) {
     let _ = io::stderr().write_all(text.as_bytes());
 }

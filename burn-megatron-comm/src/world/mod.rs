@@ -1,4 +1,4 @@
-//! A world of ranks: starts them, creates their communicators, and returns the first failure.
+//! A world of ranks. It starts the ranks, creates their communicators, and returns the first failure.
 
 mod error;
 mod processes;
@@ -22,13 +22,13 @@ pub use rank::Rank;
 #[cfg(any(test, feature = "cuda", feature = "mpi"))]
 pub(crate) use rank::from_panic;
 
-/// The most ranks that [`World::threads`] starts.
+/// The maximum number of ranks of [`World::threads`].
 pub const MAX_THREAD_RANKS: usize = 1024;
 
-/// The most compute threads of a rank.
+/// The maximum number of compute threads per rank.
 pub const MAX_COMPUTE_THREADS: usize = 1024;
 
-/// A world of ranks and its settings. [`run`](Self::run) starts it.
+/// A world of ranks and its settings. [`run`](Self::run) starts the ranks.
 #[derive(Clone, Debug)]
 pub struct World {
     ranks: Ranks,
@@ -40,31 +40,31 @@ pub struct World {
     call_log_dir: PathBuf,
 }
 
-/// The way in which the ranks run.
+/// The kind of ranks.
 #[derive(Clone, Debug)]
 enum Ranks {
     /// The ranks are threads of this process.
     Threads(usize),
-    /// The ranks are processes, one of which is this one.
+    /// The ranks are processes, and this process is one rank.
     Processes {
         launch: Launch,
         engine: Option<Engine>,
     },
 }
 
-/// The engine of the communicators.
+/// An engine for communicators.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::Display, strum::EnumString)]
 #[strum(serialize_all = "lowercase", parse_err_ty = ParseEngineError, parse_err_fn = ParseEngineError::new)]
 pub enum Engine {
-    /// Shared memory, between threads of one process.
+    /// Shared memory between threads of one process.
     Threads,
-    /// NCCL, between GPUs; feature `cuda`.
+    /// NCCL between GPUs. Requires the feature `cuda`.
     Nccl,
-    /// MPI, between CPUs; feature `mpi`.
+    /// MPI between CPUs. Requires the feature `mpi`.
     Mpi,
 }
 
-/// A name that is not an engine.
+/// An error for a text that does not name an engine.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("invalid engine \"{0}\": expected threads, nccl or mpi")]
 pub struct ParseEngineError(String);
@@ -76,7 +76,7 @@ impl ParseEngineError {
 }
 
 impl World {
-    /// A world of `size` ranks that are threads of this process.
+    /// Creates a world of `size` ranks that are threads of this process.
     ///
     /// # Errors
     /// [`WorldError::NoRanks`] for 0, [`WorldError::TooManyRanks`] above [`MAX_THREAD_RANKS`].
@@ -91,21 +91,21 @@ impl World {
         }
     }
 
-    /// The world that this process was started in as one rank, by `burn-megatron launch`, torchrun, srun
-    /// or mpirun, from their environment variables. No connection is made before [`run`](Self::run).
+    /// Creates the world in which this process was started as one rank by `burn-megatron launch`, torchrun, srun or
+    /// mpirun. Reads the launcher's environment variables. Connects only in [`run`](Self::run).
     ///
     /// # Errors
-    /// [`WorldError::NotLaunched`] if no such variables are set, [`WorldError::Launch`] if they are invalid or
-    /// contradict each other.
+    /// [`WorldError::NotLaunched`] if no launcher's variables are set. [`WorldError::Launch`] if the variables are
+    /// invalid or contradict each other.
     pub fn from_env() -> Result<World, WorldError> {
         let launch = Launch::from_env()?.ok_or(WorldError::NotLaunched)?;
         Ok(Self::processes(launch))
     }
 
-    /// The world of a process that was started as one rank.
+    /// Creates the world of a process that was started as one rank.
     ///
-    /// Over NCCL the ranks of several devices may be threads of one process instead: each calls [`run`](Self::run) of
-    /// its own world, with its own rank.
+    /// Over NCCL, the ranks may also be threads of one process, each with a device. Each thread calls
+    /// [`run`](Self::run) of its own world, with its own rank.
     pub fn processes(launch: Launch) -> World {
         let local = launch.local_world_size;
         let engine = None;
@@ -126,8 +126,8 @@ impl World {
         }
     }
 
-    /// Sets the engine for ranks that are processes. The default is MPI if mpirun started them, and otherwise NCCL
-    /// before MPI, if compiled in. Ignored for threads.
+    /// Sets the engine for ranks that are processes. The default is MPI if mpirun started the ranks or NCCL is not
+    /// compiled in, and NCCL otherwise. Ignored for threads.
     pub fn engine(mut self, choice: Engine) -> Self {
         if let Ranks::Processes { engine, .. } = &mut self.ranks {
             *engine = Some(choice);
@@ -135,51 +135,54 @@ impl World {
         self
     }
 
-    /// Sets the deadline of all calls. The default is 30 s for threads; for processes 300 s for
-    /// [first](Self::first_deadline) calls and 100 s for later ones.
+    /// Sets the deadline of all calls. The default is 30 s for threads. For processes it is 300 s for
+    /// [first](Self::first_deadline) calls and 100 s for later calls.
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadlines.later = deadline;
         self.first_deadline(deadline)
     }
 
-    /// Sets the deadline of the first call over a group and of all calls of the first step, in which kernels are
-    /// compiled and files read; and, for processes, the time for all ranks to join. Call it after
+    /// Sets the deadline of the first call over a group and of all calls in the first step, where kernels are compiled
+    /// and files are read. For processes it is also the time for all ranks to join. Call this after
     /// [`deadline`](Self::deadline).
     pub fn first_deadline(mut self, deadline: Duration) -> Self {
         self.deadlines.first = deadline;
         self
     }
 
-    /// Sets the time without a heartbeat after which a process counts as lost; 30 s by default, at least 1 s.
+    /// Sets the time without a heartbeat after which a process counts as lost. The default is 30 s, the minimum is 1 s.
     /// Ignored for threads.
     pub fn heartbeat_timeout(mut self, timeout: Duration) -> Self {
         self.heartbeat_timeout = timeout.max(MIN_HEARTBEAT_TIMEOUT);
         self
     }
 
-    /// Sets how long ranks that are threads may run on after one has failed. A thread in an endless loop or a
-    /// blocking read cannot be stopped, and borrows from the caller of [`run`](Self::run), which therefore
-    /// waits for it: by default without a limit. With a grace period the error is printed to standard error
-    /// at its end, and the process exits with its [code](WorldError::exit_code). Do not set it in a program
-    /// that handles errors of `run` itself. Ignored for processes, whose grace period is 5 s.
+    /// Sets the time that ranks that are threads may continue after another rank has failed. By default there is no
+    /// limit.
+    ///
+    /// A thread in an endless loop or a blocking read cannot be stopped. It borrows from the caller of
+    /// [`run`](Self::run), so `run` waits for it. With a grace period, the error is printed to standard error at the
+    /// end of the period, and the process exits with the error's [code](WorldError::exit_code). Do not set this in a
+    /// program that handles the errors of `run`. Ignored for processes, whose grace period is 5 s.
     pub fn grace(self, grace: Duration) -> Self {
         let grace = Some(grace);
         Self { grace, ..self }
     }
 
-    /// Sets the settings of the engine `nccl`. [`Rank::engine`] reports which registered buffers and streams are in use.
-    /// Other engines do not have them.
+    /// Sets the options of the engine `nccl`. Ignored by other engines. [`Rank::engine`] reports which registered
+    /// buffers and streams are in use.
     pub fn nccl(self, nccl: NcclConfig) -> Self {
         Self { nccl, ..self }
     }
 
-    /// Sets the compute threads of each rank; by default its share of the machine's cores, at least 1.
+    /// Sets the number of compute threads of each rank. By default it is the rank's share of the machine's cores, at
+    /// least 1.
     pub fn compute_threads(mut self, compute_threads: usize) -> Self {
         self.compute_threads = compute_threads;
         self
     }
 
-    /// Sets the folder for the call log of a failure; the system's temporary folder by default.
+    /// Sets the folder for the call log of a failure. The default is the system's temporary folder.
     pub fn call_log_dir(mut self, folder: impl Into<PathBuf>) -> Self {
         self.call_log_dir = folder.into();
         self
@@ -209,22 +212,22 @@ impl World {
         }
     }
 
-    /// Runs `f` on every rank of this process and returns the results in rank order: of all ranks if they are
-    /// threads, of the one rank if they are processes.
+    /// Runs `f` on every rank of this process and returns the results in rank order. If ranks are threads, these are
+    /// the results of all ranks. If ranks are processes, it is the result of one rank.
     ///
-    /// Each rank has a thread `rank-N` and a private rayon pool in which `f` runs, so that the parallel
-    /// loops of one rank never wait for those of another. All threads have ended when this returns. The
-    /// ranks use the caller's `tracing` subscriber.
+    /// Each rank has a thread named `rank-N` and a private rayon pool in which `f` runs, so parallel loops of different
+    /// ranks never wait for each other. All threads have ended when this method returns. The ranks use the caller's
+    /// `tracing` subscriber.
     ///
-    /// Once a rank fails, every call of the others fails with
-    /// [`CommError::PeerFailed`](crate::CommError::PeerFailed). A rank outside of calls is not interrupted: it
-    /// fails at its next call, and if ranks are threads, this waits for it, unless a [`grace`](Self::grace)
-    /// period is set. A process whose rank does not end within 5 s exits with the code
+    /// Once a rank fails, every call of the other ranks fails with
+    /// [`CommError::PeerFailed`](crate::CommError::PeerFailed). A rank outside of calls is not interrupted and fails at
+    /// its next call. If ranks are threads, this method waits for it, unless a [`grace`](Self::grace) period is set. If
+    /// ranks are processes and a rank does not end within 5 s, its process exits with code
     /// [`WorldError::EXIT_PEER_FAILED`].
     ///
     /// # Errors
-    /// [`WorldError::RankFailed`] with the error of the rank that failed first; the errors of
-    /// [`check`](Self::check); for processes also those of launcher, rendezvous and engine.
+    /// [`WorldError::RankFailed`] with the error of the rank that failed first. The errors of [`check`](Self::check).
+    /// For processes also the errors of the launcher, the rendezvous and the engine.
     pub fn run<T, E>(&self, f: impl Fn(Rank) -> Result<T, E> + Sync) -> Result<Vec<T>, WorldError>
     where
         T: Send,

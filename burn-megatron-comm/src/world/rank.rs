@@ -21,7 +21,7 @@ use crate::report::call_log::{self, CallRecord};
 use crate::report::flight_recorder::FlightRecorder;
 use burn_megatron_rendezvous::FailureReport;
 
-/// The usual stack of a main thread; memory is reserved, not used.
+/// The usual stack size of a main thread. The memory is reserved and not committed.
 const STACK_BYTES: usize = 8 << 20;
 
 /// The error of a rank.
@@ -40,10 +40,10 @@ impl CallLogDir {
         *self.0.lock() = folder;
     }
 
-    /// Writes the call log of a world of `size` ranks: the calls of one rank, or of all.
+    /// Writes the call log of a world of `size` ranks: the calls of `rank`, or of all ranks for `None`.
     ///
     /// # Errors
-    /// Why the file could not be written.
+    /// The reason why the file could not be written.
     pub fn write(
         &self,
         rank: Option<usize>,
@@ -57,7 +57,7 @@ impl CallLogDir {
     }
 }
 
-/// One rank of a running world, passed to the closure.
+/// One rank of a running world. [`World::run`](crate::World::run) passes it to the closure.
 #[derive(Clone)]
 pub struct Rank {
     pub(super) rank: usize,
@@ -65,45 +65,45 @@ pub struct Rank {
     pub(super) communicator: Arc<dyn Communicator>,
     pub(super) recorder: Arc<FlightRecorder>,
     pub(super) call_log_dir: Arc<CallLogDir>,
-    /// Returns whether to stop.
+    /// Returns whether the rank should stop.
     pub(super) stop: Arc<dyn Fn() -> bool + Send + Sync>,
-    /// Describes the engine as it is now.
+    /// Describes the current state of the engine.
     pub(super) engine: Arc<dyn Fn() -> String + Send + Sync>,
 }
 
 impl Rank {
-    /// The rank, from 0.
+    /// Returns the rank, from 0.
     pub fn rank(&self) -> usize {
         self.rank
     }
 
-    /// The number of ranks in the world.
+    /// Returns the number of ranks in the world.
     pub fn size(&self) -> usize {
         self.communicator.size()
     }
 
-    /// The communicator of the group of all ranks.
+    /// Returns the communicator of the group of all ranks.
     pub fn communicator(&self) -> Arc<dyn Communicator> {
         Arc::clone(&self.communicator)
     }
 
-    /// The engine as text: its name, the version of its library, and what it uses; with NCCL also what it has copied to and
-    /// from registered buffers until now.
+    /// Describes the engine: its name, the version of its library, and the features in use. For NCCL, also reports the
+    /// data copied to and from registered buffers so far.
     pub fn engine(&self) -> String {
         (self.engine)()
     }
 
-    /// The compute threads of this rank.
+    /// Returns the number of compute threads of this rank.
     pub fn compute_threads(&self) -> usize {
         self.compute_threads
     }
 
-    /// The last [`CALLS_KEPT`](crate::CALLS_KEPT) calls of this rank, the oldest first.
+    /// Returns the last [`CALLS_KEPT`](crate::CALLS_KEPT) calls of this rank, oldest first.
     pub fn recent_calls(&self) -> Vec<CallRecord> {
         self.recorder.records()
     }
 
-    /// The time since the world began, the origin of the times of [`recent_calls`](Self::recent_calls).
+    /// Returns the time since the world began. The times of [`recent_calls`](Self::recent_calls) have the same origin.
     pub fn elapsed(&self) -> Duration {
         self.recorder.elapsed()
     }
@@ -113,8 +113,8 @@ impl Rank {
         self.call_log_dir.set(folder.into());
     }
 
-    /// Whether the launcher requests this rank to stop after the current step. May differ between ranks at one
-    /// moment: agree by a collective.
+    /// Returns whether the launcher requests this rank to stop after the current step. Ranks may get different answers
+    /// at the same moment, so use a collective to agree.
     pub fn stop_requested(&self) -> bool {
         (self.stop)()
     }
@@ -128,8 +128,8 @@ impl Rank {
         format!("rank-{}", self.rank)
     }
 
-    /// Runs the closure and reports how it ended: from inside of its pool, so that the report does not wait for
-    /// the end of the threads.
+    /// Runs the closure and reports its result. Reports from within the pool, so that the report does not wait for the
+    /// threads to end.
     pub(super) fn run<T: Send, E: Into<AnyError>>(
         self,
         dispatch: &Dispatch,
@@ -167,7 +167,7 @@ impl fmt::Debug for Rank {
     }
 }
 
-/// The error of a panic.
+/// Converts the payload of a panic into an error.
 pub(crate) fn from_panic(payload: Box<dyn Any + Send>) -> Box<dyn Error + Send + Sync> {
     let payload = match payload.downcast::<CommError>() {
         Ok(raised) => return raised,
@@ -192,7 +192,7 @@ fn in_pool<R: Send>(
     let pool = ThreadPoolBuilder::new()
         .num_threads(threads)
         .spawn_handler(|worker| {
-            // Without a subscriber, a global one that is set later is used.
+            // Without a subscriber, a global subscriber that is set later is used.
             let dispatch = Some(dispatch.clone()).filter(|d| !d.is::<NoSubscriber>());
             let builder = thread::Builder::new()
                 .name(name.to_owned())

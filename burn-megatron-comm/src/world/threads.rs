@@ -10,7 +10,7 @@ use super::watchdog::{self, RankEnded};
 use super::{World, WorldError};
 use crate::engines::threads::{RankFailure, ThreadCommunicator, WorldState};
 
-/// See [`World::run`].
+/// Implements [`World::run`] for threads.
 pub(super) fn run<T, E>(
     world: &World,
     size: usize,
@@ -41,7 +41,7 @@ where
                     Ok(()) => state_ref.set_returned(number),
                     Err(error) => state_ref.fail(number, error),
                 }
-                // There is no receiver without a grace period.
+                // Without a grace period there is no receiver.
                 let _ = ends.send(RankEnded {
                     rank: number,
                     failed,

@@ -1,4 +1,4 @@
-//! Ends a process whose ranks are threads, if some run on after one has failed.
+//! Ends a process whose ranks are threads if ranks continue to run after another rank has failed.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -14,13 +14,13 @@ use super::threads::rank_failed;
 use crate::engines::threads::WorldState;
 use burn_megatron_rendezvous::{RankPosition, describe_some};
 
-/// A rank has ended.
+/// The end of a rank.
 pub(super) struct RankEnded {
     pub rank: usize,
     pub failed: bool,
 }
 
-/// Starts a thread that waits until all ranks have ended, or one has failed and the grace period is over.
+/// Starts a thread that waits until all ranks have ended, or until a rank has failed and the grace period is over.
 pub(super) fn start(
     grace: Duration,
     size: usize,
@@ -33,7 +33,7 @@ pub(super) fn start(
         let Some(running) = running_after_grace(grace, size, &ends) else {
             return;
         };
-        // Only one thread takes and reports the failure: the ranks may all have ended at this moment.
+        // Only one thread takes and reports the failure. All ranks may have ended in the meantime.
         let Some(failure) = state.take_failure() else {
             return;
         };
@@ -58,7 +58,7 @@ pub(super) fn wait_for_exit() -> ! {
     }
 }
 
-/// The ranks still running at the end of the grace period; `None` if all have ended before.
+/// Returns the ranks that still run at the end of the grace period, or `None` if all have ended earlier.
 fn running_after_grace(
     grace: Duration,
     size: usize,
@@ -78,7 +78,7 @@ fn running_after_grace(
                     until = until.or_else(|| Instant::now().checked_add(grace));
                 }
             }
-            // All have reported their end, and their threads are about to end.
+            // All ranks have reported their end, and their threads are about to end.
             Err(RecvTimeoutError::Timeout) if running.is_empty() => until = None,
             Err(RecvTimeoutError::Timeout) => return Some(running.into_iter().collect()),
             Err(RecvTimeoutError::Disconnected) => return None,

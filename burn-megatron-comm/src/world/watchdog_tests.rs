@@ -9,7 +9,7 @@ use burn_megatron_test_support::{TIMEOUT, wait_until};
 
 const CHILD: &str = "BURN_MEGATRON_TEST_WATCHDOG";
 
-/// One rank waits for one that never joins its call.
+/// Rank 0 waits for rank 1, which never joins the call.
 #[test]
 #[ignore = "run as a child process, which the watchdog ends"]
 fn as_a_child() {

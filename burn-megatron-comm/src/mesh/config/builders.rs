@@ -1,4 +1,4 @@
-//! Layouts, built one setting at a time.
+//! Builder methods of a layout.
 
 use super::super::stages::LayerSplit;
 use super::super::{
@@ -19,31 +19,31 @@ macro_rules! setters {
 
 impl ParallelConfig {
     setters! {
-        /// Sets the number of ranks that share every weight matrix outside the experts.
+        /// Sets the number of ranks that share each weight matrix outside the experts.
         with_tensor(size: usize) => tensor = size;
 
-        /// Sets the number of ranks that share every sequence.
+        /// Sets the number of ranks that share each sequence.
         with_context(size: usize) => context = size;
 
-        /// Sets which tokens of a sequence each rank of the context axis has.
+        /// Sets the method that assigns the tokens of a sequence to the context ranks.
         with_context_split(split: ContextSplit) => context_split = split;
 
-        /// Sets how the ranks of the context axis compute attention to the keys and values of each other.
+        /// Sets the method that exchanges keys and values between context ranks.
         with_context_exchange(exchange: ContextExchange) => context_exchange = Some(exchange);
 
         /// Sets the number of ranks that share the layers.
         with_pipeline(size: usize) => pipeline = size;
 
-        /// Sets the number of replicas of the model, instead of deriving it from the world.
+        /// Sets the number of model replicas. Otherwise it is derived from the world size.
         with_data(size: usize) => data = Some(size);
 
         /// Sets the number of ranks that share the experts.
         with_expert(size: usize) => expert = size;
 
-        /// Sets the number of ranks that share every expert's weight matrices, instead of `tensor`.
+        /// Sets the number of ranks that share each expert's weight matrices. The default is `tensor`.
         with_expert_tensor(size: usize) => expert_tensor = Some(size);
 
-        /// Sets whether exchanges of experts travel under the computations of another micro-batch.
+        /// Sets whether expert exchanges overlap with the computation of another micro-batch.
         with_overlap_moe_expert_parallel_comm(overlap: bool) => overlap_moe_expert_parallel_comm = overlap;
 
         /// Sets the order in which the axes number ranks.
@@ -55,7 +55,7 @@ impl ParallelConfig {
         /// Sets whether activations between the blocks are split along the sequence.
         with_sequence_parallel(sequence_parallel: bool) => sequence_parallel = sequence_parallel;
 
-        /// Sets how the exchanges of sequence parallelism overlap with products.
+        /// Sets the method that overlaps the collectives of sequence parallelism with matrix products.
         with_tp_comm_overlap(method: TpCommOverlap) => tp_comm_overlap = Some(method);
 
         /// Sets the number of chunks into which the tokens of each rank are split.
@@ -67,30 +67,31 @@ impl ParallelConfig {
         /// Sets the number of stages per pipeline rank.
         with_virtual_stages(stages: usize) => virtual_stages = Some(stages);
 
-        /// Sets how the layers are split over the pipeline stages.
+        /// Sets the split of the layers over the pipeline stages.
         with_split(split: LayerSplit) => split = split;
 
-        /// Sets the receives from each pipeline neighbour that are posted ahead of their position in the schedule.
+        /// Sets the number of receives from each pipeline neighbour that are posted ahead of their position in the
+        /// schedule.
         with_receives_ahead(receives: usize) => receives_ahead = Some(receives);
 
         /// Sets whether activations and their gradients are sent between stages in FP8.
         with_fp8_transfers(fp8: bool) => fp8_transfers = fp8;
 
-        /// Sets what is sharded over the data axis.
+        /// Sets the state that is sharded over the data axis.
         with_zero_stage(stage: ZeroStage) => zero_stage = stage;
 
         /// Sets the size of a sharding group of the data axis.
         with_hsdp(ranks: usize) => hsdp = Some(ranks);
     }
 
-    /// Sets the hierarchical exchange, with an all-to-all of `size` ranks.
+    /// Sets the hierarchical exchange, with all-to-all groups of `size` ranks.
     pub fn with_context_inner(mut self, size: usize) -> Self {
         self.context_exchange = Some(ContextExchange::Hierarchical);
         self.context_inner = Some(size);
         self
     }
 
-    /// Sets that documents are shared by their length, with at most `tokens` tokens of a rank in a micro-batch.
+    /// Enables hybrid context parallelism, with at most `tokens` tokens per rank in a micro-batch.
     pub fn with_hybrid_context_parallel(mut self, tokens: usize) -> Self {
         self.hybrid_context_parallel = true;
         self.max_seqlen_per_dp_cp_rank = Some(tokens);

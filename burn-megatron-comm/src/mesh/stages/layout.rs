@@ -1,14 +1,14 @@
-//! Layout strings, as in `Et*3|(tt|)*2,L`.
+//! Layout strings such as `Et*3|(tt|)*2,L`.
 
 use super::{SplitError, StageLayout};
 
-/// The most letters of a layout, all counts expanded.
+/// The maximum number of letters of a layout after expansion.
 const MAX_LETTERS: usize = 1 << 16;
 
 /// A syntax error in a layout string.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LayoutSyntaxError {
-    /// A character has no meaning.
+    /// An unknown character.
     #[error(
         "invalid character '{found}' in the layout: expected E (embedding), t (layer), L (loss), \
          | (next stage), ( ) or *; commas and spaces are ignored"
@@ -59,7 +59,7 @@ pub enum LayoutSyntaxError {
     /// The expanded layout is too long.
     #[error("this count makes the layout longer than {longest} letters")]
     TooLong {
-        /// The most letters of a layout.
+        /// The maximum number of letters of a layout.
         longest: usize,
     },
 }
@@ -67,12 +67,12 @@ pub enum LayoutSyntaxError {
 /// A character and its position.
 type Letter = (char, usize);
 
-/// Parses a layout string in the form that Megatron-LM uses, such as `Et*3|(tt|)*2,L`, into the layout
-/// of each stage, in order.
+/// Parses a layout string in the format of Megatron-LM, such as `Et*3|(tt|)*2,L`. Returns the layout of each stage, in
+/// order.
 ///
-/// `E` is the embedding, once and first; each `t` is a layer; `L` is the loss, once and last; `|`
-/// begins the next stage; stages may be empty. `x*n` repeats `x` n times, `( )*n` repeats the group,
-/// and groups may be nested. Commas and spaces are ignored.
+/// `E` is the embedding and must come first, once. Each `t` is a layer. `L` is the loss and must come last, once. `|`
+/// begins the next stage. Stages may be empty. `x*n` repeats `x` n times, and `( )*n` repeats the group. Groups may be
+/// nested. Commas and spaces are ignored.
 ///
 /// # Errors
 ///
@@ -101,7 +101,7 @@ pub fn parse_layout(text: &str) -> Result<Vec<StageLayout>, SplitError> {
     Ok(stages)
 }
 
-/// The letters and stage separators with all counts expanded, each with its position in the text.
+/// Expands all counts. Returns the letters and stage separators, each with its position in the text.
 fn expand(text: &str, end: usize) -> Result<Vec<Letter>, (LayoutSyntaxError, usize)> {
     let skipped = |letter: char| letter == ',' || letter.is_whitespace();
     let mut rest = (0..end)
@@ -109,7 +109,7 @@ fn expand(text: &str, end: usize) -> Result<Vec<Letter>, (LayoutSyntaxError, usi
         .filter(|(_, letter)| !skipped(*letter))
         .peekable();
     let mut letters = vec![];
-    // Where the open groups begin, in the letters and in the text.
+    // The starts of the open groups, in the letters and in the text.
     let mut open = vec![];
     while let Some((at, letter)) = rest.next() {
         let repeated = match letter {
@@ -150,7 +150,7 @@ fn repeat(letters: &mut Vec<Letter>, first: usize, digits: &str) -> Result<(), L
         return Err(LayoutSyntaxError::NoCount);
     }
     let repeated = letters.split_off(first);
-    // A count beyond `usize` is too long as well, except for an empty group.
+    // A count that exceeds `usize` is also too long, except for an empty group.
     let count = digits.parse().unwrap_or(usize::MAX);
     let length = repeated.len().saturating_mul(count);
     if letters.len().saturating_add(length) > MAX_LETTERS {
@@ -162,7 +162,7 @@ fn repeat(letters: &mut Vec<Letter>, first: usize, digits: &str) -> Result<(), L
     Ok(())
 }
 
-/// Checks that E is first, L last, and that there are layers.
+/// Checks that E is first, L is last, and that there are layers.
 fn check(letters: &[Letter], end: usize) -> Result<(), (LayoutSyntaxError, usize)> {
     let places = |wanted: char| {
         let is = move |(_, (letter, _)): &(usize, &Letter)| *letter == wanted;

@@ -1,5 +1,5 @@
-//! The assignment of layers to pipeline stages: even, with other numbers for the first and the last
-//! stage, or by a layout string. See [`LayerSplit`].
+//! The assignment of layers to pipeline stages: even, with different numbers for the first and the last stage, or by a
+//! layout string. See [`LayerSplit`].
 
 mod layout;
 
@@ -12,12 +12,12 @@ use super::split::multiples_around;
 
 pub use layout::{LayoutSyntaxError, parse_layout};
 
-/// The part of a model that one stage holds.
+/// The part of a model on one stage.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StageLayout {
     /// Whether the stage has the embedding.
     pub embedding: bool,
-    /// The stage's layers, as indices into the whole model; may be empty.
+    /// The stage's layers, as indices into the complete model. May be empty.
     pub layers: Range<usize>,
     /// Whether the stage has the output layer and the loss.
     pub loss: bool,
@@ -25,7 +25,7 @@ pub struct StageLayout {
 
 /// The distribution of layers over stages.
 ///
-/// The first stage always has the embedding, the last one the loss.
+/// The first stage always has the embedding, and the last stage always has the loss.
 ///
 /// ```text
 /// split = "even"
@@ -38,13 +38,13 @@ pub enum LayerSplit {
     /// The same number of layers per stage.
     #[default]
     Even,
-    /// These numbers for the first and the last stage, and the same number for each other stage;
-    /// an end without a number counts as another stage.
+    /// The given numbers of layers on the first and the last stage, and an equal number on each other stage. An end
+    /// without a number is treated like the other stages.
     Ends {
-        /// Layers of the first stage.
+        /// The number of layers of the first stage.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         first: Option<usize>,
-        /// Layers of the last stage.
+        /// The number of layers of the last stage.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         last: Option<usize>,
     },
@@ -52,13 +52,13 @@ pub enum LayerSplit {
     Layout(String),
 }
 
-/// Why layers cannot be distributed over stages.
+/// The reason why layers cannot be distributed over stages.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SplitError {
     /// The number of layers, stages or ranks is 0.
     #[error("invalid number of {what} 0: a pipeline needs at least 1")]
     Zero {
-        /// Which of them.
+        /// The name of the number.
         what: &'static str,
     },
     /// The layers are not divisible by the stages.
@@ -67,9 +67,9 @@ pub enum SplitError {
          layers of the first and the last stage"
     )]
     Uneven {
-        /// Layers of the model.
+        /// The number of layers of the model.
         layers: usize,
-        /// Stages of the pipeline.
+        /// The number of stages of the pipeline.
         stages: usize,
         /// The nearest numbers of layers and stages that fit.
         fits: String,
@@ -80,13 +80,13 @@ pub enum SplitError {
          stages: use {fits}"
     )]
     Ends {
-        /// Layers of the first and the last stage together.
+        /// The number of layers of the first and the last stage together.
         ends: usize,
-        /// Layers of the model.
+        /// The number of layers of the model.
         layers: usize,
-        /// Stages of the pipeline.
+        /// The number of stages of the pipeline.
         stages: usize,
-        /// The values that fit.
+        /// The valid values.
         fits: String,
     },
     /// The remaining layers are not divisible by the other stages.
@@ -95,15 +95,15 @@ pub enum SplitError {
          other stages, expected a positive multiple of {between}: use {fits} layers at the ends"
     )]
     Between {
-        /// Layers of the first and the last stage together.
+        /// The number of layers of the first and the last stage together.
         ends: usize,
-        /// Layers of the model.
+        /// The number of layers of the model.
         layers: usize,
-        /// Layers that remain.
+        /// The number of remaining layers.
         rest: usize,
-        /// Stages other than the ends that have a number.
+        /// The number of stages other than the ends with a given number.
         between: usize,
-        /// Numbers of layers of both ends together that fit.
+        /// The valid numbers of layers of both ends together.
         fits: String,
     },
     /// A syntax error in the layout string.
@@ -121,9 +121,9 @@ pub enum SplitError {
     LayoutLayers {
         /// The layout string.
         text: String,
-        /// Layers of the layout.
+        /// The number of layers of the layout string.
         named: usize,
-        /// Layers of the model.
+        /// The number of layers of the model.
         layers: usize,
     },
     /// The numbers of stages of the layout string and of the pipeline differ.
@@ -131,29 +131,29 @@ pub enum SplitError {
     LayoutStages {
         /// The layout string.
         text: String,
-        /// Stages of the layout.
+        /// The number of stages of the layout string.
         named: usize,
-        /// Stages of the pipeline.
+        /// The number of stages of the pipeline.
         stages: usize,
     },
     /// The stages are not divisible by the ranks.
     #[error("{stages} stages are not divisible by {ranks} ranks: use {fits}")]
     Ranks {
-        /// Stages of the pipeline.
+        /// The number of stages of the pipeline.
         stages: usize,
-        /// Ranks of the pipeline.
+        /// The number of ranks of the pipeline.
         ranks: usize,
-        /// Numbers of stages and ranks that fit.
+        /// The valid numbers of stages and ranks.
         fits: String,
     },
 }
 
 impl LayerSplit {
-    /// The layout of each of `stages` stages of a model with `layers` layers.
+    /// Returns the layout of each of `stages` stages of a model with `layers` layers.
     ///
     /// # Errors
     ///
-    /// [`SplitError`] with numbers that fit, or with the position in the layout string.
+    /// [`SplitError`] with valid numbers, or with the position in the layout string.
     pub fn stages(&self, layers: usize, stages: usize) -> Result<Vec<StageLayout>, SplitError> {
         for (what, count) in [("layers", layers), ("stages", stages)] {
             if count == 0 {
@@ -168,11 +168,11 @@ impl LayerSplit {
     }
 }
 
-/// The number of stages per rank, v.
+/// Returns the number of stages per rank (`v` in the literature).
 ///
 /// # Errors
 ///
-/// [`SplitError::Ranks`] if `stages` is not divisible by `ranks`; [`SplitError::Zero`].
+/// [`SplitError::Ranks`] if `stages` is not divisible by `ranks`. [`SplitError::Zero`] if a number is 0.
 pub fn virtual_stages(stages: usize, ranks: usize) -> Result<usize, SplitError> {
     for (what, count) in [("stages", stages), ("ranks", ranks)] {
         if count == 0 {
@@ -294,7 +294,7 @@ fn stage_layouts(counts: &[usize]) -> Vec<StageLayout> {
     counts.iter().enumerate().map(stage).collect()
 }
 
-/// The divisors of `number` nearest to `divisor`, which is not one: `2 or 5`.
+/// Lists the divisors of `number` nearest to `divisor`, which is not a divisor: `2 or 5`.
 fn divisors_around(number: usize, divisor: usize) -> String {
     let divides = |trial: &usize| number.is_multiple_of(*trial);
     let below = (1..divisor.min(number + 1)).rev().find(divides);
@@ -303,7 +303,7 @@ fn divisors_around(number: usize, divisor: usize) -> String {
     both.join(" or ")
 }
 
-/// The most layers on the ends that leave one for each other stage.
+/// Describes the maximum number of layers on the ends that leaves one layer for each other stage.
 fn most_at_ends(layers: usize, between: usize) -> String {
     match (between, layers.checked_sub(between)) {
         (0, _) => format!("{layers} layers there"),
@@ -312,7 +312,7 @@ fn most_at_ends(layers: usize, between: usize) -> String {
     }
 }
 
-/// The numbers of layers on the ends that leave a multiple of the other stages: `2 or 4`.
+/// Lists the numbers of layers on the ends that leave a multiple of the number of other stages: `2 or 4`.
 fn ends_around(layers: usize, rest: usize, between: usize) -> Option<String> {
     let below = rest / between * between;
     let above = below.checked_add(between).filter(|above| *above <= layers);

@@ -2,7 +2,7 @@ use insta::assert_snapshot;
 
 use super::*;
 
-/// Layers of each stage as `E 0..3 | 3..5 | L`.
+/// Formats the layers of each stage as `E 0..3 | 3..5 | L`.
 fn text(stages: &[StageLayout]) -> String {
     let stage = |stage: &StageLayout| {
         let layers = if stage.layers.is_empty() {
@@ -109,7 +109,7 @@ fn ends_that_do_not_fit() {
     );
     assert_eq!(split(ends(1, 1), 3, 3), "E 0..1 | 1..2 | 2..3 L");
     assert!(split(ends(usize::MAX, 1), 3, 3).contains("at most 2 layers there"));
-    // Not "at most 0": the other stages need all layers there are.
+    // The message must not say "at most 0": the other stages need all layers.
     assert!(split(ends(5, 1), 3, 5).contains("more than 3 layers"));
 }
 
@@ -144,7 +144,7 @@ fn layout_strings() {
         layout("E((t|)*2,tt|)*2,L"),
         "E 0..1 | 1..2 | 2..4 | 4..5 | 5..6 | 6..8 | L"
     );
-    // Megatron-LM takes commas out before it reads a count.
+    // Megatron-LM removes commas before it reads a count.
     assert_eq!(layout("Et*1,2|L"), "E 0..12 | L");
 }
 

@@ -14,10 +14,11 @@ use burn_megatron_rendezvous::{
     Address, Coordinator, Launch, RendezvousError, RendezvousTimeouts, Token, resolve,
 };
 
-/// The variable with the addresses of Open MPI's daemon on this machine: those of the interfaces in use.
+/// The variable with the addresses of Open MPI's daemon on this machine, which are the addresses of the interfaces in
+/// use.
 const DAEMON: &str = "OMPI_MCA_orte_local_daemon_uri";
 
-/// The socket addresses of a rendezvous; without a token only loopback ones.
+/// Resolves the socket addresses of a rendezvous. Without a token, keeps only loopback addresses.
 ///
 /// # Errors
 /// [`RendezvousError::MissingToken`] for ranks on several machines without a token.
@@ -30,7 +31,7 @@ pub(super) fn rendezvous_addresses(
     }
     let mut addresses = resolve(&address.host, address.port)?;
     let is_loopback = |address: &SocketAddr| address.ip().is_loopback();
-    // Some machines have their own name in /etc/hosts with a loopback address.
+    // Some machines map their own name to a loopback address in /etc/hosts.
     if launch.is_multi_node() && !address.is_loopback() && addresses.iter().all(is_loopback) {
         return Err(RendezvousError::Address {
             address: address.to_string(),
@@ -50,7 +51,7 @@ pub(super) fn rendezvous_addresses(
     Ok(addresses)
 }
 
-/// Hosts the rendezvous on the first of the addresses that belongs to this machine.
+/// Hosts the rendezvous on the first address that belongs to this machine.
 pub(super) fn host_rendezvous(
     addresses: &[SocketAddr],
     size: usize,
@@ -73,7 +74,7 @@ pub(super) fn host_rendezvous(
     Err(last)
 }
 
-/// The error of the operating system, with the addresses of this machine.
+/// Formats the error of the operating system, with the addresses of this machine.
 fn reason(error: &io::Error) -> String {
     let own = own_addresses().unwrap_or_default();
     match error.kind() {
@@ -88,7 +89,7 @@ fn reason(error: &io::Error) -> String {
     }
 }
 
-/// The rendezvous, as rank 0 broadcasts it over MPI.
+/// The rendezvous data that rank 0 broadcasts over MPI.
 #[derive(Serialize, Deserialize)]
 pub(super) struct SharedRendezvous {
     pub addresses: Vec<SocketAddr>,
@@ -96,7 +97,7 @@ pub(super) struct SharedRendezvous {
     pub token: String,
 }
 
-/// Rank 0 hosts the rendezvous on a free port, creates a token if none is set, and broadcasts both over the
+/// Hosts the rendezvous on a free port of rank 0, creates a token if none is set, and broadcasts both over the
 /// transport.
 ///
 /// Collective: call on all ranks of the world.
@@ -108,7 +109,7 @@ pub(super) fn share_rendezvous(
     let mut coordinator = None;
     let mut own = None;
     if launch.rank == 0 {
-        // An id that no other run is likely to have, so that ranks cannot join the wrong rendezvous.
+        // The id is unlikely to be used by another run, so ranks cannot join the wrong rendezvous.
         let time = SystemTime::now().duration_since(UNIX_EPOCH);
         let number = time.map_or(1, |time| time.as_nanos() as u64) ^ u64::from(process::id());
         let token = launch.token.clone().map_or_else(Token::random, Ok);
@@ -136,15 +137,16 @@ pub(super) fn share_rendezvous(
     Ok((coordinator, shared.map_err(invalid)?))
 }
 
-/// The addresses of this machine that MPI's daemon uses, or, if unknown, all that are not loopback.
+/// Returns the addresses of this machine that MPI's daemon uses. If they are unknown, returns all non-loopback
+/// addresses.
 fn reachable_addresses() -> io::Result<Vec<IpAddr>> {
     let own = own_addresses()?;
     let daemon = env::var(DAEMON).unwrap_or_default();
     Ok(in_use(&own, &daemon))
 }
 
-/// Returns the addresses of `own` that are in the URI of a daemon, such as `7.0;tcp://10.0.0.1,10.1.0.1:4711`; all if
-/// none is.
+/// Returns the addresses in `own` that occur in the URI of a daemon, such as `7.0;tcp://10.0.0.1,10.1.0.1:4711`.
+/// Returns all of `own` if none occurs.
 pub(super) fn in_use(own: &[IpAddr], daemon: &str) -> Vec<IpAddr> {
     let words = daemon.split([';', '/', ',', ':']);
     let named: Vec<IpAddr> = words.filter_map(|word| word.parse().ok()).collect();
@@ -156,7 +158,7 @@ pub(super) fn in_use(own: &[IpAddr], daemon: &str) -> Vec<IpAddr> {
     if used.is_empty() { own.to_vec() } else { used }
 }
 
-/// The IPv4 addresses of this machine that are not loopback.
+/// Returns the non-loopback IPv4 addresses of this machine.
 fn own_addresses() -> io::Result<Vec<IpAddr>> {
     let interfaces = if_addrs::get_if_addrs()?;
     let mut ips: Vec<IpAddr> = interfaces.iter().map(if_addrs::Interface::ip).collect();

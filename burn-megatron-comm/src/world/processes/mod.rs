@@ -1,4 +1,4 @@
-//! A world of processes, of which this one is a rank.
+//! A world of processes, one of which is this process.
 
 #[cfg(feature = "cuda")]
 mod nccl;
@@ -34,7 +34,7 @@ use monitor::FailureMonitor;
 /// The time that the host of the rendezvous waits for the other ranks to disconnect.
 const DISCONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// See [`World::run`].
+/// Implements [`World::run`] for processes.
 pub(super) fn run<T, E>(
     world: &World,
     launch: &Launch,
@@ -47,7 +47,7 @@ where
     E: Into<AnyError>,
 {
     let engine = choose(engine, launch)?;
-    // Threads may be ranks of a world of processes, each with a device. MPI has one world for a process.
+    // Over NCCL, several ranks with different devices may be threads of this process. MPI has one world per process.
     static JOINED: Mutex<BTreeSet<(Option<String>, usize)>> = Mutex::new(BTreeSet::new());
     let place = match (engine, &launch.rendezvous) {
         (Engine::Nccl, Some(address)) => (Some(address.to_string()), launch.rank),
@@ -65,7 +65,7 @@ where
     result.map(|value| vec![value])
 }
 
-/// The requested engine, or the default one, if it is compiled in.
+/// Returns the requested or default engine, if it is compiled in.
 fn choose(engine: Option<Engine>, launch: &Launch) -> Result<Engine, WorldError> {
     let [nccl, mpi] = [cfg!(feature = "cuda"), cfg!(feature = "mpi")];
     let default = match (launch.launcher, nccl) {
@@ -88,13 +88,13 @@ fn choose(engine: Option<Engine>, launch: &Launch) -> Result<Engine, WorldError>
     }
 }
 
-/// The rank of this process, once it has joined its world.
+/// The rank of this process after it has joined its world.
 struct ProcessRank {
     rank: usize,
     size: usize,
     world: Arc<ProcessWorld>,
     tracker: Arc<CallTracker>,
-    /// On rank 0, unless the launcher hosts the rendezvous.
+    /// Set on rank 0, unless the launcher hosts the rendezvous.
     coordinator: Option<Coordinator>,
     launched: bool,
     close_timeout: Duration,
@@ -206,7 +206,7 @@ impl ProcessRank {
         }
     }
 
-    /// Reports the failure of this rank to the others. Returns the failure of the world.
+    /// Reports the failure of this rank to the other ranks. Returns the failure of the world.
     fn report_failure(&self, error: &(dyn std::error::Error + 'static)) -> FailureReport {
         let message = with_causes(error);
         let position = self.tracker.recorder().position();
@@ -218,7 +218,7 @@ impl ProcessRank {
         let client = &self.world.rendezvous;
         let known = match self.world.cause_of(message) {
             Some(cause) => client.fail(cause, position),
-            // This rank failed because of another one.
+            // This rank failed because another rank failed.
             None => client.await_failure(DISCONNECT_TIMEOUT),
         };
         known.unwrap_or(own)
@@ -257,12 +257,12 @@ impl ProcessRank {
     }
 }
 
-/// Name and description of the engine: `mpi, Open MPI v4.1.4 (...)`.
+/// Returns the name and description of the engine: `mpi, Open MPI v4.1.4 (...)`.
 fn engine_of(transport: &dyn Transport) -> String {
     format!("{}, {}", transport.name(), transport.description())
 }
 
-/// Checks that MPI and the launcher's variables have the same rank and size.
+/// Checks that MPI and the launcher's variables agree on rank and size.
 #[cfg(any(test, feature = "mpi"))]
 fn check_mpi_rank(launch: &Launch, rank: usize, size: usize) -> Result<(), CommError> {
     let Launch {

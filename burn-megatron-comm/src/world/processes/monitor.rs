@@ -14,15 +14,15 @@ use crate::world::WorldError;
 use crate::world::error::{log_line, print_whole};
 use crate::world::rank::CallLogDir;
 
-/// The time that a rank may run on after another has failed.
+/// The time that a rank may continue after another rank has failed.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// A thread that waits for the world to fail. The launcher may kill this process soon after, so the call log is
-/// written and the error printed at once, whatever the rank is doing.
+/// A thread that waits for a failure of the world. The launcher may kill this process soon after a failure, so the
+/// thread writes the call log and prints the error at once, whatever the rank is doing.
 pub(super) struct FailureMonitor {
     /// Whether the rank has ended.
     pub ended: Arc<AtomicBool>,
-    /// The call log, or why it could not be written.
+    /// Receives the path of the call log, or the reason why it could not be written.
     call_log: Receiver<Result<PathBuf, String>>,
 }
 
@@ -54,7 +54,7 @@ impl FailureMonitor {
         builder.spawn(work).map(|_| monitor)
     }
 
-    /// The call log, once it is written.
+    /// Waits for the call log and returns its path.
     pub fn call_log(&self) -> Result<PathBuf, String> {
         let written = self.call_log.recv_timeout(DISCONNECT_TIMEOUT);
         written.unwrap_or_else(|_| Err("it was not written in time".into()))
@@ -73,8 +73,8 @@ fn exit_after(grace: Duration, ended: &AtomicBool) {
     process::exit(i32::from(WorldError::EXIT_PEER_FAILED));
 }
 
-/// Whether this process prints the failure: the launcher does; without one, rank 0, which hosts the rendezvous;
-/// if the host is lost, the next rank.
+/// Returns whether this process prints the failure. The launcher prints it if there is one. Otherwise rank 0, the host
+/// of the rendezvous, prints it. If the host is lost, the next rank prints it.
 pub(super) fn is_reporter(rank: usize, launched: bool, lost: bool) -> bool {
     match (launched, lost) {
         (true, false) => false,

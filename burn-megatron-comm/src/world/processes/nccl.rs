@@ -10,7 +10,7 @@ use crate::process::Transport;
 use burn_megatron_probe as probe;
 use burn_megatron_rendezvous::{Launch, RendezvousClient};
 
-/// Opens the engine on this rank's device: local ranks use the devices of the machine in turn.
+/// Opens the engine on this rank's device. Local ranks are assigned to the devices of the machine round-robin.
 pub(super) fn open(
     launch: &Launch,
     timeout: Duration,

@@ -1,4 +1,4 @@
-//! Tests without other processes; the rest is tested with real ones.
+//! Tests that need no other processes. Tests with real processes cover the rest.
 
 use super::*;
 use burn_megatron_rendezvous::Address;
@@ -112,7 +112,7 @@ fn a_name_that_resolves_to_loopback_is_refused() {
 
 #[test]
 fn an_address_of_another_machine_is_refused_with_those_of_this_one() {
-    // Reserved for documentation, so that no machine has it.
+    // The address is reserved for documentation, so no machine has it.
     let address = ["198.51.100.7:0".parse().unwrap()];
     let timeouts = RendezvousTimeouts {
         join: Duration::from_secs(1),
