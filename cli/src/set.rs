@@ -104,7 +104,11 @@ fn value(settings: &Settings, key: &str, text: &str) -> Result<Given, String> {
     if let Some(value) = from_toml(text) {
         // The text 5 is a prompt, too.
         let is_text = setting.is_some_and(|setting| setting.forms.is_text_only());
-        let value = if is_text && !value.is_str() { text.into() } else { value };
+        let value = if is_text && !value.is_str() {
+            text.into()
+        } else {
+            value
+        };
         return Ok(Given::Value(value));
     }
     match setting.map(|setting| setting.parser().parse(text)) {

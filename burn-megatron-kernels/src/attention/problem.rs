@@ -50,7 +50,7 @@ pub struct AttentionProblem {
 pub struct AttentionInputs {
     /// Queries, keys and values.
     pub projections: Projections,
-    /// The sinks, `[heads]`, in the type of the log-sum-exp.
+    /// The sink of each head, `[heads]`, in the type of the log-sum-exp.
     pub sink: Option<Tensor<1>>,
 }
 

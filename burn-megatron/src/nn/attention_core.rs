@@ -75,7 +75,7 @@ impl AttentionCore {
     }
 
     /// Applies attention to `[batch, seq, (heads + 2 * groups) * width]` and returns `[batch, seq, heads * width]`.
-    /// `sink` `[heads]` holds the attention sinks. `dropout` is applied to the probabilities. It gets their rows if
+    /// `sink` `[heads]` holds the attention sink of each head. `dropout` is applied to the probabilities. It gets their rows if
     /// they do not cover all of this rank's heads.
     ///
     /// # Panics

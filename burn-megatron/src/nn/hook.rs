@@ -74,7 +74,7 @@ pub trait GradientSink: Send + Sync + 'static {
     }
 
     /// Receives a weight gradient that has not been computed yet. A [`DeferringSink`] stores it while deferring is
-    /// on. Other sinks compute it immediately, flat.
+    /// on. Another sink computes it immediately, flat.
     fn accumulate_later(&self, index: usize, gradient: WeightGradientFn) {
         self.accumulate(index, gradient(None));
     }

@@ -26,7 +26,7 @@ pub(in crate::nn) struct CacheSplit {
 /// The attention of one layer on a tensor rank.
 pub(in crate::nn) struct CacheAttention {
     pub scores: ScoreOptions,
-    /// The attention sinks: `[heads]`.
+    /// The attention sink of each head: `[heads]`.
     pub sink: Option<Tensor<1>>,
     /// The number of features of a value.
     pub value_width: usize,
