@@ -1,4 +1,4 @@
-//! The header of a run: a summary of at most 15 lines, and details for `--verbose` and the run folder.
+//! The header of a run: a short summary, and details for `--verbose` and the run folder.
 
 use std::io;
 
