@@ -145,7 +145,7 @@ fn check_options(kind: Activation, options: ActivationOptions) -> Result<(), Ker
             let value = format!("{clamp} for {kind:?}");
             return Err(error("clamp", value, "no clamp, or a gated activation"));
         }
-        // The kernels compute in f32, where a larger or smaller number is infinite or zero.
+        // The kernels compute in f32, where a clamp outside of this range would be infinite or zero.
         if !((clamp as f32).is_finite() && clamp as f32 > 0.0) {
             return Err(error("clamp", clamp.to_string(), "a positive finite f32"));
         }

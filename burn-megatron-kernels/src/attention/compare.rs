@@ -15,8 +15,7 @@ use crate::philox::{Stream, uniform};
 const BATCH: usize = 2;
 const LENGTH: usize = 150;
 
-/// The tolerance: the maximum norm of a row's difference over the row's norm, in unit roundoffs of
-/// the type.
+/// The tolerance for the norm of a row's difference relative to the norm of the row, in unit roundoffs of the type.
 ///
 /// An engine may round each probability and each score gradient once before it is multiplied, and
 /// both engines round their results. That is three roundings of at most one unit each. The errors

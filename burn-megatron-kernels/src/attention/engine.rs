@@ -66,7 +66,7 @@ impl AttentionEngine for Portable {
 }
 
 impl Kernels {
-    /// Computes [`AttentionEngine::forward`]; launches nothing if no query sees a key.
+    /// Computes [`AttentionEngine::forward`]. Launches nothing if no key is visible.
     pub(super) fn forward(
         self,
         problem: &AttentionProblem,
@@ -95,7 +95,7 @@ impl Kernels {
         }
     }
 
-    /// Computes [`AttentionEngine::backward`]; launches nothing if no query sees a key.
+    /// Computes [`AttentionEngine::backward`]. Launches nothing if no key is visible.
     pub(super) fn backward(
         self,
         problem: &AttentionProblem,
@@ -169,7 +169,7 @@ fn next_tensor<const D: usize>(tensors: &mut impl Iterator<Item = DispatchTensor
     }
 }
 
-/// Returns the result of a problem in which no query sees a key.
+/// Returns the result of a problem without visible keys.
 fn empty_result(
     problem: &AttentionProblem,
     projections: &Projections,

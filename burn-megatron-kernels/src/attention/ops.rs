@@ -36,7 +36,7 @@ pub(super) enum Pass {
     /// projection, or the gradient of the queries and one flat tensor with the gradients of the
     /// keys and the values, then the gradient of the sink.
     Backward {
-        /// The places of the gradients of keys and values in the flat buffer, if there is one.
+        /// The places of the gradients of keys and values in the flat buffer, or `None` without a buffer.
         places: Option<[Place; 2]>,
     },
 }

@@ -29,16 +29,15 @@ pub use sorted::SortedLookups;
 
 const NAME: &str = "accumulate_rows";
 
-/// Adds `gradient` `[lookups, width]` to the gradient `[rows, width]` of the rows `rows` of a
-/// table, which is at the place of `target`. Returns the flat buffer, which is updated in place if
-/// it is uniquely owned.
+/// Adds `gradient` `[lookups, width]` to the gradient `[rows, width]` of the table rows `rows`, which is stored at the
+/// place of `target`. Returns the flat buffer, which is updated in place if it is uniquely owned.
 ///
 /// Row `i` of the gradient goes to row `ids[i]` of the table, where `ids` are the ids of `lookups`.
 /// Ids outside `rows` are skipped, because other ranks have these rows.
 ///
-/// The rows of one id are added in order in f32 (f64 for f64): on the CPU one after the other, on
-/// CubeCL devices in parts of 128, which are then added in order. The sum is added to the buffer.
-/// If the place does not add, the sum overwrites the buffer and rows without a lookup become 0.
+/// The rows of one id are added in order in f32 (f64 for f64). The CPU adds them one after the other. CubeCL devices
+/// add them in parts of 128, and then add the parts in order. The sum is added to the buffer. If the place does not
+/// add, the sum overwrites the buffer and rows without a lookup become 0.
 ///
 /// On CubeCL devices the order is uploaded: 4 bytes per lookup and up to 28 bytes per id.
 ///

@@ -88,8 +88,7 @@ impl Format {
         let sign = (bits >> 31) << (self.bits() - 1);
         let (mantissa, bias) = (self.mantissa_bits(), self.bias());
         let dropped = 23 - mantissa;
-        // Below the smallest normal value, a float whose last bit is the smallest step is added,
-        // which rounds like the processor.
+        // Below the smallest normal value, adding a float whose last bit is the smallest step rounds to that step.
         let step = (127 + 1 - bias + dropped) << 23;
         let sum = f32::from_bits(magnitude) + f32::from_bits(step);
         let small = sum.to_bits().wrapping_sub(step);

@@ -21,7 +21,7 @@ use super::observe::{ObservedCall, ObservedForward};
 use super::{MAX_INPUTS, SharedFunction};
 use crate::record::run_function;
 
-/// Float tensors of one backend, of any number.
+/// Any number of float tensors of one backend.
 ///
 /// `#[backend_extension]` does not support `Vec` arguments, so the conversion is written by hand.
 pub struct TensorList<B: Backend>(pub Vec<FloatTensor<B>>);
@@ -142,7 +142,7 @@ where
     (outputs, saved)
 }
 
-/// Computes the forward, and returns what an observer of the call needs for its backward.
+/// Computes the forward. Also returns the observed call, for its backward, if there is an observer.
 fn observed_forward<B: Backend>(
     inputs: Vec<FloatTensor<B>>,
     function: &SharedFunction,

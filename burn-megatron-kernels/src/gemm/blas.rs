@@ -377,7 +377,7 @@ impl Blas {
     }
 }
 
-/// The number of rows or columns of which the parts of a result are multiples.
+/// The granularity of the parts of a result, in rows or columns.
 const PART: usize = 16;
 
 /// Returns some rows of a matrix.

@@ -26,10 +26,10 @@ use crate::cpu::{
 
 pub(super) const NAME: &str = "the gemm crate";
 
-/// The number of multiplications below which one thread is as fast as many.
+/// The number of multiplications below which several threads are not faster than one.
 const MIN_PARALLEL_PRODUCTS: usize = 192 * 192 * 192;
 
-/// The number of rows up to which the time of a product is the time to read the right factor.
+/// The number of rows up to which reading the right factor dominates the time of a product.
 const FEW_ROWS: usize = 16;
 /// The number of elements of the right factor from which several threads read it.
 const MIN_PARALLEL_READ: usize = 256 * 1024;

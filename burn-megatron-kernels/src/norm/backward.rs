@@ -116,8 +116,8 @@ pub(super) struct NormBackwardOp {
 pub(super) struct Norm {
     pub formula: NormFormula,
     pub inputs: NormInputs,
-    /// The destinations of the gradients of the parameters. If there are none, the gradients go to the graph. If there are
-    /// some, the parameters without a destination are constants, such as frozen ones.
+    /// The destinations of the parameter gradients. Without any destination, the gradients go to the graph. If there is
+    /// at least one, parameters without a destination are constants, such as frozen parameters.
     pub destinations: EachParameter<Option<Destination>>,
 }
 
@@ -256,7 +256,7 @@ impl<const D: usize> StreamNormFunction<D> {
         norm
     }
 
-    /// Returns the index of the bias among the inputs, if there is one.
+    /// Returns the index of the bias among the inputs, or `None` without a bias.
     pub fn bias_input(&self) -> Option<usize> {
         self.norm.inputs.bias.then(|| self.terms() + 1)
     }

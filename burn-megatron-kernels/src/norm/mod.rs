@@ -174,8 +174,8 @@ pub struct StreamNorm<const D: usize> {
     pub x: Tensor<D>,
     /// The stream so far.
     pub residual: Option<Tensor<D>>,
-    /// The bias of `x`. If the sum is given, the bias must already be part of it, and only its
-    /// gradient is computed.
+    /// The bias of `x`. If the sum is given, it must already include this bias, and only the gradient of the bias is
+    /// computed.
     pub x_bias: Option<Parameter>,
 }
 

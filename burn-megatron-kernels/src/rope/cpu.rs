@@ -1,4 +1,4 @@
-//! The CPU implementation: token by token, each of which stays in the cache while its heads are
+//! The CPU implementation. It processes one token at a time, so that the token stays in the cache while its heads are
 //! rotated.
 
 use burn::backend::TensorMetadata;

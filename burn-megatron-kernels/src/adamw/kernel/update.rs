@@ -19,13 +19,13 @@ const UNITS: u32 = 256;
 /// Updates one vector of weights and moments per unit.
 ///
 /// - The hyperparameters are runtime arguments, so that no step compiles a new kernel.
-/// - `outcome` holds at most one outcome. Its numbers replace `scale`, `size` and `root` and are
-///   multiplied by `decay`. If the outcome skips the step, nothing changes.
+/// - `outcome` holds at most one outcome. Its numbers replace `scale`, `size` and `root`, and its decay is multiplied
+///   by `decay`. If the outcome skips the step, nothing changes.
 /// - `factors` holds the factors of the decay, then the factors of the learning rate.
 /// - `offset_in_block` is the offset of the first element in its block, a multiple of `N`.
 ///
-/// Products that are added use explicit `fma`. The compiler then has no choice, and vectors of all
-/// lengths give the same bits.
+/// Products that are added use explicit `fma` calls. The compiler therefore cannot contract them differently, and
+/// vectors of all lengths give the same bits.
 #[cube(launch_unchecked)]
 fn adamw_kernel<M: Float, G: Float, C: Float, N: Size>(
     master: &mut [Vector<f32, N>],
@@ -131,7 +131,7 @@ pub(in crate::adamw) fn update(
         return outputs;
     }
     let client = master.client.clone();
-    // A power of two that divides this value divides both, so that no vector spans two blocks.
+    // A power of two divides the bitwise or only if it divides both numbers, so no vector spans two blocks.
     let vector = RowPlan::new(&client, master.dtype, length | offset_in_block).vector;
     let vectors = length / vector;
     let types = [

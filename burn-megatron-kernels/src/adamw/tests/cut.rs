@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// A buffer, with methods that step all of it or a part.
+/// A buffer whose parts can be stepped alone.
 struct Cut {
     buffers: AdamWBuffers,
     gradient: Tensor<1>,

@@ -33,7 +33,7 @@ pub(super) fn scores_stride(keys: usize) -> usize {
     keys + LANES
 }
 
-/// Returns the columns that a tile of rows sees, rounded to complete panels.
+/// Returns the columns that are visible to a tile of rows, rounded to complete panels.
 #[inline(always)]
 pub(super) fn panels_of(visible: &[Range<usize>]) -> Range<usize> {
     match (visible.first(), visible.last()) {

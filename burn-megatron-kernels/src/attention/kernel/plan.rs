@@ -74,7 +74,7 @@ impl TilePlan<TileShape> {
     }
 }
 
-/// Returns the widest load by which every row can be read, up to [`MAX_VECTOR`].
+/// Returns the widest load that fits every row, up to [`MAX_VECTOR`].
 fn vector(
     client: &Client,
     dtype: DType,

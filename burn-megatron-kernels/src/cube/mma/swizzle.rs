@@ -64,8 +64,8 @@ fn lane_address(tile: u32, row: u32, chunk: u32, #[comptime] swizzle: Swizzle) -
     tile + place * comptime!(CHUNK_BYTES as u32)
 }
 
-/// Returns the 16 rows from `row` on of the elements `16 step..` of each, as a fragment. `lane` is
-/// the [`row_lane`] or [`column_lane`] of the tile.
+/// Returns a fragment: 16 rows from `row` on, and 16 elements of each row from element `16 step` on. `lane` is the
+/// [`row_lane`] or [`column_lane`] of the tile.
 #[cube]
 pub(crate) fn fragment(
     lane: u32,
@@ -74,7 +74,7 @@ pub(crate) fn fragment(
     #[comptime] transposed: bool,
     #[comptime] swizzle: Swizzle,
 ) -> Vector<u32, Quad> {
-    // Steps of one group differ in bits of the permutation; groups and rows differ in higher bits.
+    // Steps of a group differ in the permuted bits. Groups and rows differ in higher bits.
     let steps = comptime!(swizzle.group() / 2);
     let within = comptime!((step % steps * 2 * CHUNK_BYTES) as u32);
     let above =

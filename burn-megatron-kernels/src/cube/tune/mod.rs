@@ -9,11 +9,10 @@
 //! measurement while a graph is captured (measuring waits for the device) or while another thread
 //! measures the key.
 //!
-//! A split only assigns vectors to units: the code per vector is the same in all splits, and no
-//! unit reads the results of another. Therefore processes with different measurements compute the
-//! same bits. Settings that determine the order of a sum are not tuned here: the units of a row and
-//! the rows that a cube sums. The vector size is not tuned either: it is the largest that the sizes
-//! allow.
+//! A split only assigns vectors to units. The code per vector is the same in all splits, and no unit reads the results
+//! of another unit. Therefore processes with different measurements compute the same bits. Settings that determine the
+//! order of a sum are not tuned here: the units of a row and the rows that a cube sums. The vector size is not tuned
+//! either: it is the largest that the sizes allow.
 
 use core::fmt::{Display, Formatter};
 

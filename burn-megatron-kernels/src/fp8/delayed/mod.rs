@@ -178,7 +178,7 @@ pub struct NextScales {
 /// rank has NaN):
 ///
 /// ```text
-/// amax  = the last magnitude of the history, or the largest finite one of it
+/// amax  = the last magnitude of the history, or the largest finite magnitude of the history
 /// scale = numerator / amax    if the last magnitude is finite and amax above 0, else the previous scale
 /// ```
 ///
@@ -187,8 +187,7 @@ pub struct NextScales {
 /// scaling would fix the scale for the length of the history. A slot without a tensor also keeps
 /// its magnitudes.
 ///
-/// On CubeCL devices this is one launch. See [`quantize`](fn@super::quantize) for the accuracy of
-/// their division.
+/// On CubeCL devices this is one launch. See [`quantize`](fn@super::quantize) for the accuracy of the division.
 ///
 /// # Panics
 ///

@@ -57,8 +57,8 @@ fn encode_bits(value: f32, #[comptime] format: Format) -> u32 {
     // The exponent of the smallest normal value, biased as in f32.
     let least = comptime!(128 - format.bias());
 
-    // Below it, a value loses one more bit per power of two. If 25 of the 24 bits are dropped,
-    // nothing is left that could round up.
+    // Below it, a value loses one more bit per power of two. If 25 bits are dropped, none of the 24 bits is left, and
+    // nothing can round up.
     let exponent = magnitude >> 23;
     let raised = max(exponent, least);
     let dropped = min(raised - exponent + comptime!(23 - mantissa), 25u32);

@@ -18,7 +18,7 @@ mod tests;
 
 pub(super) use cpu::transposed_codes;
 
-/// The number of bytes to whose multiples rows are padded, as FP8 products on GPUs require.
+/// The alignment of rows in bytes. Rows are padded to a multiple, as FP8 products on GPUs require.
 pub const ROW_BYTES: usize = 16;
 
 /// The number of elements along the depth that share a scale in a blockwise matrix.

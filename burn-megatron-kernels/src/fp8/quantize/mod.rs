@@ -60,9 +60,9 @@ pub struct Quantized {
 ///          2^-127 for 0, 2^127 for infinity, NaN for NaN
 /// ```
 ///
-/// The last block may be short, so all sizes are valid, including 0. Infinities saturate. NaN gets
-/// the code of NaN; with MX, all values of its block do. With 1 x 128 blocks and MX, the columnwise
-/// copy has different blocks and scales. It is therefore not the transpose of the rowwise copy.
+/// The last block may be short, so all sizes are valid, including 0. Infinities saturate. NaN gets the code of NaN.
+/// With MX, all values of a block with NaN get the code of NaN. With 1 x 128 blocks and MX, the columnwise copy has
+/// different blocks and scales. It is therefore not the transpose of the rowwise copy.
 ///
 /// MX is meant for [`Format::E4M3`]. Its scales do not use the full range of E5M2: nothing
 /// saturates, but the upper part of the range stays unused.

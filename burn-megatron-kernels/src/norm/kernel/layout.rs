@@ -6,8 +6,7 @@ use cubecl::prelude::*;
 
 use crate::cube::{Reduction, RowPlan, cube_sum};
 
-/// The launch of a row kernel, with `lanes` units per row and as many concurrent rows as fit in a
-/// cube.
+/// The launch of a row kernel, with `lanes` units per row. A cube processes `units / lanes` rows at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(in super::super) struct RowLayout {
     /// The number of vectors per row.

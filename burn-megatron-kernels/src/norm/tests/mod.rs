@@ -305,7 +305,7 @@ fn rows_of_zeros_large_values_and_nan_stay_apart() {
     }
 }
 
-/// Three norms in a residual stream. `used` selects which of the last outputs are in the loss.
+/// Applies three norms in a residual stream. `used` selects the last outputs that enter the loss.
 fn stream(t: &[Tensor<1>], used: [bool; 2], fused: bool) -> Tensor<1> {
     let (mut x, mut residual) = (rows(&t[0], 6), rows(&t[1], 6));
     for _ in 0..3 {

@@ -254,7 +254,7 @@ fn extreme_values_stay_in_their_pair() {
     }
 }
 
-/// As documented, positions outside of the table are clamped to its ends.
+/// Positions outside of the table are clamped to its ends, as documented.
 #[test]
 fn positions_of_tokens_are_clamped() {
     for (device, _) in devices() {

@@ -16,12 +16,12 @@ use crate::cube::mma::swizzle::lane_column;
 
 /// Computes `dv = p^T dout` and `dk = scale * ds^T q`.
 ///
-/// One cube processes `shape.rows()` keys of one group and all heads of the group, one after the
-/// other. `sizes.mask_range` holds the queries that see a key. `flat` tells whether `gradients` are
-/// pairs of f32, and `add` tells for `dk` and `dv` whether to add to the existing values.
+/// One cube processes `shape.rows()` keys of one group and all heads of the group, one after the other.
+/// `sizes.mask_range` holds the queries to which a key is visible. `flat` is true if `gradients` are pairs of f32.
+/// `add` selects, for `dk` and `dv`, whether to add to the existing values.
 ///
-/// Scores are computed transposed, with a row per key. Weights and score gradients are then left
-/// operands of the sums without leaving their registers.
+/// Scores are computed transposed, with a row per key. Weights and score gradients can then stay in registers as left
+/// operands of the sums.
 #[cube(launch_unchecked)]
 pub(crate) fn mma_keys<F: Float, N: Size, G: Float, M: Size>(
     q: &[Vector<F, N>],

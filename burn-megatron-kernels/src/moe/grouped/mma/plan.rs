@@ -204,7 +204,8 @@ mod tests {
     #[test]
     fn small_products_of_several_experts_are_one_launch() {
         let h100 = |launches, sizes| in_one_launch(launches, sizes, 132);
-        // 64 experts of width 1408 for 4,096 tokens with 8 each; its gradients; 8 rows each.
+        // 64 experts of width 1408 with 512 rows each: 4,096 tokens with 8 choices. Then gradients, then 8 rows per
+        // expert.
         assert!(h100(64, [512, 2816]));
         assert!(h100(64, [2048, 2816]));
         assert!(h100(64, [8, 2816]));

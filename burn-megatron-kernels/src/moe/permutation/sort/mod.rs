@@ -28,7 +28,7 @@ pub(in crate::moe) fn check_experts(
     check_option(operation, fits, "experts", experts, "1 to 2048")
 }
 
-/// Returns the expert of an index, if there is one.
+/// Returns the expert of an index, or `None` for an index outside the experts.
 pub(in crate::moe) fn expert(index: i32, experts: usize) -> Option<usize> {
     usize::try_from(index)
         .ok()

@@ -32,7 +32,7 @@ fn before(other: f32, i: u32, score: f32, at: u32) -> bool {
     other > score || (other == score && i < at)
 }
 
-/// Returns the number of values that come before the one at `at`, among the first `count` values of `list`.
+/// Returns the number of values before the value at `at`, among `count` values of `list` from `first` on.
 #[cube]
 fn place(list: &Shared<[f32]>, first: u32, count: u32, at: u32) -> u32 {
     let score = list[at as usize];
