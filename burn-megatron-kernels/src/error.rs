@@ -16,7 +16,7 @@ pub enum KernelError {
     Shape {
         /// The operation.
         operation: &'static str,
-        /// The shapes, and what was expected.
+        /// The shapes, and the expected shapes.
         message: String,
     },
     /// An element type that the operation, or the device, does not support.

@@ -146,9 +146,9 @@ impl AdamWStep {
 
 /// Applies one AdamW step to a flat buffer; see the [module](self) for the formula.
 ///
-/// Returns the updated buffers, and `model` if it is given. `model` is the copy of the weights that
-/// the model computes with, `[elements]` in the model type; its old values are not read. Each
-/// buffer is updated in place if it is uniquely owned, and otherwise copied.
+/// Returns the updated buffers, and `model` if it is given. `model` is the copy of the weights that the model computes
+/// with, `[elements]` in the model type. Its old values are not read. Each buffer is updated in place if it is uniquely
+/// owned, and otherwise copied.
 ///
 /// `gradient` and `model` are f32, f16 or bf16. With f64 weights everything is f64.
 ///

@@ -260,8 +260,8 @@ impl SmallProblem {
     }
 }
 
-/// Returns the largest relative error of rounding to `dtype`. For wide types, returns the relative
-/// error of a sum in another order.
+/// Returns the largest relative error of rounding to `dtype`. For wide types, returns the relative error of a sum in a
+/// different order.
 fn roundoff(dtype: DType) -> f64 {
     match dtype {
         DType::BF16 => 2f64.powi(-8),

@@ -19,9 +19,8 @@ use crate::launch::launch;
 /// An implementation of attention, forward and backward, on plain tensors (no autodiff).
 ///
 /// [`Portable`] supports every problem on every device. An engine for one kind of device reports in
-/// [`supports`](Self::supports) the problems that it does not support. An unsupported problem is an
-/// error, never a silent fallback. The memory for anything other than inputs and outputs must be
-/// linear in the sequence length.
+/// [`supports`](Self::supports) the problems that it does not support. An unsupported problem is an error, never a
+/// silent fallback. The temporary memory must be linear in the sequence length.
 pub trait AttentionEngine: Debug + Send + Sync {
     /// Returns the name used in errors.
     fn name(&self) -> &'static str;

@@ -16,9 +16,9 @@ use crate::error::accept;
 
 /// Attention engine for NVIDIA tensor cores, after Dao, "FlashAttention-2" (2023).
 ///
-/// Products use `mma.sync` of 16 by 8 by 16 in f16 or bf16 with sums in f32. Scores, weights and
-/// their gradients stay in registers, `ldmatrix` reads keys and values from shared memory, and
-/// `cp.async` copies the next tile while the current tile is processed.
+/// Products use `mma.sync` of 16 by 8 by 16 in f16 or bf16 with sums in f32. Scores, weights and their gradients stay
+/// in registers. `ldmatrix` reads keys and values from shared memory. `cp.async` copies the next tile while the current
+/// tile is processed.
 ///
 /// The engine supports heads of 16 to 256 features in steps of 16, values no wider than keys, and a positive scale.
 /// Otherwise it supports the same problems as [`Portable`](super::Portable): groups, masks, ranges, sinks and views.

@@ -83,7 +83,7 @@ use crate::gradient::FlatGradients;
 /// Panics with a [`KernelError`] if
 /// - shapes or types do not agree,
 /// - a head is wider than [`MAX_WIDTH`],
-/// - the ranges are for another number of keys or queries,
+/// - the ranges have a different number of keys or queries,
 /// - the device does not support the type.
 pub fn flash_attention(
     q: Tensor<4>,

@@ -1,4 +1,4 @@
-//! Masks on the CPU: many Philox blocks next to each other.
+//! Masks on the CPU. Several Philox blocks are drawn at once.
 
 use super::DropoutMask;
 use crate::cpu::Real;

@@ -57,7 +57,7 @@ pub struct Draw {
 /// # Panics
 ///
 /// Panics with a [`KernelError`] if
-/// - shapes do not agree, or the residual has another type,
+/// - shapes do not agree, or the residual has an unsupported type,
 /// - the probability is not in `[0, 1)`, a run is 0, or draws exceed 2^64,
 /// - the device does not support the element type.
 ///

@@ -10,8 +10,7 @@ use cubecl::prelude::*;
 use crate::cube::instance::{AotList, instance, types};
 use crate::cube::{RowPlan, launch, own};
 
-/// The number of units per cube. Units share nothing, so any number that fills a multiprocessor
-/// works.
+/// The number of units per cube. Units share no data, so any number that fills a multiprocessor works.
 const UNITS: u32 = 256;
 
 /// Writes or adds one vector per unit. `first` is the vector of the buffer that receives the first
@@ -153,8 +152,8 @@ pub(super) fn scale(x: CubeTensor, factor: CubeTensor) -> CubeTensor {
     x
 }
 
-/// Adds sums in f32 of every type and sums in 16 bits, overwriting and adding; zeros in f32;
-/// products of every type.
+/// Adds the kernels that write or add values of every type to f32 and of 16-bit types to the same type. Also adds zeros
+/// in f32 and scaling in every type.
 pub(crate) fn aot_instances(list: &mut AotList) {
     let [(_, single, lanes), halves @ ..] = types();
     for add in [false, true] {

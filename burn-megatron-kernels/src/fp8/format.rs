@@ -126,8 +126,8 @@ impl Format {
 /// The rounding of a value to one of the two adjacent powers of two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Rounding {
-    /// To the nearest power. A value halfway, `1.5 * 2^n`, is rounded up, which is rounding to
-    /// nearest even: counted in halves of the upper power, the significands are 1 and 2.
+    /// To the nearest power. A value halfway, `1.5 * 2^n`, is rounded up. This is rounding to nearest even: in halves
+    /// of the upper power, the significands are 1 and 2.
     Nearest,
     /// To the upper power.
     Up,

@@ -82,7 +82,7 @@ impl FunctionOps for Flex {
     }
 }
 
-/// Runs the function on shapes alone.
+/// Runs the function on shapes without values.
 impl FunctionOps for Capture {
     fn apply_function(inputs: TensorList<Self>, function: SharedFunction) -> TensorList<Self> {
         TensorList(run_function(inputs.0, function))
@@ -249,7 +249,7 @@ where
     let (outputs, saved, observed) = observed_forward::<B>(primitives, &function);
     let several = outputs.len() > 1;
     let of_outputs = several.then(|| Arc::new(Mutex::new(vec![None; outputs.len()])));
-    // With several outputs, nothing reads the value of this node.
+    // With several outputs, the value of this node is never read.
     let first = outputs[0].clone();
     let node = match step.compute_bound().stateful() {
         OpsKind::Tracked(step) => {

@@ -111,7 +111,7 @@ pub fn apply<const O: usize>(inputs: Vec<DispatchTensor>, function: impl Functio
 ///
 /// # Panics
 ///
-/// Panics in the same cases as [`apply`], and if the function has another number of outputs.
+/// Panics in the same cases as [`apply`], and if the function has a different number of outputs.
 pub fn apply_multi<const O: usize, const K: usize>(
     inputs: Vec<DispatchTensor>,
     function: impl MultiFunction,

@@ -46,7 +46,7 @@ pub enum Epilogue {
     /// Stores the product row by row in a flat buffer of the type of the result. Other elements of
     /// the buffer stay unchanged.
     Flat {
-        /// Whether to add to the existing elements; otherwise they are overwritten.
+        /// Whether to add to the existing elements. Otherwise they are overwritten.
         add: bool,
     },
 }

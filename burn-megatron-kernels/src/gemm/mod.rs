@@ -1,10 +1,9 @@
 //! Matrix products, and the trait of the engines that compute them.
 //!
-//! A linear layer uses [`linear`] in its forward and [`accumulate_weight_gradient`] in its
-//! backward. [`accumulate_weight_gradient_at`] writes to a flat buffer of many gradients. The
-//! gradient of the input is `linear(gradient, weight.transpose(), None)`, which copies no weight,
-//! because transposed matrices are read in place. 16-bit factors are multiplied exactly and summed
-//! in f32, and a bias is added before the result is rounded.
+//! A linear layer uses [`linear`] in its forward and [`accumulate_weight_gradient`] in its backward.
+//! [`accumulate_weight_gradient_at`] writes to a flat buffer of many gradients. The gradient of the input is
+//! `linear(gradient, weight.transpose(), None)`. This copies no weight, because transposed matrices are read in place.
+//! Products of 16-bit factors are exact and are summed in f32. A bias is added before the result is rounded.
 //!
 //! | device | engine |
 //! |---|---|

@@ -355,7 +355,8 @@ fn a_norm_refuses_a_tracked_parameter_next_to_a_destination() {
     );
 }
 
-/// Some parameters are constants. The gradients of the others have the same bits as if all were trained.
+/// Some parameters are constants. The gradients of the other parameters have the same bits as if all parameters were
+/// trained.
 #[test]
 fn constant_parameters_leave_the_gradients_of_the_others() {
     let device = Device::flex();

@@ -77,8 +77,8 @@ pub(crate) trait DeviceOp: Debug + Send + Sync + 'static {
     /// Returns the shapes and types of the outputs.
     fn outputs(&self, inputs: &[Spec]) -> Vec<Spec>;
 
-    /// Returns the input and the output that share memory if the input is uniquely owned and
-    /// contiguous. A memory plan reads this information; gradient buffers do not need it.
+    /// Returns the input and the output that share memory if the input is uniquely owned and contiguous. A memory plan
+    /// uses this information. Gradient buffers do not need it.
     fn in_place(&self) -> Option<InPlace> {
         None
     }

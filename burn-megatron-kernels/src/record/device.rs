@@ -219,7 +219,8 @@ fn created(tensor: &Primitive) -> TensorIr {
     TensorIr::uninit(tensor.id(), tensor.shape(), tensor.dtype())
 }
 
-/// Returns the input and the output of a recorded kernel that share memory if no other tensor shares the memory of the input.
+/// Returns the input and the output of a recorded kernel that share memory. They share memory only if no other tensor
+/// uses the memory of the input.
 pub fn in_place(kernel: &CustomOpIr) -> Option<(&TensorIr, &TensorIr)> {
     let [ScalarIr::UInt(input), ScalarIr::UInt(output)] = kernel.scalars[..] else {
         return None;

@@ -160,8 +160,8 @@ pub fn rotate(
 ///
 /// # Panics
 ///
-/// Panics with a [`KernelError`](crate::KernelError) if shapes do not agree with the list above, if
-/// `nope` or `value` is 0, if tensors have different types, and in the same cases as [`rotate`].
+/// Panics in the same cases as [`rotate`]. Also panics with a [`KernelError`](crate::KernelError) if shapes do not
+/// agree with the list above, if `nope` or `value` is 0, or if tensors have different types.
 #[allow(clippy::too_many_arguments)]
 pub fn rotate_mla(
     q: Tensor<4>,

@@ -15,7 +15,7 @@ use crate::launch::exactly;
 /// The number of units per cube.
 const UNITS: u32 = 256;
 
-/// Computes the sum of squares of each chunk; `table` holds the start and the end of each chunk.
+/// Computes the sum of squares of each chunk. `table` holds the start and the end of each chunk.
 #[cube(launch_unchecked)]
 fn chunks_kernel<F: Float, N: Size>(
     x: &[Vector<F, N>],

@@ -12,8 +12,7 @@ use crate::adamw::update::StepScalars;
 use crate::cube::instance::{AotList, instance, sequence, types};
 use crate::cube::{RowPlan, empty, launch, own};
 
-/// The number of units per cube. Units share nothing, so any number that fills a multiprocessor
-/// works.
+/// The number of units per cube. Units share no data, so any number that fills a multiprocessor works.
 const UNITS: u32 = 256;
 
 /// Updates one vector of weights and moments per unit.
@@ -173,8 +172,8 @@ pub(in crate::adamw) fn update(
     outputs
 }
 
-/// Adds the instances: moments in f32 and bf16, gradients in every type, with an outcome, copies of
-/// the weights in the type of the gradient, and factors of decay and rate.
+/// Adds the instances: moments in f32 and bf16, and gradients in every type. All have an outcome, a copy of the weights
+/// in the type of the gradient, and factors of decay and rate.
 pub(super) fn aot_instances(list: &mut AotList) {
     let [(_, single, vector), _, (_, brain, _)] = types();
     for (moments, moment) in [("f32", single), ("bf16", brain)] {

@@ -141,7 +141,7 @@ pub(crate) fn attention_queries<F: Float, N: Size>(
             let key = at as usize;
             streamed.load(v, &v_rows, key, 1.0f32, value_width);
             sync_cube();
-            // Kept in shared memory while the scores are computed; only this unit reads it.
+            // Kept in shared memory while the scores are computed. Only this unit reads it.
             let dp = dots::<N>(&gradient, &streamed, value_width, shape);
             #[unroll]
             for r in 0..own {

@@ -1,5 +1,5 @@
-//! Loss and gradient of each row in one launch. Each row is read from memory once and written once;
-//! the second read comes from the cache.
+//! Loss and gradient of each row in one launch. Each row is read from memory once and written once. The second read
+//! comes from the cache.
 
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;

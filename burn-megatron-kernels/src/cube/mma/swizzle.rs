@@ -16,9 +16,8 @@ pub(crate) struct Swizzle {
 }
 
 impl Swizzle {
-    /// Returns the number of adjacent chunks that are permuted among each other: the largest of 2,
-    /// 4 and 8 that divides the chunks of a row. The same chunks of eight rows then lie in
-    /// different banks.
+    /// Returns the number of adjacent chunks that are permuted together. This is the largest of 2, 4 and 8 that divides
+    /// the number of chunks of a row. The same chunks of eight rows then lie in different banks.
     pub(crate) fn group(&self) -> usize {
         1 << self.chunks.trailing_zeros().min(3)
     }

@@ -61,9 +61,8 @@ pub(super) fn log(inputs: Vec<CubeTensor>, slot: usize, elements: usize) -> Cube
     log
 }
 
-/// Returns the bits of `numerator / amax`, at most the bits of the largest float. `amax` may be
-/// subnormal, even on a device that treats subnormal numbers as 0; the quotient is then far above
-/// the largest float.
+/// Returns the bits of `numerator / amax`, at most the bits of the largest float. `amax` may be subnormal, even on a
+/// device that treats subnormal numbers as 0. The quotient is then far above the largest float.
 #[cube]
 fn quotient(numerator: u32, amax: u32) -> u32 {
     let top = f32::reinterpret(numerator);

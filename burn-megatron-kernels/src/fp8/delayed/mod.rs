@@ -172,7 +172,7 @@ pub struct NextScales {
 
 /// Ends a step: computes the new scales from the logs of all ranks.
 ///
-/// `logs` holds the logs one after the other, `[ranks * LOG_COLUMNS * slots]`.
+/// `logs` holds the concatenated logs, `[ranks * LOG_COLUMNS * slots]`.
 ///
 /// A slot with a tensor on any rank is updated with the largest magnitude of all ranks (NaN if a
 /// rank has NaN):

@@ -11,8 +11,8 @@ use crate::fp8::{Format, e8m0};
 use crate::launch::{DeviceOp, Spec, launch_one};
 use crate::testing::devices;
 
-/// Computes four results per value: the code of a block scale, the two factors of the value's lowest 8 bits, and the
-/// word of this and the next three values.
+/// Computes four results per value: the code of a block scale, the two factors of its lowest 8 bits, and the word of
+/// this and the next three values.
 #[cube(launch_unchecked)]
 fn probe(values: &[f32], results: &mut [u32], count: u32) {
     let at = ABSOLUTE_POS;

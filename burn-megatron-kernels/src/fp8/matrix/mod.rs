@@ -80,8 +80,7 @@ impl Fp8Matrix {
         ]
     }
 
-    /// Returns the matrix with other codes and scales of the same kinds and sizes, as returned by
-    /// [`tensors`](Self::tensors).
+    /// Returns the matrix with new codes and scales, of the same kinds and sizes as [`tensors`](Self::tensors) returns.
     pub fn with_tensors(&self, [codes, scales]: [DispatchTensor; 2]) -> Self {
         let scales = match &self.scales {
             Scales::Tensor(_) => Scales::Tensor(Tensor::from_dispatch(scales)),
@@ -105,8 +104,8 @@ impl Fp8Matrix {
     ///
     /// # Panics
     ///
-    /// Panics with a [`KernelError`] for blocks of 1 x 128 and for MX, whose scales belong to the
-    /// elements of one row, and if codes and scales do not match.
+    /// Panics with a [`KernelError`] if codes and scales do not match. Also panics for blocks of 1 x 128 and for MX,
+    /// whose scales belong to the elements of one row.
     pub fn transposed(&self) -> Self {
         accept(self.check("transposed", "the matrix"));
         let scales = match &self.scales {

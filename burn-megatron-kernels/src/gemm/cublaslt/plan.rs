@@ -148,7 +148,7 @@ impl Description {
     }
 }
 
-/// `CUBLASLT_MATMUL_DESC_A_SCALE_MODE`; the attribute of `B` follows.
+/// `CUBLASLT_MATMUL_DESC_A_SCALE_MODE`. The attribute of `B` follows.
 const A_SCALE_MODE: u32 = 31;
 const B_SCALE_MODE: u32 = 32;
 

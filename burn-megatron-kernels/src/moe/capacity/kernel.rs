@@ -110,7 +110,7 @@ pub(super) fn keep(capacity: usize, mut inputs: Vec<CubeTensor>) -> CubeTensor {
     kept
 }
 
-/// Adds one instance of each; weights are in f32.
+/// Adds one instance of each kernel, with weights in f32.
 pub(crate) fn aot_instances(list: &mut AotList) {
     instance!(
         list.other("moe/keep-first"), UNITS,

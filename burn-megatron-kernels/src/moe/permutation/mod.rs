@@ -42,7 +42,7 @@ pub struct RowMap {
     top_k: usize,
     experts: usize,
     rows: usize,
-    /// The number of rows of each expert, including empty rows; `None` if only the device has it.
+    /// The number of rows of each expert, including empty rows. `None` if it is only on the device.
     group_sizes: Option<Vec<usize>>,
     /// The pair `(t, j)` of each row as `t * k + j`, or -1 for an empty row, `[rows]`.
     pub(super) row_to_pair: Tensor<1, Int>,
@@ -59,8 +59,8 @@ impl RowMap {
     ///
     /// # Panics
     ///
-    /// Panics with a [`KernelError`] if there is no expert or more than 2048, if there are more
-    /// than 2^31 - 1 pairs or rows, or if an alignment is 0.
+    /// Panics with a [`KernelError`] if there is no expert or more than 2048. Also panics if an alignment is 0, or if
+    /// there are more than 2^31 - 1 pairs or rows.
     ///
     /// # Example
     ///

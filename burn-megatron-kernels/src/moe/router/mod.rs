@@ -56,8 +56,7 @@ const LOWEST: f32 = f32::MIN;
 ///
 /// # Panics
 ///
-/// Panics with a [`KernelError`] if [`RouterOptions::check`] fails, or if the bias has another
-/// length.
+/// Panics with a [`KernelError`] if [`RouterOptions::check`] fails, or if the bias has a different length.
 ///
 /// # Example
 ///
@@ -97,8 +96,7 @@ pub fn top_k_router(
 ///
 /// # Panics
 ///
-/// Panics with a [`KernelError`] if [`RouterOptions::check`] fails, or if the indices have other
-/// sizes.
+/// Panics with a [`KernelError`] if [`RouterOptions::check`] fails, or if the indices have different sizes.
 pub fn router_weights(
     logits: Tensor<2>,
     indices: Tensor<2, Int>,

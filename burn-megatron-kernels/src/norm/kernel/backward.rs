@@ -102,8 +102,8 @@ fn reload<F: Float, N: Size>(
     }
 }
 
-/// Computes `dx = (g - mean(g) - x mean(g x)) rstd (+ so_far)`. `g` is `gradient * weight` and `x`
-/// holds the normalised values; `mean(g)` applies only if `centred`.
+/// Computes `dx = (g - mean(g) - x mean(g x)) rstd (+ so_far)`. `g` is `gradient * weight` and `x` holds the normalised
+/// values. `mean(g)` applies only if `centred`.
 ///
 /// A cube processes every `cubes`-th block of rows. It writes unrounded sums of `gradient x`, of
 /// `gradient` and of `dx` to its part of `partials` `[cubes, sums, columns]`. Gradients that are

@@ -112,8 +112,7 @@ impl From<KeyRange> for KeyRangeKind {
     }
 }
 
-/// Returns the number of vectors of a row per unit. Returns 0 if it exceeds `most`; the row is then
-/// read twice.
+/// Returns the number of vectors of a row per unit. Returns 0 if the number exceeds `most`. The row is then read twice.
 fn register_vectors(plan: &RowPlan, most: usize) -> usize {
     let each = plan.columns.div_ceil(plan.units as usize);
     if each <= most { each } else { 0 }

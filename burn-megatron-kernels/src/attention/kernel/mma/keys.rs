@@ -1,5 +1,4 @@
-//! The gradients of keys and values. Keys and values are resident; queries and the gradient of the
-//! output are streamed.
+//! The gradients of keys and values. Keys and values are resident. Queries and the gradient of the output are streamed.
 
 use cubecl::prelude::*;
 

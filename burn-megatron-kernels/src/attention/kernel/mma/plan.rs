@@ -55,7 +55,7 @@ pub(crate) struct MmaShape {
     pub sums_keys: bool,
     /// Whether the kernel sums the gradients of values. Used only by the keys kernel.
     pub sums_values: bool,
-    /// Whether the type is bf16; otherwise it is f16.
+    /// Whether the type is bf16. Otherwise it is f16.
     pub bf16: bool,
 }
 

@@ -164,8 +164,7 @@ impl<E: Element> CopyTask<'_, E> {
         (scales, seen)
     }
 
-    /// Quantises rows of up to [`BLOCK`] values. `lines` holds values and codes; the scales go to
-    /// `scales`.
+    /// Quantises rows of up to [`BLOCK`] values. `lines` holds values and codes. The scales go to `scales`.
     #[inline(always)]
     fn tile<'t>(
         &self,

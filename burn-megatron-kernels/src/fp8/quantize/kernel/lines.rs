@@ -125,7 +125,7 @@ fn gather(
     sync_cube();
 }
 
-/// Returns the bits of `2^(127 - code)`; NaN for NaN. Only the last value is subnormal.
+/// Returns the bits of `2^(127 - code)`, or NaN for NaN. Only the last value is subnormal.
 #[cube]
 fn factor(code: u32) -> u32 {
     let power = select(

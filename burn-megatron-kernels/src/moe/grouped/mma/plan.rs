@@ -70,7 +70,7 @@ impl Factor {
 pub(super) struct Factors {
     pub left: Factor,
     pub right: Factor,
-    /// Whether the type is bf16; otherwise it is f16.
+    /// Whether the type is bf16. Otherwise it is f16.
     pub bf16: bool,
 }
 
@@ -141,10 +141,10 @@ fn flatten(triples: impl IntoIterator<Item = [usize; 3]>) -> Vec<i32> {
 /// Returns whether one launch computes the products of all experts. Otherwise the
 /// [engine](crate::gemm) of single products launches each of them.
 ///
-/// `launches` is the number of single products and `[rows, columns]` the average size of their
-/// results. Engines of single products are faster for a large product, because they use
-/// instructions such as Hopper's `wgmma`. With fewer than [`BUSY`] tiles per multiprocessor, that
-/// gain is smaller than the loss from the idle part of the GPU at the end of each product.
+/// `launches` is the number of single products and `[rows, columns]` the average size of their results. Engines of
+/// single products are faster for a large product, because they use instructions such as Hopper's `wgmma`. With fewer
+/// than [`BUSY`] tiles per multiprocessor, this gain is smaller than the loss: part of the GPU is idle at the end of
+/// each product.
 pub(super) fn in_one_launch(
     launches: usize,
     [rows, columns]: [usize; 2],
