@@ -10,7 +10,7 @@ use crate::launch::{DeviceOp, Spec};
 
 /// The step as a device operation.
 ///
-/// Inputs, each optional from the outcome on:
+/// Inputs, of which the outcome and all later inputs are optional:
 ///
 /// - weights, first moment, second moment, gradient,
 /// - outcome,

@@ -119,8 +119,8 @@ pub fn accumulate_weight_gradient(x: Tensor<2>, gradient: Tensor<2>, into: Tenso
     weight_gradient(None, x, gradient, flat, 0, true).reshape([inputs, outputs])
 }
 
-/// Writes `x^T gradient`, row by row, to the elements of `flat` from `offset` on, or adds it if
-/// `add`. `flat` is updated in place if it is uniquely owned.
+/// Writes `x^T gradient`, row by row, to `flat`, starting at element `offset`, or adds it if `add`. `flat` is updated
+/// in place if it is uniquely owned.
 ///
 /// - `x`: `[rows, in]`.
 /// - `gradient`: `[rows, out]`, in the type of `x`.

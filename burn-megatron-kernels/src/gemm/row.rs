@@ -165,7 +165,7 @@ impl<W: Real> RowTask<'_, W> {
         }
     }
 
-    /// Computes the columns from a column on, for a column-major right factor.
+    /// Computes the columns, starting at column `from`, for a column-major right factor.
     #[inline(always)]
     fn column_by_column<const FUSED: bool>(&mut self, from: usize) {
         let mut column = from;

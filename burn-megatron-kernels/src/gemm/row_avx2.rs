@@ -17,7 +17,7 @@ const BLOCKS: usize = 2;
 pub(super) struct Transposing<'a> {
     pub simd: V3,
     pub x: &'a [f32],
-    /// The right factor, from the first column on.
+    /// The right factor, starting at the first column.
     pub right: &'a [f32],
     /// The number of elements between the starts of two columns.
     pub leading: usize,

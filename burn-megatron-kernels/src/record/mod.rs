@@ -244,8 +244,7 @@ pub fn second_pass(body: impl FnOnce()) {
     with(|recorder| recorder.inside = outer);
 }
 
-/// Runs the backward of each call from call `first` on in reverse order, with gradients of all
-/// inputs.
+/// Runs the backward of each call in reverse order, down to call `first`, with gradients of all inputs.
 pub fn backward_since(first: usize) {
     for call in (first..calls()).rev() {
         let inputs = with(|recorder| recorder.calls[call].inputs.len()).unwrap_or_default();

@@ -7,11 +7,10 @@
 //! b' = b cos t + a sin t
 //! ```
 //!
-//! [`RopeTable`] holds the cosines and sines, with the frequencies of [`Scaling`]. [`rotate`]
-//! rotates the heads of queries and keys in one pass over memory. [`rotate_mla`] does so for
-//! multi-head latent attention (MLA), where all heads share one positional key. The backward of a
-//! rotation is the rotation by the negative angle, so only the table is saved for it. A uniquely
-//! owned tensor is rotated in place.
+//! [`RopeTable`] holds the cosines and sines, with the frequencies of [`Scaling`]. [`rotate`] rotates the heads of
+//! queries and keys in one pass over memory. [`rotate_mla`] is for multi-head latent attention (MLA), where all heads
+//! share one positional key. The backward of a rotation is the rotation by the negative angle, so only the table is
+//! saved for it. A uniquely owned tensor is rotated in place.
 //!
 //! 16-bit types are computed in f32 with a table in f32.
 
@@ -154,9 +153,9 @@ pub fn rotate(
 /// `[batch, seq, heads, value]`, which are a slice of `kv`. Queries and keys are computed in one
 /// launch.
 ///
-/// [`Pairing::Interleaved`] keeps the order of the features. Megatron-LM's fused operation instead
-/// moves the even features to the first half and the odd features to the second half. It does so
-/// for both queries and keys, so attention is the same up to rounding.
+/// [`Pairing::Interleaved`] keeps the order of the features. Megatron-LM's fused operation instead moves the even
+/// features to the first half and the odd features to the second half. It moves the features of both queries and keys,
+/// so attention is the same up to rounding.
 ///
 /// # Panics
 ///

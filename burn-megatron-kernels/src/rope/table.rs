@@ -41,8 +41,8 @@ pub enum Scaling {
     /// YaRN (Peng et al. 2023, arXiv:2309.00071), as implemented in DeepSeek and Megatron-LM.
     ///
     /// The pair with `r` turns within the original context is `d(r) = width ln(original / (2 pi r)) / (2 ln base)`.
-    /// Pairs up to `floor d(beta_fast)` stay unchanged, and pairs from `ceil d(beta_slow)` on are divided by `factor`.
-    /// A ramp connects them. Without `truncate`, the ends of the ramp are not rounded.
+    /// Pairs up to `floor d(beta_fast)` stay unchanged, and the frequencies of pairs from `ceil d(beta_slow)` are
+    /// divided by `factor`. A ramp connects them. Without `truncate`, the ends of the ramp are not rounded.
     ///
     /// Cosines and sines are multiplied by `attention_factor`. Its default is `m(mscale) /
     /// m(mscale_all_dim)` with `m(s) = 0.1 s ln factor + 1`.

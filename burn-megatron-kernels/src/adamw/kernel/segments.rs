@@ -48,7 +48,7 @@ fn chunks_kernel<F: Float, N: Size>(
 
 /// Raises the results with one cube per segment, and one cube for the complete buffer.
 ///
-/// From `2 * chunks` on, `table` holds the number of chunks before each segment.
+/// Starting at element `2 * chunks`, `table` holds the number of chunks before each segment.
 #[cube(launch_unchecked)]
 fn largest_kernel(
     sums: &[f32],

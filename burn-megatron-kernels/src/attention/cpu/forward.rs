@@ -26,8 +26,8 @@ pub(super) struct HeadInputs<'a, E: Element> {
     pub visible: &'a [Range<usize>],
 }
 
-/// Returns the row stride of scores for this number of keys. Rows a power of two apart would share
-/// cache lines.
+/// Returns the row stride of scores for this number of keys. A stride that is a power of two would map all rows to the
+/// same cache sets.
 #[inline(always)]
 pub(super) fn scores_stride(keys: usize) -> usize {
     keys + LANES

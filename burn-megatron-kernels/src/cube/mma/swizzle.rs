@@ -63,8 +63,8 @@ fn lane_address(tile: u32, row: u32, chunk: u32, #[comptime] swizzle: Swizzle) -
     tile + place * comptime!(CHUNK_BYTES as u32)
 }
 
-/// Returns a fragment: 16 rows from `row` on, and 16 elements of each row from element `16 step` on. `lane` is the
-/// [`row_lane`] or [`column_lane`] of the tile.
+/// Returns a fragment: 16 rows starting at `row`, and 16 elements of each row starting at element `16 step`. `lane` is
+/// the [`row_lane`] or [`column_lane`] of the tile.
 #[cube]
 pub(crate) fn fragment(
     lane: u32,

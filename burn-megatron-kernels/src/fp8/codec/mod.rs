@@ -49,7 +49,7 @@ pub fn encode(values: Tensor<1>, format: Format) -> Tensor<1, Int> {
     encode_as(values, Coding::Value(format))
 }
 
-/// Decodes the first `count` of `codes`, packed as by [`encode`], to `[count]` in `dtype`.
+/// Decodes the first `count` of `codes`, in the layout of [`encode`], to `[count]` in `dtype`.
 ///
 /// The result is exact. f32, f64, f16 and bf16 hold all values of the formats, including infinities and NaN. Subnormal
 /// f16 numbers, which only E5M2 has, become 0 on devices that flush them.
@@ -87,8 +87,8 @@ pub fn encode_scales(values: Tensor<1>, rounding: Rounding) -> Tensor<1, Int> {
     encode_as(values, Coding::Scale(rounding))
 }
 
-/// Decodes the first `count` E8M0 `codes`, packed as by [`encode_scales`], to `[count]` in f32,
-/// exactly. The smallest value, 2^-127, is subnormal in f32.
+/// Decodes the first `count` E8M0 `codes`, in the layout of [`encode_scales`], exactly to `[count]` in f32. The
+/// smallest value, 2^-127, is subnormal in f32.
 ///
 /// # Panics
 ///

@@ -15,7 +15,7 @@ use crate::launch::exactly;
 
 /// The bits of infinity. The bits of NaN are larger.
 const INFINITY: u32 = 0x7f80_0000;
-/// The bits of -1, which stands for no magnitude. Bits from the bits of -0 on are not magnitudes.
+/// The bits of -1, which stands for no magnitude. The bits of -0 and all larger bits are not magnitudes.
 const NONE: u32 = 0xbf80_0000;
 const SIGN: u32 = 0x8000_0000;
 

@@ -93,7 +93,7 @@ pub(crate) fn decode(code: u32, #[comptime] format: Format) -> f32 {
     f32::reinterpret(sign | value)
 }
 
-/// Returns a word with the codes of the values from `first` on, the first code in the lowest bits.
+/// Returns a word with the codes of the values, starting at `first`. The first code is in the lowest bits.
 #[cube]
 pub(crate) fn encode_word<N: Size>(
     values: Vector<f32, N>,
@@ -204,7 +204,7 @@ pub(crate) fn e8m0_decode(code: u32) -> f32 {
 /// Returns two factors of `2^(127 - code)` that are not subnormal, or NaN for NaN. `code` has 8 bits.
 #[cube]
 pub(crate) fn e8m0_factors(code: u32) -> (f32, f32) {
-    // The exponent is counted from -128 on, so that halving is a shift.
+    // The exponent is counted from -128, so that halving is a shift.
     let exponent = 255u32 - code;
     let half = exponent >> 1;
     let nan = code == 255;

@@ -101,7 +101,7 @@ pub fn multiply(
     emulated::multiply(a, b, bias, dtype.into())
 }
 
-/// Writes `a b^T`, row by row, to the elements of `flat` from `offset` on, or adds it if `add`.
+/// Writes `a b^T`, row by row, to `flat`, starting at element `offset`, or adds it if `add`.
 ///
 /// - `a`: `[m, depth]`.
 /// - `b`: `[n, depth]`.

@@ -158,9 +158,8 @@ fn write<G: Float, M: Size>(
     }
 }
 
-/// Starts to copy queries of a head from `at` on, the gradient of their output, and both statistics
-/// to one stage. Rows past the last query are zeros, so that their weights stay finite and multiply
-/// zeros.
+/// Starts to copy queries of a head, the gradient of their output, and both statistics to one stage, starting at query
+/// `at`. Rows past the last query are zeros, so that their weights stay finite and multiply zeros.
 #[cube]
 fn copy_queries<F: Float, N: Size>(
     q: &[Vector<F, N>],

@@ -124,8 +124,7 @@ impl<E: Element> CopyTask<'_, E> {
         }
     }
 
-    /// Quantises the rows from `top` on into `codes`. Returns their scales and the range of their
-    /// values.
+    /// Quantises the rows into `codes`, starting at row `top`. Returns their scales and the range of their values.
     #[inline(always)]
     fn row_block(
         &self,

@@ -39,7 +39,7 @@ fn exceeds_max(value: f32, #[comptime] plan: QuantizePlan) -> u32 {
     }
 }
 
-/// Returns the codes from `at` on of a line that ends at `end`, with zeros past it. The codes there
+/// Returns `word`, the codes starting at `at` of a line that ends at `end`, with zeros past the end. The codes there
 /// are 0 anyway, except for MX, whose scale may be NaN.
 #[cube]
 fn inside(word: u32, at: usize, end: usize, #[comptime] plan: QuantizePlan) -> u32 {

@@ -76,8 +76,8 @@ pub(crate) fn reciprocal(scale: u32, #[comptime] power_of_two: bool) -> u32 {
     }
 }
 
-/// Returns the reciprocal of a number from 2^126 on, which is subnormal. Divides bit by bit,
-/// rounding to nearest even.
+/// Returns the reciprocal of a number of at least 2^126, which is subnormal. Divides bit by bit, rounding to nearest
+/// even.
 #[cube]
 fn small_reciprocal(scale: u32) -> u32 {
     let divisor = (scale & 0x007f_ffff) | 0x0080_0000;

@@ -21,7 +21,7 @@ pub(super) struct Part {
     pub start: usize,
     /// The stride between rows.
     pub stride: usize,
-    /// The extent of the dim that is not summed: rows, or chunks if rows are summed.
+    /// The size of the dim that is not summed: rows, or chunks if rows are summed.
     pub across: u32,
 }
 
