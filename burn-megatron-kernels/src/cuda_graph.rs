@@ -37,8 +37,8 @@ impl CudaGraph {
     ///
     /// # Errors
     ///
-    /// Returns [`CudaGraphError`] if the device does not support graphs, or while another graph of
-    /// the device is captured.
+    /// Returns [`CudaGraphError`] if the device does not support graphs, or if another graph of the device is being
+    /// captured.
     pub fn prepare(device: &Device) -> Result<(), CudaGraphError> {
         let device = device.clone().inner();
         let prepared = Dispatch::graph_prepare(device.as_dispatch());

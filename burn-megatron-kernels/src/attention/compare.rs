@@ -123,8 +123,8 @@ fn random<const D: usize>(
 
 /// Compares an engine with [`Portable`], forward and backward, on a small causal problem.
 ///
-/// The problem has two sequences of 150 tokens in `dtype` on `device`, at most two groups of
-/// `heads`, values of `value_width` features, and the given window.
+/// The problem has two sequences of 150 tokens in `dtype` on `device`. It has at most two groups of `heads`, values of
+/// `value_width` features, and the given window.
 ///
 /// # Errors
 ///

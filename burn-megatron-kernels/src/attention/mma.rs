@@ -29,8 +29,8 @@ use crate::error::accept;
 /// blocks of queries and one over blocks of keys, and both compute the scores. The gradients of a key are summed over
 /// the heads of its group in order.
 ///
-/// [`select_engine`](super::select_engine) prefers this engine to [`Portable`](super::Portable). It
-/// has never run on a GPU. The book lists the tests on an emulated GPU.
+/// [`select_engine`](super::select_engine) prefers this engine to [`Portable`](super::Portable). This engine has never
+/// run on a GPU. The book lists the tests on an emulated GPU.
 #[derive(Clone, Debug)]
 pub struct MmaTiles {
     device: Device,

@@ -56,9 +56,8 @@ impl Heads {
 
 /// The range of visible keys for each query of a sequence, shared by all sequences of the batch.
 ///
-/// The starts and the ends of the ranges do not decrease from query to query. With context
-/// parallelism, the keys of one rank that are visible to the queries of another rank have this
-/// form, for any assignment of positions.
+/// The starts and the ends of the ranges do not decrease from query to query. With context parallelism, the visible
+/// keys of another rank have this form for any assignment of positions.
 #[derive(Clone, Debug)]
 pub struct KeyRanges {
     ranges: Vec<Range<usize>>,
@@ -182,8 +181,8 @@ fn refused(name: &'static str, value: impl ToString, fits: &'static str) -> Kern
     KernelError::option("visible keys", name, value, fits)
 }
 
-/// Returns for each key the range of queries to which the key is visible. The range starts at the first query whose
-/// range ends after the key, and ends after the last query whose range starts at or before the key.
+/// Returns for each key the range of queries to which the key is visible. It starts at the first query whose range ends
+/// after the key. It ends after the last query whose range starts at or before the key.
 fn transposed(ranges: &[Range<usize>], keys: usize) -> Vec<Range<usize>> {
     let (mut start, mut end) = (0, 0);
     let of_key = |key| {

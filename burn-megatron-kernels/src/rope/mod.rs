@@ -62,9 +62,8 @@ pub struct RopeOptions {
     /// The first rotated feature of a head. The features before it, and after the width of the
     /// table, are copied unchanged.
     pub first: usize,
-    /// The number of rotated heads. Only the first `n` heads are rotated and the others are copied,
-    /// so that one launch rotates the queries and keys of a joint projection `q|k|v`. `None`
-    /// rotates all heads.
+    /// The number of rotated heads. Only the first `n` heads are rotated, and the other heads are copied. One launch
+    /// can thus rotate the queries and keys of a joint projection `q|k|v`. `None` rotates all heads.
     pub heads: Option<usize>,
 }
 

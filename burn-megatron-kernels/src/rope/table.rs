@@ -359,8 +359,8 @@ impl RopeTable {
     ///
     /// # Errors
     ///
-    /// Returns an error if the configuration is invalid (see [`RopeConfig::frequencies`]), if there
-    /// are more elements than a tensor can have, or if `dtype` is not a float type.
+    /// Returns an error if the configuration is invalid; see [`RopeConfig::frequencies`]. Also returns an error if the
+    /// table has more elements than a tensor can have, or if `dtype` is not a float type.
     pub fn new(config: &RopeConfig, device: &Device, dtype: DType) -> Result<Self, KernelError> {
         config.check()?;
         if !matches!(

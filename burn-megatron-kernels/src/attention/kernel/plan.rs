@@ -94,8 +94,8 @@ fn vector(
     sizes.find(|size| fits(*size)).unwrap_or(1)
 }
 
-/// Returns the first of `sizes` that fits `resident` resident tiles of heads with these key and
-/// value widths. The last size fits everywhere.
+/// Returns the first of `sizes` that fits with `resident` resident tiles, for heads with these key and value widths.
+/// The last size fits on every device.
 fn best(
     sizes: [[usize; 3]; 6],
     resident: usize,

@@ -56,8 +56,8 @@ pub fn encode(values: Tensor<1>, format: Format) -> Tensor<1, Int> {
 ///
 /// # Panics
 ///
-/// Panics with a [`KernelError`] if there are fewer than `count` codes, if the codes are not u32,
-/// or if the device does not support a type.
+/// Panics with a [`KernelError`] if there are fewer than `count` codes or the codes are not u32. Also panics if the
+/// device does not support a type.
 pub fn decode(codes: Tensor<1, Int>, count: usize, format: Format, dtype: FloatDType) -> Tensor<1> {
     decode_as(codes, count, dtype, Coding::Value(format))
 }

@@ -19,8 +19,8 @@ const INFINITY: u32 = 0x7f80_0000;
 const NONE: u32 = 0xbf80_0000;
 const SIGN: u32 = 0x8000_0000;
 
-/// Adds the range statistics of `elements` values to an entry of a log: the bits of the largest
-/// magnitude, and the number of values beyond the format. Only one unit may call it.
+/// Adds range statistics to an entry of a log: the bits of the largest magnitude, and the number of values beyond the
+/// format. They cover `elements` values. Only one unit may call it.
 #[cube]
 pub(in crate::fp8) fn log_entry(log: &mut [u32], slot: u32, amax: u32, beyond: f32, elements: f32) {
     let at = slot as usize * LOG_COLUMNS;

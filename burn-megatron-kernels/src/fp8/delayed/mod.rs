@@ -30,8 +30,8 @@ mod tests;
 
 pub(super) use cpu::log_entry;
 
-/// The numbers per slot in a log: the largest magnitude, the number of values beyond the largest
-/// value of the format, and the number of values. See [`empty_log`].
+/// The numbers per slot in a log: the largest magnitude, the number of saturated values, and the number of values. A
+/// value is saturated if it is beyond the largest value of the format. See [`empty_log`].
 pub const LOG_COLUMNS: usize = 3;
 
 /// The numbers of a slot without a tensor.
@@ -165,8 +165,8 @@ pub struct NextScales {
     pub state: Tensor<1>,
     /// An empty log.
     pub log: Tensor<1>,
-    /// The counts of each slot over all ranks, `[2 * slots]` in f32: the number of values beyond
-    /// the largest value of the format, and the number of values.
+    /// The counts of each slot over all ranks, `[2 * slots]` in f32: the number of saturated values, and the number of
+    /// values.
     pub counts: Tensor<1>,
 }
 

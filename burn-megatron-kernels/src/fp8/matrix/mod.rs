@@ -150,8 +150,8 @@ impl Fp8Matrix {
     ///
     /// # Panics
     ///
-    /// Panics with a [`KernelError`] if there are too few codes, if the codes are not u32, if
-    /// `descale` is not `[1]` in f32, or for [`Format::E2M1`].
+    /// Panics with a [`KernelError`] for [`Format::E2M1`], if there are too few codes or the codes are not u32, or if
+    /// `descale` is not `[1]` in f32.
     pub fn from_flat(
         codes: Tensor<1, Int>,
         [rows, depth]: [usize; 2],

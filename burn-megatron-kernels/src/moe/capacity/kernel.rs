@@ -1,4 +1,4 @@
-//! The CubeCL kernel: a unit counts the pairs of its pair's expert that come before the pair.
+//! The CubeCL kernel. A unit computes the rank of one pair among the pairs of the same expert.
 
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::tensor::DType;

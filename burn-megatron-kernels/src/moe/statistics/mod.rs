@@ -1,8 +1,8 @@
 //! Sums over tokens from which the auxiliary losses are computed.
 //!
-//! Let `s` be the scores of a token over all experts (a softmax, or sigmoids divided by their sum),
-//! and `P_e` their sum over the tokens. With the counts `c_e` of choices and the number of tokens
-//! `T` that were counted:
+//! Let `s` be the scores of a token over all experts: a softmax, or sigmoids divided by their sum. `P_e` is the sum of
+//! the scores of expert `e` over the tokens. With the counts `c_e` of choices and the number of tokens `T` that were
+//! counted:
 //!
 //! ```text
 //! load balancing    F = E / (k T^2) sum over e of P_e c_e      dF/ds_te = E c_e / (k T^2)
@@ -44,8 +44,8 @@ const NAME: &str = "router statistics";
 ///
 /// # Panics
 ///
-/// Panics with a [`KernelError`] if there is no expert or more than 2048, or if the number of
-/// sequences is 0 or does not divide the tokens.
+/// Panics with a [`KernelError`] if there is no expert or more than 2048. Also panics if the number of sequences is 0
+/// or does not divide the tokens.
 pub fn count_experts(indices: Tensor<2, Int>, experts: usize, sequences: usize) -> Tensor<2, Int> {
     accept(check_experts(NAME, experts));
     accept(check_sequences(indices.dims()[0], sequences));

@@ -66,7 +66,7 @@ fn visible<N: Size>(
     let mut low = 0usize.runtime();
     let mut high = layout.keys;
     if comptime!(span == KeyRangeKind::Window) {
-        // `queries` is added on both sides, so that nothing is negative.
+        // `queries` is added on both sides, so that no number is negative.
         let at = row % layout.queries + layout.keys;
         let reach = at + layout.right + 1;
         let past = layout.queries + layout.left;

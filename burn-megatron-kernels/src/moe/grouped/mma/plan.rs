@@ -180,7 +180,7 @@ mod tests {
             assert_eq!(rows % pass, 0);
             assert_eq!(pass % 8, 0);
             assert_eq!(factor.bytes() % 128, 0);
-            // A warp's part begins with a complete group of chunks.
+            // A warp's part starts at a complete group of chunks.
             assert_eq!(factor.warp_bytes() % 128, 0);
         }
     }
