@@ -60,8 +60,7 @@ impl CudaGraph {
         let device = device.clone().inner();
         let began = Dispatch::graph_start_capture(device.as_dispatch());
         began.map_err(|error| failed("graph_start_capture", &device, error))?;
-        // The capture must end even after a panic: otherwise the device would record everything
-        // that follows.
+        // The capture must end even after a panic. Otherwise the device would record all later work.
         let result = catch_unwind(AssertUnwindSafe(body));
         let graph = Dispatch::graph_stop_capture(device.as_dispatch());
         let result = result.unwrap_or_else(|panic| resume_unwind(panic));

@@ -96,8 +96,8 @@ pub enum Decay {
 
 /// Factors of weight decay and learning rate, one per [`DECAY_BLOCK`] elements.
 ///
-/// The buffer may be any range of a larger buffer. Both tensors are f32 of shape `[ceil((first +
-/// length) / 64)]`: element `i` of the buffer uses factor `(first + i) / 64`.
+/// The buffer may be any range of a larger buffer. Both tensors are f32 of shape `[ceil((first + length) / 64)]`.
+/// Element `i` of the buffer uses factor `(first + i) / 64`.
 #[derive(Clone, Debug)]
 pub struct Blocks {
     /// The weight decay factor of each block.

@@ -235,7 +235,7 @@ impl SmallProblem {
         self.accept(what, difference, ROUNDINGS * roundoff(self.problem.dtype))
     }
 
-    /// Compares log-sum-exps: a difference changes each probability by the same relative amount.
+    /// Compares log-sum-exps. A difference changes each probability by the same relative amount.
     fn check_statistics(&self, [expected, found]: &[Vec<f64>; 2]) -> Result<(), EngineMismatch> {
         let apart = expected.iter().zip(found).map(|(a, b)| (a - b).abs());
         let tolerance = roundoff(self.problem.dtype);

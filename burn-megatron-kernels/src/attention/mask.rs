@@ -8,7 +8,7 @@ use super::options::{AttentionOptions, KeyRanges, MAX_POSITIONS};
 ///
 /// Causality, windows and [`KeyRanges`] each leave one range of visible columns per row. The ends of these ranges do
 /// not decrease from row to row. Therefore the columns visible to a tile of rows are one range, and so are the rows to
-/// which a column is visible: see [`transposed`](Self::transposed).
+/// which a column is visible. See [`transposed`](Self::transposed).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct MaskRange {
     /// The position of row 0.

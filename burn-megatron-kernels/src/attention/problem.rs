@@ -72,8 +72,8 @@ pub struct AttentionOutputs {
 pub struct BackwardInputs {
     /// The inputs of the forward.
     pub inputs: AttentionInputs,
-    /// Output and log-sum-exp of the forward. They may cover more keys than `inputs`: probabilities
-    /// are `exp(score - lse)`.
+    /// Output and log-sum-exp of the forward. They may cover more keys than `inputs`, because probabilities are
+    /// computed as `exp(score - lse)`.
     pub result: (Tensor<4>, Tensor<3>),
     /// The gradient of the output.
     pub dout: Tensor<4>,

@@ -1,7 +1,7 @@
 //! Bias, dropout and residual in one operation, with masks from Philox counters.
 //!
-//! The output is `y = residual + mask * (x + bias)`. An element of the mask is `1 / (1 - p)` if it
-//! is kept and 0 otherwise. No mask is stored: the backward draws it again.
+//! The output is `y = residual + mask * (x + bias)`. An element of the mask is `1 / (1 - p)` if it is kept and 0
+//! otherwise. No mask is stored. The backward draws it again.
 
 use burn::tensor::{DType, Tensor};
 

@@ -170,7 +170,7 @@ pub(crate) fn aot_instances(list: &mut AotList) {
     for (name, dtype, vector) in types() {
         for width in [768, 1600] {
             let sizes = RowSizes::new(width / vector);
-            // Rows are gathered: their indices are read one by one.
+            // Rows are gathered, so their indices are read one by one.
             instance!(
                 list.other("embedding/segments/{name}/{width}"), sizes.units,
                 segments_kernel::SegmentsKernel [_ _ _ _ _ _ _] (vector, sizes, [dtype, single])

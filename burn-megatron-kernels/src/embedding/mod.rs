@@ -1,5 +1,4 @@
-//! The gradient of an embedding: each gradient row is added to the table row from which it was
-//! looked up.
+//! The gradient of an embedding. Each gradient row is added to the table row that was looked up.
 //!
 //! Lookups are sorted by row on the host, so that one cube adds the lookups of a row in order. The
 //! sum has the same bits in every run and needs no atomics. Only rows with lookups are read and

@@ -167,8 +167,8 @@ pub mod e8m0 {
     /// `amax / 448`, rounded up to a power of two. 0 gives the smallest scale, infinity the
     /// largest, and NaN gives NaN.
     ///
-    /// 448 is `1.75 * 2^8`, so no division is needed: the exponent decreases by 8, and increases by
-    /// one if the mantissa is above 1.75.
+    /// 448 is `1.75 * 2^8`, so no division is needed. The exponent decreases by 8, or by 7 if the mantissa is above
+    /// 1.75.
     pub fn of_amax(amax: f32) -> u8 {
         let bits = amax.to_bits() & 0x7fff_ffff;
         if bits > 0x7f80_0000 {

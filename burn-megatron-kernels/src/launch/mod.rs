@@ -1,7 +1,6 @@
 //! A device operation: one implementation per backend, run on the backend of its inputs.
 //!
-//! [`launch`] is independent of autodiff: a [`Function`](crate::Function) calls it in its forward
-//! and in its backward.
+//! [`launch`] is independent of autodiff. A [`Function`](crate::Function) calls it in its forward and in its backward.
 
 use std::fmt::Debug;
 use std::sync::Arc;

@@ -26,7 +26,8 @@ pub(super) type Primitive = FloatTensor<Capture>;
 const EVENT: &str = "burn-megatron event";
 
 thread_local! {
-    /// One capture device per thread, for all of its recordings: a process may create at most 65,536 capture devices.
+    /// One capture device per thread, for all recordings of the thread. A process may create at most 65,536 capture
+    /// devices.
     static DEVICE: Device = Device::capture();
 }
 

@@ -235,8 +235,8 @@ impl RopeConfig {
         }
     }
 
-    /// Returns the number of rows of the table: one per position. With [`Scaling::LongRope`] and more positions than the
-    /// original context, the rows of short sequences follow.
+    /// Returns the number of rows of the table, one per position. With [`Scaling::LongRope`] and more positions than
+    /// the original context, the rows of short sequences follow.
     pub fn rows(&self) -> usize {
         self.max_positions + self.short_rows()
     }

@@ -100,7 +100,7 @@ fn softmax_row<E: Element>(
             };
         }
     }
-    // The maximum is finite: if no key is visible, every difference to it is -inf and none is NaN.
+    // The maximum is finite. Therefore, if no key is visible, every difference to the maximum is -inf and none is NaN.
     let mut largest = fold(scratch, lowest, |value| *value, E::Wide::larger);
     if let Some(sink) = sink {
         largest = largest.larger(sink);

@@ -35,7 +35,7 @@ pub enum Mask {
     /// All keys.
     #[default]
     None,
-    /// Key `j` is visible to query `i` if `j <= i + (keys - queries)`: both sequences end together.
+    /// Key `j` is visible to query `i` if `j <= i + (keys - queries)`, so both sequences end together.
     Causal,
     /// Key `j` is visible to query `i` if `i + shift - left <= j <= i + shift + right`, with `shift = keys - queries`.
     Window {

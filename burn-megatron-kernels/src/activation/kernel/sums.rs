@@ -24,7 +24,7 @@ pub(super) struct SumTiling {
     pub planes: bool,
 }
 
-/// Computes gradients and partial sums: a cube works on `rows_per_cube` rows of one tile.
+/// Computes gradients and partial sums. A cube processes `rows_per_cube` rows of one tile.
 ///
 /// `dbias` is `[blocks of rows, width of x]` and `dweight` is `[rows, tiles]`.
 #[cube(launch_unchecked)]

@@ -1,4 +1,4 @@
-//! The step: one vector of four elements per unit, 128 bits of each f32 buffer.
+//! The step. A unit updates one vector of four elements, which is 128 bits of each f32 buffer.
 
 use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_storage_type;

@@ -1,5 +1,5 @@
-//! The gradients: one kernel keeps queries resident and streams keys, the other kernel keeps keys
-//! resident and streams queries. No two cubes write to the same place, and sums have a fixed order.
+//! The gradients. One kernel keeps queries resident and streams keys. The other kernel keeps keys resident and streams
+//! queries. No two cubes write to the same place, and sums have a fixed order.
 
 use cubecl::prelude::*;
 

@@ -30,8 +30,7 @@ pub const MX_BLOCK: usize = 32;
 /// The name of the type of codes in errors.
 const CODES: &str = "type of the codes";
 
-/// A matrix `[rows, depth]` of 8-bit codes in the layout that a product reads: the summed dimension
-/// lies along each row.
+/// A matrix `[rows, depth]` of 8-bit codes in the layout that a product reads. The summed dimension is along each row.
 ///
 /// A value is its code times its scale. Rows are padded with zeros to a multiple of [`ROW_BYTES`].
 /// The zeros add nothing to a product.

@@ -55,8 +55,8 @@ impl Algorithm {
     }
 }
 
-// SAFETY: the descriptors are plain memory of the library. Only one thread uses them: `Submitter`
-// runs both `new` and `run` on it.
+// SAFETY: the descriptors are plain memory of the library. Only one thread uses them, because `Submitter` runs both
+// `new` and `run` on it.
 unsafe impl Send for MatmulPlan {}
 unsafe impl Sync for MatmulPlan {}
 

@@ -1,5 +1,5 @@
-//! The kernels of the backward: one computes the input gradient and partial sums of the parameter
-//! gradients, another only the partial sums.
+//! The kernels of the backward. One kernel computes the input gradient and partial sums of the parameter gradients. The
+//! other kernel computes only the partial sums.
 
 use cubecl::prelude::*;
 

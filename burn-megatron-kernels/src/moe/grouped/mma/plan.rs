@@ -143,8 +143,8 @@ fn flatten(triples: impl IntoIterator<Item = [usize; 3]>) -> Vec<i32> {
 ///
 /// `launches` is the number of single products and `[rows, columns]` the average size of their results. Engines of
 /// single products are faster for a large product, because they use instructions such as Hopper's `wgmma`. With fewer
-/// than [`BUSY`] tiles per multiprocessor, this gain is smaller than the loss: part of the GPU is idle at the end of
-/// each product.
+/// than [`BUSY`] tiles per multiprocessor, this gain is smaller than the loss from the part of the GPU that is idle at
+/// the end of each product.
 pub(super) fn in_one_launch(
     launches: usize,
     [rows, columns]: [usize; 2],

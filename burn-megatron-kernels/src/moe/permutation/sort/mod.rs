@@ -13,7 +13,7 @@ mod cpu;
 #[cfg(feature = "cubecl")]
 pub(crate) mod kernel;
 
-/// The maximum number of experts: a cube keeps a number for each expert in shared memory.
+/// The maximum number of experts. A cube keeps a number for each expert in shared memory.
 pub const MAX_EXPERTS: usize = 2048;
 
 /// The number of pairs that are counted together.
