@@ -227,7 +227,7 @@ impl<const D: usize> MultiFunction for StreamNormFunction<D> {
         if terms == 1 {
             return results;
         }
-        // Both terms of the sum have the gradient of the sum.
+        // The gradient of the sum is also the gradient of `x` and of the residual.
         let gradient = results.remove(0);
         let to_x = |gradient| {
             let gradient = Tensor::<D>::from_dispatch(gradient);

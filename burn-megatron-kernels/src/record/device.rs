@@ -293,7 +293,7 @@ pub(super) fn run_backward(call: usize, needed: &[bool]) {
     let Some(Some((((function, saved), outputs), client, needed))) = taken else {
         return;
     };
-    // Declared as created here: the gradients come from the backward of the users of the outputs.
+    // Recorded as created here. They come from the backward of the operations that use the outputs.
     let gradient = |ir: &TensorIr| {
         let tensor = RouterTensor::new(
             client.create_empty_handle(),

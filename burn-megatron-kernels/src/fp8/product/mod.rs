@@ -96,7 +96,7 @@ pub fn multiply(
     if let Some(product) = cuda::multiply(a, b, bias.as_ref(), dtype, accumulation) {
         return product;
     }
-    // On the CPU, sums are always exact.
+    // The emulated path ignores the accumulation.
     let _ = accumulation;
     emulated::multiply(a, b, bias, dtype.into())
 }

@@ -234,7 +234,7 @@ impl BackwardInputs {
         let units = RESIDENT_ELEMENTS / (layout.kept() * vector);
         let cubes = units.min(RESIDENT_UNITS as usize) / layout.units as usize;
         let resident = multiprocessors(&client) * cubes.max(2);
-        // At least one cube, so that the sums over no rows are written.
+        // At least one cube, so that empty sums are written too.
         let cubes = blocks.min(resident).max(1);
         let sets = if layout.in_registers {
             variant.sums()
