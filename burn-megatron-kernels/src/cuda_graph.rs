@@ -99,9 +99,9 @@ fn failed(call: &'static str, device: &Device, error: impl fmt::Display) -> Cuda
     }
 }
 
-/// Returns an identifier of a tensor's memory. It is equal for views of a tensor, and for two
-/// tensors only if they share memory. Returns `None` if tensors have no identifier: on the CPU, and
-/// with Burn's fusion.
+/// Returns an identifier of a tensor's memory. Views of a tensor have the same identifier. Two tensors have the same
+/// identifier only if they share memory. Returns `None` on the CPU and with Burn's fusion, where tensors have no
+/// identifier.
 pub fn memory_id<const D: usize, K: Basic>(tensor: &Tensor<D, K>) -> Option<usize> {
     launch::memory_id(&tensor.clone().into_dispatch())
 }

@@ -24,9 +24,9 @@ const NAME: &str = "bias_dropout_add";
 
 /// The random draws of a dropout mask.
 ///
-/// Element `e` (the flat, row-major index in this rank's tensor) uses draw number `first + (e /
-/// run) * pitch + e % run` of [`Stream::new(key, position)`](crate::philox::Stream::new). It is
-/// kept if `word < (1 - probability) * 2^32`.
+/// Element `e` (the flat, row-major index in this rank's tensor) uses draw number `first + (e / run) * pitch + e % run`
+/// of [`Stream::new(key, position)`](crate::philox::Stream::new). The element is kept if the drawn `word < (1 -
+/// probability) * 2^32`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Draw {
     /// The probability that an element is dropped, in `[0, 1)`.

@@ -268,8 +268,8 @@ fn write_part<N: Size>(
     }
 }
 
-/// Returns the sum over the rows of a cube to the units of its first row. All units of the cube
-/// must call it.
+/// Returns the sum over the rows of a cube. Only the units of the first row get the sum. All units of the cube must
+/// call it.
 #[cube]
 fn across_rows<N: Size>(own: Vector<f32, N>, #[comptime] layout: RowLayout) -> Vector<f32, N> {
     let lanes = comptime!(layout.lanes);

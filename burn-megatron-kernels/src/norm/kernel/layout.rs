@@ -111,7 +111,7 @@ impl RowLayout {
     }
 }
 
-/// Returns the sum of `value` over the units of a row to each of them. All units of the cube must
+/// Returns the sum of `value` over the units of a row. Every unit of the row gets the sum. All units of the cube must
 /// call it.
 #[cube]
 pub(super) fn row_sum(value: f32, #[comptime] layout: RowLayout) -> f32 {

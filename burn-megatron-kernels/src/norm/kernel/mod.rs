@@ -55,7 +55,7 @@ const MULTIPROCESSORS: u32 = 32;
 /// The maximum number of resident units per multiprocessor if rows are strided over cubes.
 const RESIDENT_UNITS: u32 = 1024;
 /// The number of row elements that the resident cubes keep. The registers of a multiprocessor hold eight numbers for
-/// each element. More cubes would only queue, and add partial sums.
+/// each element. More cubes would only wait in the queue and add partial sums.
 const RESIDENT_ELEMENTS: usize = 8192;
 
 /// Returns the number of rows and the width of a tensor.
