@@ -10,7 +10,7 @@ use crate::launch::{DeviceOp, Spec};
 
 /// The step as a device operation.
 ///
-/// Inputs, of which the outcome and all later inputs are optional:
+/// Inputs. Only the first four are required:
 ///
 /// - weights, first moment, second moment, gradient,
 /// - outcome,
