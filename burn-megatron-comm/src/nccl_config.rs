@@ -132,7 +132,7 @@ impl NcclConfig {
         *self == Self::default()
     }
 
-    /// The settings of a group.
+    /// Returns the settings of a group.
     pub fn group(&self, group: NcclGroup) -> NcclGroupConfig {
         self.groups.get(&group).copied().unwrap_or_default()
     }

@@ -151,7 +151,7 @@ impl ParallelContext {
             .split(&name, &inside.cloned().collect::<Vec<_>>())
     }
 
-    /// Returns the standard group with the same ranks as the group over `axes`, if there is one.
+    /// Returns the standard group with the same ranks as the group over `axes`, or `None` if there is no such group.
     fn standard(&self, grid: Grid, axes: AxisSet) -> Option<Standard> {
         let same = |(_, other): &&(Standard, AxisSet)| grid == Grid::Dense && *other == axes;
         if let Some((standard, _)) = STANDARD.iter().find(same) {

@@ -85,7 +85,7 @@ impl ContextSplit {
     /// All splits.
     pub const ALL: [Self; 4] = *Self::VARIANTS.as_array().unwrap();
 
-    /// The name, as in recipes.
+    /// Returns the name, as in recipes.
     pub fn name(self) -> &'static str {
         self.into()
     }
@@ -194,7 +194,7 @@ impl ContextExchange {
     /// All exchanges.
     pub const ALL: [Self; 4] = *Self::VARIANTS.as_array().unwrap();
 
-    /// The name, as in recipes.
+    /// Returns the name, as in recipes.
     pub fn name(self) -> &'static str {
         self.into()
     }

@@ -52,7 +52,7 @@ fn requested(config: &ParallelConfig) -> impl Iterator<Item = (Axis, usize)> {
     .chain(expert_tensor)
 }
 
-/// The data size of the dense grid, as requested or derived.
+/// Returns the data size of the dense grid, as requested or derived.
 fn dense_data(config: &ParallelConfig, world: usize) -> Result<usize, MeshFault> {
     let mut factors = vec![
         (Axis::Tensor, config.tensor),

@@ -47,12 +47,12 @@ impl MeshRank {
         Self::new(self.mesh.clone(), rank)
     }
 
-    /// The mesh.
+    /// Returns the mesh.
     pub fn mesh(&self) -> &Arc<Mesh> {
         &self.mesh
     }
 
-    /// The world rank.
+    /// Returns the world rank.
     pub fn rank(&self) -> usize {
         self.rank
     }

@@ -141,12 +141,12 @@ impl Mesh {
         &self.config
     }
 
-    /// The number of ranks.
+    /// Returns the number of ranks.
     pub fn world_size(&self) -> usize {
         self.world
     }
 
-    /// The number of ranks along `axis` of `grid`.
+    /// Returns the number of ranks along `axis` of `grid`.
     ///
     /// # Panics
     ///
@@ -167,7 +167,7 @@ impl Mesh {
         axes.filter(|axis| self.size(grid, *axis) > 1).collect()
     }
 
-    /// The coordinates of `rank` in the dense grid.
+    /// Returns the coordinates of `rank` in the dense grid.
     #[track_caller]
     pub fn coordinates(&self, rank: usize) -> Coordinates {
         let rank = self.checked(rank);
@@ -180,7 +180,7 @@ impl Mesh {
         }
     }
 
-    /// The coordinates of `rank` in the expert grid.
+    /// Returns the coordinates of `rank` in the expert grid.
     #[track_caller]
     pub fn expert_coordinates(&self, rank: usize) -> ExpertCoordinates {
         let rank = self.checked(rank);
@@ -206,7 +206,7 @@ impl Mesh {
             + self.dense.offset(Axis::Pipeline, coordinates.pipeline)
     }
 
-    /// The rank at these coordinates of the expert grid.
+    /// Returns the rank at these coordinates of the expert grid.
     ///
     /// # Panics
     ///

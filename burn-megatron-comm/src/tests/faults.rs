@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::*;
 
-/// A world whose call log cannot be written, as its folder would be below a file.
+/// Returns a world whose call log cannot be written, as its folder would be below a file.
 fn world(size: usize) -> World {
     World::threads(size)
         .unwrap()

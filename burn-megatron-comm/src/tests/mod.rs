@@ -35,7 +35,7 @@ fn buffer(dtype: DType, values: &[i64]) -> Buffer {
     }
 }
 
-/// The rank that failed first, with its error of calls.
+/// Returns the rank that failed first, with its error of calls.
 fn comm_failure(error: WorldError) -> (usize, CommError) {
     match error {
         WorldError::RankFailed { rank, source, .. } => (

@@ -24,7 +24,7 @@ fn times(dtype: DType, factor: i64, round: usize, range: std::ops::Range<usize>)
     buffer(dtype, &values.collect::<Vec<_>>())
 }
 
-/// A round of a training step: reduce_scatter, all_gather, all_reduce, and an exchange. Every input
+/// Returns a round of a training step: reduce_scatter, all_gather, all_reduce, and an exchange. Every input
 /// is taken from the pool, and every result is given back.
 fn round(comm: &dyn Communicator, dtype: DType, round: usize) -> Result<(), CommError> {
     let (own, ranks) = (comm.rank(), comm.size());

@@ -68,7 +68,7 @@ fn each_rank_computes_in_its_own_pool() {
     results.unwrap();
 }
 
-/// The threads of this process with a name that no other test uses.
+/// Returns the threads of this process with a name that no other test uses.
 fn threads_named(name: &str) -> usize {
     let tasks = fs::read_dir("/proc/self/task").unwrap();
     let names = tasks.filter_map(|task| fs::read_to_string(task.ok()?.path().join("comm")).ok());

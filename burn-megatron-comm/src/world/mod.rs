@@ -104,8 +104,8 @@ impl World {
 
     /// Creates the world of a process that was started as one rank.
     ///
-    /// Over NCCL, the ranks may also be threads of one process, each with a device. Each thread calls
-    /// [`run`](Self::run) of its own world, with its own rank.
+    /// Over NCCL, the ranks may also be threads of one process, each with its own device. Each thread creates a world
+    /// for its rank and calls [`run`](Self::run).
     pub fn processes(launch: Launch) -> World {
         let local = launch.local_world_size;
         let engine = None;
@@ -204,7 +204,7 @@ impl World {
         }
     }
 
-    /// The number of ranks.
+    /// Returns the number of ranks.
     pub fn size(&self) -> usize {
         match &self.ranks {
             Ranks::Threads(size) => *size,

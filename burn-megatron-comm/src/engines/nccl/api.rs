@@ -51,7 +51,7 @@ const UNDEFINED: c_int = c_int::MIN;
 const MAGIC: c_uint = 0xcafe_beef;
 
 impl Config {
-    /// A non-blocking communicator with these numbers of CTAs; everything else is the library's default.
+    /// Creates a non-blocking communicator with these numbers of CTAs; everything else is the library's default.
     pub fn non_blocking(group: NcclGroupConfig) -> Self {
         // The library compares both before it fills in what is not set.
         let ctas = match (group.min_ctas, group.max_ctas) {

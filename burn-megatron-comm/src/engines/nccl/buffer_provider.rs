@@ -17,13 +17,13 @@ pub(super) type TakeResult = Box<dyn FnOnce() -> Result<Tensor<1>, CommError> + 
 
 /// Provides the device memory of the tensors of one device.
 pub(super) trait DeviceBufferProvider: fmt::Debug + Send + Sync {
-    /// Whether it provides the memory of tensors on `device`.
+    /// Returns whether it provides the memory of tensors on `device`.
     fn takes(&self, device: &Device) -> bool;
 
     /// Returns the order of calls and of the computation on the device.
     fn stream_order(&self) -> StreamOrder;
 
-    /// The order, with the reasons why it is not a faster one.
+    /// Returns the order, with the reasons why it is not a faster one.
     fn description(&self) -> String;
 
     /// Provides the memory of `input` and of a result of `output` elements of its type: resolves the buffers, now or

@@ -54,7 +54,7 @@ impl DeviceBuffers {
         *self.resolved.lock() = Some(resolved);
     }
 
-    /// The addresses and the event to wait for, once they are known.
+    /// Returns the addresses and the event to wait for, once they are known.
     pub fn addresses(&self) -> Option<Result<ReadyAddresses, String>> {
         let resolved = self.resolved.lock();
         let known = |resolved: &ResolvedBuffers| (resolved.addresses, resolved.ready.clone());
@@ -71,7 +71,7 @@ impl DeviceBuffers {
         }
     }
 
-    /// The event after the call, once it is launched.
+    /// Returns the event after the call, once it is launched.
     pub fn done(&self) -> Option<&Arc<RecordedEvent>> {
         self.done.get()
     }
@@ -225,7 +225,7 @@ impl Staging {
     }
 }
 
-/// Whether the buffers of a call fit into a block.
+/// Returns whether the buffers of a call fit into a block.
 fn is_small(plan: &NcclPlan) -> bool {
     plan.bytes().into_iter().all(|bytes| bytes <= HALF_BLOCK)
 }

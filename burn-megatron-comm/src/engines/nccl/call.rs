@@ -56,7 +56,7 @@ impl NcclCall {
         }
     }
 
-    /// Whether the addresses are known.
+    /// Returns whether the addresses are known.
     ///
     /// # Errors
     /// Why there is no memory.

@@ -39,7 +39,7 @@ struct Limits {
 }
 
 impl CollectiveStreams {
-    /// The streams of a config on a device.
+    /// Returns the streams of a config on a device.
     ///
     /// # Errors
     /// Why the stream of high priority, if the config asks for it, is not safe; or an error of the device.
@@ -104,7 +104,7 @@ impl CollectiveStreams {
         }
     }
 
-    /// The priority of the stream of a group's collectives.
+    /// Returns the priority of the stream of a group's collectives.
     pub fn priority(&self, group: NcclGroup) -> Priority {
         if self.high_priority.contains(&group) {
             Priority::High
@@ -113,7 +113,7 @@ impl CollectiveStreams {
         }
     }
 
-    /// Whether there are two.
+    /// Returns whether there are two.
     pub fn are_two(&self) -> bool {
         !self.high_priority.is_empty()
     }

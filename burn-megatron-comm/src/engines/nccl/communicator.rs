@@ -31,7 +31,7 @@ pub(super) enum CallQueue {
 }
 
 impl CommKey {
-    /// The key of the unique id in the store.
+    /// Returns the key of the unique id in the store.
     pub fn store_key(self) -> String {
         match self {
             CommKey::Group(GroupId::WORLD) => "nccl/world".into(),
@@ -89,7 +89,7 @@ impl NcclCommunicator {
         }
     }
 
-    /// Whether NCCL is splitting it off its parent.
+    /// Returns whether NCCL is splitting it off its parent.
     pub fn is_splitting(&self) -> bool {
         matches!(
             self.state,

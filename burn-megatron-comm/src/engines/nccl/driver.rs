@@ -29,7 +29,7 @@ pub(super) struct Allocation {
 
 /// A device. Addresses are of its memory; an error is the message of the driver.
 pub(super) trait DeviceDriver: fmt::Debug + Send + Sync {
-    /// The name, for example `"cuda:0"`.
+    /// Returns the name, for example `"cuda:0"`.
     fn name(&self) -> String;
 
     /// Makes the device current on this thread.
@@ -39,7 +39,7 @@ pub(super) trait DeviceDriver: fmt::Debug + Send + Sync {
     /// otherwise: nothing that this thread does belongs to the graph.
     fn ignore_captures(&self) -> Result<(), String>;
 
-    /// The number of multiprocessors.
+    /// Returns the number of multiprocessors.
     fn multiprocessors(&self) -> Result<usize, String>;
 
     /// Creates a stream that runs concurrently with all others.
@@ -57,13 +57,13 @@ pub(super) trait DeviceDriver: fmt::Debug + Send + Sync {
     /// Makes later work on `stream` wait for the last record of the event.
     fn stream_wait_event(&self, stream: Stream, event: Event) -> Result<(), String>;
 
-    /// Whether all work before the event is complete.
+    /// Returns whether all work before the event is complete.
     fn query_event(&self, event: Event) -> Result<bool, String>;
 
     /// Allocates memory that later work on `stream` may use.
     fn allocate(&self, bytes: usize, stream: Stream) -> Result<u64, String>;
 
-    /// The allocation that an address lies in.
+    /// Returns the allocation that an address lies in.
     fn allocation(&self, address: u64) -> Result<Allocation, String>;
 
     /// Frees memory in stream order.
@@ -99,7 +99,7 @@ pub(super) struct RecordedEvent {
 }
 
 impl RecordedEvent {
-    /// An event that is not recorded yet: a wait for it returns at once.
+    /// Creates an event that is not recorded yet: a wait for it returns at once.
     pub fn new(driver: &Arc<dyn DeviceDriver>) -> Result<Self, String> {
         let event = driver.create_event()?;
         Ok(Self {

@@ -72,7 +72,7 @@ pub(super) struct Split {
 }
 
 impl EngineState {
-    /// The first error, if any.
+    /// Returns the first error, if any.
     pub fn first_error(&self) -> Option<CommError> {
         self.first_failure.lock().clone()
     }

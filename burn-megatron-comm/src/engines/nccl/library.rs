@@ -154,12 +154,12 @@ impl Library {
         self.version
     }
 
-    /// Whether communicators can be split.
+    /// Returns whether communicators can be split.
     pub(super) fn can_split(&self) -> bool {
         self.api.comm_split.is_some()
     }
 
-    /// A new unique id; this process answers the ranks that use it.
+    /// Returns a new unique id; this process answers the ranks that use it.
     pub(super) fn unique_id(&self) -> Result<UniqueId, String> {
         let mut id = UniqueId([0; 128]);
         // SAFETY: the id is written before the call returns.
@@ -167,7 +167,7 @@ impl Library {
         self.check("ncclGetUniqueId", None, code).map(|_| id)
     }
 
-    /// Whether several non-blocking groups of one thread may be in progress.
+    /// Returns whether several non-blocking groups of one thread may be in progress.
     pub(super) fn has_concurrent_groups(&self) -> bool {
         self.version >= Version::CONCURRENT_GROUPS
     }
@@ -246,7 +246,7 @@ impl Library {
         self.check("ncclCommSplit", Some(parent), code).map(drop)
     }
 
-    /// The progress of the last call on `comm`.
+    /// Returns the progress of the last call on `comm`.
     ///
     /// # Errors
     /// An error of the communicator, including asynchronous ones on the device.
@@ -405,7 +405,7 @@ impl Library {
             .map(drop)
     }
 
-    /// Whether the library has windows, and whether it has registration.
+    /// Returns whether the library has windows, and whether it has registration.
     pub(super) fn registration(&self) -> (bool, bool) {
         let Api {
             mem_alloc,

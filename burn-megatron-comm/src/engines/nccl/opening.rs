@@ -56,7 +56,7 @@ pub(super) fn begin(
         .map_err(|error| format!("cannot start a thread: {error}"))
 }
 
-/// The communicators once they are ready, or why they never are.
+/// Returns the communicators once they are ready, or why they never are.
 fn open(openings: &[(Opening, Stream)], state: &EngineState) -> Vec<Result<Comm, String>> {
     let slots: Vec<_> = openings.iter().map(|_| slot()).collect();
     match init(openings, &slots, state) {

@@ -59,7 +59,7 @@ pub(super) struct NcclPlan {
 }
 
 impl NcclPlan {
-    /// The plan of a call of `group`, which has been checked; `None` for a split.
+    /// Returns the plan of a call of `group`, which has been checked; `None` for a split.
     pub fn of(signature: &Signature, group: &Group) -> Option<Self> {
         let Operation::Call(call) = &signature.operation else {
             return None;
@@ -99,7 +99,7 @@ impl NcclPlan {
         })
     }
 
-    /// A message of one byte, on the side of this rank of its communicator.
+    /// Creates a message of one byte, on the side of this rank of its communicator.
     pub fn byte(rank: usize) -> Self {
         let (input, output, steps) = match rank {
             SENDER => (1, 0, sends(&[(RECEIVER, 0, 1)])),
@@ -118,18 +118,18 @@ impl NcclPlan {
         }
     }
 
-    /// The bytes of the input and of the output.
+    /// Returns the bytes of the input and of the output.
     pub fn bytes(&self) -> [usize; 2] {
         [self.input, self.output].map(|len| len * self.dtype.size_of())
     }
 }
 
-/// All sends, then all receives; none for peers without elements.
+/// Returns all sends, then all receives; none for peers without elements.
 fn sends_and_receives(send: &[usize], receive: &[usize]) -> Vec<NcclOp> {
     [sends(&offsets(send)), receives(&offsets(receive))].concat()
 }
 
-/// The peers with the offset and the length of their elements.
+/// Returns the peers with the offset and the length of their elements.
 fn offsets(counts: &[usize]) -> Vec<(usize, usize, usize)> {
     let ranges = consecutive_ranges(counts).into_iter().enumerate();
     ranges

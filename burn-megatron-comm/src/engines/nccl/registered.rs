@@ -73,7 +73,7 @@ impl Registration {
     }
 }
 
-/// Whether the memory of a call is registered: the same on every rank.
+/// Returns whether the memory of a call is registered: the same on every rank.
 pub(super) fn is_registered(plan: &NcclPlan) -> bool {
     let is_collective = |step: &NcclOp| {
         matches!(
@@ -85,7 +85,7 @@ pub(super) fn is_registered(plan: &NcclPlan) -> bool {
     bytes >= MIN_REGISTERED_BYTES && plan.steps.iter().all(is_collective)
 }
 
-/// The bytes of the window of a call, if it has one: the same on every rank.
+/// Returns the bytes of the window of a call, if it has one: the same on every rank.
 pub(super) fn window_bytes(plan: &NcclPlan) -> Option<usize> {
     let bytes = plan.bytes().into_iter().max().unwrap_or(0);
     is_registered(plan).then(|| bytes.next_multiple_of(REGISTRATION_GRANULARITY))
@@ -104,7 +104,7 @@ impl CopyCount {
         self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
-    /// The number of copies, and their bytes.
+    /// Returns the number of copies, and their bytes.
     pub fn get(&self) -> (u64, u64) {
         let get = |number: &AtomicU64| number.load(Ordering::Relaxed);
         (get(&self.copies), get(&self.bytes))
@@ -205,7 +205,7 @@ impl RegisteredWindow {
         self.bytes
     }
 
-    /// Whether it can be used.
+    /// Returns whether it can be used.
     ///
     /// # Errors
     /// Why it never can.
@@ -226,7 +226,7 @@ impl RegisteredWindow {
         Ok(true)
     }
 
-    /// The addresses for an in-place call.
+    /// Returns the addresses for an in-place call.
     pub fn addresses(&self, plan: &NcclPlan, index: usize) -> Addresses {
         let [input, output] = plan.bytes().map(|bytes| (bytes * index) as u64);
         let start = self.address;

@@ -18,7 +18,7 @@ pub(crate) enum StreamOrder {
     Host,
 }
 
-/// The order that the environment variable selects.
+/// Returns the order that the environment variable selects.
 ///
 /// # Errors
 /// If the value is not an order.
@@ -36,7 +36,7 @@ fn read(value: Result<String, VarError>) -> Result<Option<StreamOrder>, String> 
     order.map_err(|_| format!("invalid {VARIABLE} {value:?}: expected stream, context or host"))
 }
 
-/// The requested order, or else the first that is available, with the reasons against those before it.
+/// Returns the requested order, or else the first that is available, with the reasons against those before it.
 ///
 /// `probe` tries an order. `Host` is always available.
 ///

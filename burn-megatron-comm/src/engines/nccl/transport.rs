@@ -63,7 +63,7 @@ pub(super) struct NcclComponents {
 }
 
 impl NcclTransport {
-    /// The rank `rank` of `size`. Collective: call on all ranks; each waits at most `timeout` for the others.
+    /// Returns the rank `rank` of `size`. Collective: call on all ranks; each waits at most `timeout` for the others.
     ///
     /// # Errors
     /// [`CommError::Engine`] with the error of NCCL or the store, with settings that this NCCL or device does not have, or
@@ -142,7 +142,7 @@ impl NcclTransport {
         let _ = self.worker.send(command);
     }
 
-    /// The plan of a call, unless an earlier call has failed.
+    /// Returns the plan of a call, unless an earlier call has failed.
     fn plan(&self, signature: &Signature, group: &Group) -> Result<NcclPlan, CommError> {
         match self.state.first_error() {
             Some(failure) => Err(failure),
@@ -151,7 +151,7 @@ impl NcclTransport {
         }
     }
 
-    /// The call for the worker; `None` if it is completed locally.
+    /// Returns the call for the worker; `None` if it is completed locally.
     fn host_call(&self, job: Job) -> Option<NcclCall> {
         let Job {
             group,
@@ -184,7 +184,7 @@ impl NcclTransport {
         Some(self.new_call(group, group_id, signature, plan, memory))
     }
 
-    /// The tensor's call for the worker, or `None` if it is completed locally; and its handle.
+    /// Returns the tensor's call for the worker, or `None` if it is completed locally; and its handle.
     fn device_call(
         &self,
         job: DeviceJob,
@@ -222,7 +222,7 @@ impl NcclTransport {
         Ok((Some(call), InFlightDeviceCall { launched, result }))
     }
 
-    /// Whether the result is the input, so that nothing is communicated.
+    /// Returns whether the result is the input, so that nothing is communicated.
     fn is_local(&self, plan: &NcclPlan, group: &Group, id: GroupId) -> bool {
         let alone = group.size() == 1 && plan.scope == CommScope::Group;
         plan.steps.is_empty() || (alone && !(self.use_for_one_rank && id == GroupId::WORLD))
@@ -412,7 +412,7 @@ impl DeviceTransport for NcclTransport {
         self.provider.takes(device)
     }
 
-    /// An event of the whole context waits for a receive that was started, and so do all calls after it.
+    /// Returns an event of the whole context waits for a receive that was started, and so do all calls after it.
     fn allows_early_receives(&self) -> bool {
         self.provider.stream_order() != StreamOrder::Context
     }

@@ -53,7 +53,7 @@ impl NcclType {
         }
     }
 
-    /// The first supported version with this type.
+    /// Returns the first supported version with this type.
     pub fn min_version(self) -> Version {
         match self {
             Self::Plain(_) => Version::MIN,
@@ -62,7 +62,7 @@ impl NcclType {
     }
 }
 
-/// The names of the types that a version has: `"f64 f32 bf16 f16 i64 i32 u8"`.
+/// Returns the names of the types that a version has: `"f64 f32 bf16 f16 i64 i32 u8"`.
 pub(super) fn names(version: Version) -> String {
     let had = NcclType::ALL
         .into_iter()

@@ -49,7 +49,7 @@ impl Version {
         }
     }
 
-    /// The number of `ncclGetVersion`, for a version from 2.9 on.
+    /// Returns the number of `ncclGetVersion`, for a version from 2.9 on.
     pub const fn code(self) -> u32 {
         self.major * 10_000 + self.minor * 100 + self.patch
     }

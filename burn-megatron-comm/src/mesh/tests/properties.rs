@@ -15,7 +15,7 @@ const EXPERT: [Axis; 4] = [ExpertTensor, Expert, Data, Pipeline];
 
 type AxisCoordinates = BTreeMap<Axis, usize>;
 
-/// The place of every rank, counted up like an odometer whose first wheel turns fastest.
+/// Returns the place of every rank, counted up like an odometer whose first wheel turns fastest.
 fn odometer(wheels: &[(Axis, usize)]) -> Vec<AxisCoordinates> {
     let mut places = vec![];
     let mut place: AxisCoordinates = wheels.iter().map(|(axis, _)| (*axis, 0)).collect();
@@ -32,7 +32,7 @@ fn odometer(wheels: &[(Axis, usize)]) -> Vec<AxisCoordinates> {
     }
 }
 
-/// The odometers of the dense and of the expert grid.
+/// Returns the odometers of the dense and of the expert grid.
 fn odometers(
     config: &ParallelConfig,
     world: usize,

@@ -73,8 +73,8 @@ fn exit_after(grace: Duration, ended: &AtomicBool) {
     process::exit(i32::from(WorldError::EXIT_PEER_FAILED));
 }
 
-/// Returns whether this process prints the failure. The launcher prints it if there is one. Otherwise rank 0, the host
-/// of the rendezvous, prints it. If the host is lost, the next rank prints it.
+/// Returns whether this process prints the failure. If a launcher hosts the rendezvous, the launcher prints it, or rank
+/// 0 if the launcher is lost. Otherwise rank 0, the host of the rendezvous, prints it, or rank 1 if rank 0 is lost.
 pub(super) fn is_reporter(rank: usize, launched: bool, lost: bool) -> bool {
     match (launched, lost) {
         (true, false) => false,

@@ -45,7 +45,7 @@ fn the_header_agrees() {
     }
 }
 
-/// Whether C after the header compiles, and what the compiler says.
+/// Returns whether C after the header compiles, and what the compiler says.
 fn compile(header: &str, c: &str) -> (bool, String) {
     let folder = tempfile::tempdir().unwrap();
     let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
@@ -171,7 +171,7 @@ fn with(line: &str, since: Version) -> String {
     c
 }
 
-/// A type of [`Api`] in C.
+/// Returns a type of [`Api`] in C.
 fn c_type(name: &str) -> String {
     if let Some(target) = name.strip_prefix("*mut ") {
         return format!("{}*", c_type(target));

@@ -66,7 +66,7 @@ impl CudaBufferProvider {
     }
 }
 
-/// Whether the stream of a small tensor can be found.
+/// Returns whether the stream of a small tensor can be found.
 fn try_stream(index: usize, submitter: &Submitter) -> Result<(), String> {
     let look = || {
         let pair = TensorPair::new(Tensor::ones([1], &Device::cuda(index)), 1)?;

@@ -16,7 +16,7 @@ pub(super) struct ContextEvents {
 }
 
 impl ContextEvents {
-    /// The events of `context`.
+    /// Returns the events of `context`.
     ///
     /// # Errors
     /// If the driver has no such functions.

@@ -27,7 +27,7 @@ use crate::world::from_panic;
 type Server = <CudaRuntime as Runtime>::Server;
 type Primitive = <Cube as burn::backend::BackendTypes>::FloatTensorPrimitive;
 
-/// The index of a CUDA device; `None` for any other one.
+/// Returns the index of a CUDA device; `None` for any other one.
 pub(super) fn cuda_index(device: &Device) -> Option<usize> {
     match device.as_dispatch() {
         DispatchDevice::Cube(CubeDevice::Cuda(device)) => Some(device.index),
@@ -71,12 +71,12 @@ impl TensorPair {
         })
     }
 
-    /// The output as a tensor.
+    /// Returns the output as a tensor.
     pub fn into_output(self) -> Tensor<1> {
         Tensor::from_primitive::<Cube>(register_fusion(self.output, self.fusion))
     }
 
-    /// The memory of the input and of the output; none where there are no elements.
+    /// Returns the memory of the input and of the output; none where there are no elements.
     pub fn handles(&self) -> [Option<Handle>; 2] {
         [&self.input, &self.output].map(|tensor| {
             let some = tensor.meta.shape().num_elements() > 0;
@@ -169,7 +169,7 @@ impl Submitter {
         });
     }
 
-    /// Whether the streams can be found.
+    /// Returns whether the streams can be found.
     pub fn try_streams(&self, pair: &TensorPair) -> Result<(), String> {
         let bindings = on_streams(pair);
         let found = self
@@ -207,7 +207,7 @@ fn caught<T>(find: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(find)).unwrap_or_else(panicked)
 }
 
-/// The output, and some memory of the stream that this thread computes on.
+/// Returns the output, and some memory of the stream that this thread computes on.
 fn on_streams(pair: &TensorPair) -> [BufferBinding; 2] {
     let current = pair.output.client.empty(1);
     [pair.output.handle.clone(), current].map(Handle::binding)
@@ -240,7 +240,7 @@ fn found(
     Ok(((addresses, Box::new(held)), stream))
 }
 
-/// The stream that memory was created on, made to wait for the other streams that use the bindings.
+/// Returns the stream that memory was created on, made to wait for the other streams that use the bindings.
 fn stream_of(
     server: &mut Server,
     of: &BufferBinding,

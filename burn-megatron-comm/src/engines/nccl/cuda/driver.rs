@@ -20,7 +20,7 @@ pub(super) struct CudaDeviceDriver {
 }
 
 impl CudaDeviceDriver {
-    /// The device `index`.
+    /// Returns the device `index`.
     ///
     /// # Errors
     /// If there is no driver, or the driver's error.
@@ -33,7 +33,7 @@ impl CudaDeviceDriver {
         Ok(Arc::new(Self { context, index }))
     }
 
-    /// The context of the device.
+    /// Returns the context of the device.
     pub fn context(&self) -> sys::CUcontext {
         self.context.cu_ctx()
     }

@@ -33,7 +33,7 @@ const CUDA: &str = "BURN_MEGATRON_TEST_CUDA";
 /// GPUs are shared by the tests of a process.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
-/// The devices for ranks; `None`, and the reason, where the tests do not run.
+/// Returns the devices for ranks; `None`, and the reason, where the tests do not run.
 fn devices() -> Option<Vec<usize>> {
     if env::var(CUDA).is_err() {
         skipped(format!("{CUDA}=1 is not set"));
@@ -111,7 +111,7 @@ fn floats(x: Tensor<1>) -> Vec<f32> {
     x.cast(DType::F32).into_data().try_into_vec().unwrap()
 }
 
-/// The steps of the next test, and the size of its matrices: an emulated device takes minutes for what a GPU
+/// Returns the steps of the next test, and the size of its matrices: an emulated device takes minutes for what a GPU
 /// does in a second.
 fn effort() -> (usize, usize) {
     if env::var(CUDA).is_ok_and(|value| value == "emulated") {

@@ -32,7 +32,7 @@ pub fn start_reduce_scatter_coalesced(
     start_each(xs, &Call::ReduceScatter(ReduceOp::Sum), comm)
 }
 
-/// An even all-to-all.
+/// Returns an even all-to-all.
 pub fn even_all_to_all(len: usize, ranks: usize) -> Call {
     let counts = vec![len / ranks; ranks];
     Call::AllToAll {
@@ -41,7 +41,7 @@ pub fn even_all_to_all(len: usize, ranks: usize) -> Call {
     }
 }
 
-/// The reduce-scatter of a 16-bit tensor with every addition in f32: an all-to-all, then a sum of the received
+/// Returns the reduce-scatter of a 16-bit tensor with every addition in f32: an all-to-all, then a sum of the received
 /// parts on the device, neighbours first.
 pub fn reduce_scatter_in_f32(x: Tensor<1>, comm: &dyn Communicator) -> Tensor<1> {
     let ranks = comm.size();
@@ -58,7 +58,7 @@ pub fn reduce_scatter_in_f32(x: Tensor<1>, comm: &dyn Communicator) -> Tensor<1>
     sums.remove(0)
 }
 
-/// The elements of a float tensor.
+/// Returns the elements of a float tensor.
 pub fn to_buffer(x: Tensor<1>) -> Buffer {
     let dtype = x.dtype();
     let data = x.into_data();
@@ -71,7 +71,7 @@ pub fn to_buffer(x: Tensor<1>) -> Buffer {
     }
 }
 
-/// A float tensor on `device`.
+/// Returns a float tensor on `device`.
 pub fn from_buffer(buffer: Buffer, device: &Device, dtype: DType) -> Tensor<1> {
     let shape = [buffer.len()];
     let data = match buffer {

@@ -115,7 +115,7 @@ impl FakeEvent {
 }
 
 impl FakeDevice {
-    /// The memory that is not freed.
+    /// Returns the memory that is not freed.
     pub fn held(&self) -> usize {
         self.memory.lock().unwrap().len()
     }

@@ -110,7 +110,7 @@ impl TestRun {
         NcclTransport::connect(parts, rank, self.size, self.setup.timeout)
     }
 
-    /// The fake world below the communicator of all ranks.
+    /// Returns the fake world below the communicator of all ranks.
     pub fn world(&self) -> Arc<fake_nccl::FakeWorld> {
         fake_nccl::world(&self.store.read("nccl/world", Duration::ZERO).unwrap())
     }

@@ -106,7 +106,7 @@ fn the_real_library_has_all_functions() {
     assert!(!message.contains('\n'), "{message}");
 }
 
-/// The error of a communicator of one rank.
+/// Returns the error of a communicator of one rank.
 fn init_without_gpu(library: &Library, id: UniqueId) -> String {
     let slot = opening::slot();
     let request = InitRequest {

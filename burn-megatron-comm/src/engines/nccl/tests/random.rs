@@ -20,7 +20,7 @@ impl Rng {
     }
 }
 
-/// The world, its even and odd ranks, and its ranks backwards.
+/// Returns the world, its even and odd ranks, and its ranks backwards.
 fn groups(comm: &Comm) -> Vec<Comm> {
     let ranks = 0..comm.size();
     let (even, odd): (Vec<_>, Vec<_>) = ranks.clone().partition(|rank| rank % 2 == 0);

@@ -27,7 +27,7 @@ fn floats(x: Tensor<1>) -> Vec<f32> {
     x.cast(DType::F32).into_data().try_into_vec().unwrap()
 }
 
-/// The sum of what all ranks give.
+/// Returns the sum of what all ranks give.
 fn sum(ranks: usize, seed: usize, len: usize) -> Vec<f32> {
     let all = (0..ranks).map(|rank| flat(rank, seed, len));
     floats(all.reduce(|a, b| a + b).unwrap())

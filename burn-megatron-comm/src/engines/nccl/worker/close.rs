@@ -44,7 +44,7 @@ impl NcclWorker {
         let _ = request.reply.send(ended);
     }
 
-    /// Whether everything is complete and closed.
+    /// Returns whether everything is complete and closed.
     fn try_close(&mut self, finalizing: &mut bool) -> Result<bool, String> {
         if self.aborted_at.is_some() {
             return Err("it was aborted before".into());
@@ -102,7 +102,7 @@ impl NcclWorker {
         shared.library.finalize(&ready)
     }
 
-    /// Whether every communicator is finalized; they are then destroyed, with their streams.
+    /// Returns whether every communicator is finalized; they are then destroyed, with their streams.
     fn finalized(&mut self) -> Result<bool, String> {
         let (library, driver) = (&self.shared.library, &self.shared.driver);
         let comms = self

@@ -62,7 +62,7 @@ impl NcclWorker {
         }
     }
 
-    /// The stream of a communicator's calls: that of its collectives, or a new one for its messages.
+    /// Returns the stream of a communicator's calls: that of its collectives, or a new one for its messages.
     fn stream_of(&self, opening: &Opening) -> Result<Stream, String> {
         match opening.key {
             CommKey::Group(_) => Ok(self.collective_stream(opening.group)),
@@ -123,7 +123,7 @@ impl NcclWorker {
         });
     }
 
-    /// Whether the communicator is ready.
+    /// Returns whether the communicator is ready.
     ///
     /// # Errors
     /// Why it never will be.

@@ -53,7 +53,7 @@ impl NcclWorker {
         }
     }
 
-    /// The queues whose last launch or split is in progress.
+    /// Returns the queues whose last launch or split is in progress.
     fn busy(&self) -> HashSet<CallQueue> {
         let calls = self.launching.iter().flatten();
         let mut busy: HashSet<CallQueue> = calls.map(|(call, _)| call.queue).collect();
@@ -68,13 +68,13 @@ impl NcclWorker {
         communicators.any(NcclCommunicator::is_splitting) || !self.empty_splits.is_empty()
     }
 
-    /// Whether this thread may start another group of NCCL calls: older versions have one for each thread.
+    /// Returns whether this thread may start another group of NCCL calls: older versions have one for each thread.
     fn may_start_group(&self) -> bool {
         let in_progress = !self.launching.is_empty() || self.is_splitting();
         !in_progress || self.shared.library.has_concurrent_groups()
     }
 
-    /// Whether everything that the work item needs is ready; starts what is missing.
+    /// Returns whether everything that the work item needs is ready; starts what is missing.
     ///
     /// # Errors
     /// Why it never will be.

@@ -13,7 +13,7 @@ use crate::nccl_config::RegisteredBuffers;
 type CopyBack = (u64, u64, usize);
 
 impl NcclWorker {
-    /// Whether the windows of these calls are ready, where they use any; registers what is missing.
+    /// Returns whether the windows of these calls are ready, where they use any; registers what is missing.
     pub(super) fn windows_ready(&mut self, calls: &[NcclCall]) -> bool {
         if !self.uses(RegisteredBuffers::Windows) {
             return true;
@@ -58,7 +58,7 @@ impl NcclWorker {
         self.shared.registration() == Registration::On(kind)
     }
 
-    /// The addresses of the call: its own memory, or a window with a copy before and after.
+    /// Returns the addresses of the call: its own memory, or a window with a copy before and after.
     pub(super) fn through_window(
         &self,
         call: &NcclCall,
@@ -112,7 +112,7 @@ impl NcclWorker {
 pub(super) struct WindowsInUse(HashSet<(CommKey, usize)>);
 
 impl WindowsInUse {
-    /// The first unused window of this size.
+    /// Returns the first unused window of this size.
     fn next(&mut self, key: CommKey, bytes: usize, windows: &[RegisteredWindow]) -> Option<usize> {
         let mut fitting = (0..windows.len()).filter(|at| windows[*at].bytes() == bytes);
         let at = fitting.find(|at| !self.0.contains(&(key, *at)))?;
@@ -121,7 +121,7 @@ impl WindowsInUse {
     }
 }
 
-/// The size of the window that a call uses; only tensors use one.
+/// Returns the size of the window that a call uses; only tensors use one.
 fn bytes_for(call: &NcclCall) -> Option<usize> {
     match call.memory {
         CallMemory::Tensor(_) => window_bytes(&call.plan),

@@ -65,7 +65,7 @@ pub fn forget() {
     LOG.lock().unwrap().clear();
 }
 
-/// The calls of each launch of a rank of a world, in order.
+/// Returns the calls of each launch of a rank of a world, in order.
 pub fn launches(world: &Arc<FakeWorld>, rank: usize) -> Vec<Vec<(&'static str, usize)>> {
     let log = LOG.lock().unwrap();
     let of_rank = log
@@ -74,7 +74,7 @@ pub fn launches(world: &Arc<FakeWorld>, rank: usize) -> Vec<Vec<(&'static str, u
     of_rank.map(|(.., calls)| calls.clone()).collect()
 }
 
-/// Whether this thread has started a group.
+/// Returns whether this thread has started a group.
 pub fn in_group() -> bool {
     GROUP.with_borrow(Option::is_some)
 }
@@ -312,7 +312,7 @@ fn perform(launch: &[Entry], mut number: usize) {
 }
 
 impl Entry {
-    /// Whether all ranks take part; a rank may have more messages than another.
+    /// Returns whether all ranks take part; a rank may have more messages than another.
     fn is_collective(&self) -> bool {
         !matches!(self.op, Op::Send(_) | Op::Receive(_))
     }

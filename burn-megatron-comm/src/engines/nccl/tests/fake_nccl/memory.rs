@@ -21,12 +21,12 @@ pub fn forget() {
     REGISTERED.lock().unwrap().clear();
 }
 
-/// The number of allocations that are not freed.
+/// Returns the number of allocations that are not freed.
 pub fn live_allocations() -> usize {
     MEMORY.lock().unwrap().len()
 }
 
-/// The number of registrations, windows included.
+/// Returns the number of registrations, windows included.
 pub fn live_registrations() -> usize {
     REGISTERED.lock().unwrap().len()
 }
@@ -66,7 +66,7 @@ fn register(comm: RawComm, address: u64, bytes: usize) -> c_int {
     SUCCESS
 }
 
-/// The handle is the address.
+/// Returns the handle is the address.
 pub extern "C" fn comm_register(
     comm: RawComm,
     address: *mut c_void,

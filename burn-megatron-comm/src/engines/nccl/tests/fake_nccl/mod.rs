@@ -66,7 +66,7 @@ pub fn reset() {
     delay_at_random(None);
 }
 
-/// The world of an id that a rank has used.
+/// Returns the world of an id that a rank has used.
 pub fn world(id: &[u8]) -> Arc<FakeWorld> {
     WORLDS.lock().unwrap()[id].clone()
 }
@@ -216,7 +216,7 @@ extern "C" fn comm_user_rank(comm: RawComm, rank: *mut c_int) -> c_int {
     SUCCESS
 }
 
-/// The fewest and the most CTAs of a config.
+/// Returns the fewest and the most CTAs of a config.
 fn ctas(config: *mut Config) -> [c_int; 2] {
     // SAFETY: the caller's pointer to a config.
     let config = unsafe { &*config };
@@ -288,7 +288,7 @@ version!(v2_17, 21701);
 version!(v2_20, 22003);
 version!(v2_27, 22703);
 
-/// The functions of a version: `v2_17` has no split, `v2_20` no windows.
+/// Returns the functions of a version: `v2_17` has no split, `v2_20` no windows.
 pub fn api(get_version: extern "C" fn(*mut c_int) -> c_int) -> Api {
     let mut code = 0;
     get_version(&mut code);

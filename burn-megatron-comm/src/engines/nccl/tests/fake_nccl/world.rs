@@ -41,7 +41,7 @@ impl FakeWorld {
         })
     }
 
-    /// The contributions of all ranks to collective `number`; `None` if it was aborted.
+    /// Returns the contributions of all ranks to collective `number`; `None` if it was aborted.
     pub fn all_exchange(
         &self,
         number: usize,
