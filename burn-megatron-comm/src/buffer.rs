@@ -97,7 +97,7 @@ pub enum BufferError {
         /// The number of elements in the buffer.
         len: usize,
     },
-    /// Zero buffers cannot be concatenated, as the result would have no type.
+    /// A list of zero buffers cannot be concatenated, because the result would have no type.
     #[error("cannot concatenate 0 buffers, as the result has no type: expected at least one")]
     NoParts,
 }

@@ -230,7 +230,7 @@ fn near_worlds(config: &ParallelConfig, world: usize) -> Vec<usize> {
     }
 }
 
-/// Returns `None` if a number is zero or the multiple overflows.
+/// Returns the least common multiple. Returns `None` if a number is zero or the multiple overflows.
 fn least_common_multiple(a: usize, b: usize) -> Option<usize> {
     let (mut divisor, mut rest) = (a, b);
     while rest != 0 {

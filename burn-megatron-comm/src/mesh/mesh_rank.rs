@@ -37,7 +37,7 @@ impl MeshRank {
         Self::new(Arc::new(Mesh::single()), 0)
     }
 
-    /// Another rank of the same mesh.
+    /// Returns another rank of the same mesh.
     ///
     /// # Panics
     ///

@@ -1,6 +1,6 @@
 //! Reads the rank of this process from the environment variables of its launcher.
 //!
-//! | launcher | recognised by | rank, size, local rank, local size |
+//! | launcher | recognized by | rank, size, local rank, local size |
 //! |---|---|---|
 //! | torchrun | `TORCHELASTIC_RUN_ID` | `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE` |
 //! | `burn-megatron launch` | `BURN_MEGATRON_RENDEZVOUS` and `RANK` | the same |
