@@ -10,8 +10,8 @@ use tracing::{Event, Metadata, Subscriber};
 
 use super::Link;
 
-/// A `tracing` subscriber that advances the clock of a [`Link`] by the compute time of each matrix product that a
-/// linear layer computes on this thread.
+/// A `tracing` subscriber that adds the compute time of matrix products to the clock of a [`Link`]. It counts the
+/// products that linear layers compute on this thread.
 ///
 /// With it, the share of hidden transfers can be measured even if the ranks share CPU cores: see
 /// [`Link::with_virtual_clock`].

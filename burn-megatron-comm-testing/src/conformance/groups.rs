@@ -116,7 +116,7 @@ fn start_two(
     Ok(started)
 }
 
-/// Two groups with the same name and the same ranks are independent.
+/// Checks that two groups with the same name and the same ranks are independent.
 pub(super) fn same_name(suite: &mut CaseContext<'_>) -> CheckResult {
     let world = suite.world;
     for (name, groups) in partitions(world.group().ranks()) {

@@ -41,12 +41,12 @@ fn receive_messages(
         .collect()
 }
 
-/// Each rank sends to the next rank, with every type and length.
+/// Sends from each rank to the next rank, with every type and length.
 pub(super) fn ring(suite: &mut CaseContext<'_>) -> CheckResult {
     sweep(suite, pass_on)
 }
 
-/// Each rank sends to the next rank and receives from the previous rank.
+/// Sends to the next rank and receives from the previous rank.
 pub(super) fn pass_on(suite: &mut CaseContext<'_>, dtype: DType, len: usize) -> CheckResult {
     let comm = &**suite.world;
     let (own, size) = (comm.rank(), comm.size());
@@ -89,8 +89,7 @@ pub(super) fn receives_first(suite: &mut CaseContext<'_>) -> CheckResult {
     suite.wait_reversed(sent)
 }
 
-/// Dropping a handle drops only the message of that handle. Tested for sends, and for receives before and after the
-/// sends.
+/// Checks that a dropped handle drops only its own message. Tests sends, and receives before and after the sends.
 pub(super) fn dropped(suite: &mut CaseContext<'_>) -> CheckResult {
     let (comm, data) = (&**suite.world, suite.data());
     for (first, receives_first) in [(0, true), (6, false)] {

@@ -51,9 +51,9 @@ pub struct ConformanceOptions {
     pub sizes: Vec<usize>,
     /// The number of elements of the long buffers (default: 2^20, which is 4 MiB of `f32`).
     pub long: usize,
-    /// Whether the engine reduces in a fixed order: neighbors first, then pairs of results, and so on, in group order.
-    /// 16-bit floats accumulate in `f32` and are rounded once. If true, sums of floats must be bitwise equal to the
-    /// reference. Otherwise they may differ by the rounding error of any order.
+    /// Whether the engine reduces in a fixed order and accumulates 16-bit floats in `f32`, rounded once. The order is
+    /// group order: neighbors first, then pairs of results, and so on. If true, sums of floats must be bitwise equal to
+    /// the reference. Otherwise they may differ by the rounding error of any order.
     pub fixed_order: bool,
     /// Whether a maximum or minimum is NaN if any rank's value is NaN (default: true).
     pub nan_wins: bool,

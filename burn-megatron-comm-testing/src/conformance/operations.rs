@@ -101,7 +101,8 @@ pub(super) fn all_to_all(suite: &mut CaseContext<'_>) -> CheckResult {
     })
 }
 
-/// One member sends to all members, all members send to one, or each member sends to only one other member.
+/// Runs one-sided exchanges: one member sends to all members, all members send to one, or each sends to one other
+/// member.
 pub(super) fn one_sided(suite: &mut CaseContext<'_>) -> CheckResult {
     let size = suite.world.size();
     sweep(suite, |suite, dtype, len| {

@@ -38,7 +38,7 @@ fn start_each(
     Ok(started)
 }
 
-/// Each rank waits in a different order.
+/// Waits for calls in a different order on each rank.
 pub(super) fn any_order(suite: &mut CaseContext<'_>) -> CheckResult {
     let world = suite.world;
     for round in 0..3 {
@@ -54,7 +54,8 @@ pub(super) fn any_order(suite: &mut CaseContext<'_>) -> CheckResult {
     Ok(())
 }
 
-/// A rank that drops a handle still takes part. The other ranks get their results, and later calls keep their order.
+/// Checks that a rank that drops a handle still takes part. The other ranks get their results, and later calls keep
+/// their order.
 pub(super) fn dropped(suite: &mut CaseContext<'_>) -> CheckResult {
     let world = suite.world;
     for round in 0..world.size() {
@@ -107,9 +108,11 @@ pub(super) fn started_as_one(suite: &mut CaseContext<'_>) -> CheckResult {
 /// The delay of the late rank before it calls the barrier.
 const LATE: Duration = Duration::from_millis(20);
 
-/// Each rank is late once. The late rank begins to sleep after it has received a message from every other rank. Each of
-/// the other ranks sends this message right before its barrier. Therefore no rank can leave the barrier before the
-/// sleep is over, measured by its own clock since it sent the message, however slow any rank is.
+/// Checks that no rank leaves a barrier before the late rank calls it. Each rank is late once.
+///
+/// The late rank begins to sleep after it has received a message from every other rank. Each of the other ranks sends
+/// this message right before its barrier. Since that message, at least the sleep must pass on the clock of each of
+/// these ranks, however slow they are.
 pub(super) fn barrier(suite: &mut CaseContext<'_>) -> CheckResult {
     let comm = &**suite.world;
     let hello = || Buffer::from(vec![1u8]);
@@ -139,7 +142,7 @@ pub(super) fn barrier(suite: &mut CaseContext<'_>) -> CheckResult {
     Ok(())
 }
 
-/// The pool reuses returned memory, and the old contents of the memory do not change a result.
+/// Checks that the pool reuses returned memory, and that the old contents of the memory do not change a result.
 pub(super) fn pool(suite: &mut CaseContext<'_>) -> CheckResult {
     const ROUNDS: u64 = 20;
     let comm = &**suite.world;

@@ -83,7 +83,7 @@ pub(super) fn order(suite: &mut CaseContext<'_>) -> CheckResult {
     Ok(())
 }
 
-/// Each rank in turn contributes a NaN, at a different position.
+/// Reduces a NaN of each rank in turn, at a different position.
 pub(super) fn nan(suite: &mut CaseContext<'_>) -> CheckResult {
     if !suite.options.nan_wins {
         return Ok(());

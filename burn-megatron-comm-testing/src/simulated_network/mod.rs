@@ -14,9 +14,9 @@ pub use link::{Link, LinkError, Transfer, hidden_share};
 /// A communicator whose calls take the transfer time of a [`Link`]. `start` returns at once. The wait lasts until the
 /// simulated transfer is done and the wrapped engine has the result.
 ///
-/// The number of bytes is that of a ring algorithm. With `d` ranks and a whole buffer of `n` bytes, an all_gather or a
-/// reduce_scatter sends `n(d-1)/d` bytes, and an all_reduce sends twice as many bytes. Calls that are [started
-/// together](Communicator::start_all) pay the latency once. A group of one rank uses no link.
+/// A call transfers the number of bytes of a ring algorithm. With `d` ranks and a whole buffer of `n` bytes, an
+/// all_gather or a reduce_scatter sends `n(d-1)/d` bytes. An all_reduce sends twice this number. Calls that are
+/// [started together](Communicator::start_all) pay the latency once. A group of one rank uses no link.
 ///
 /// A message begins to arrive when both its send and its receive have started and all earlier messages have arrived.
 /// The link is full duplex: it sends and receives at the same time.

@@ -90,7 +90,7 @@ impl ContextSplit {
         self.into()
     }
 
-    /// Returns the divisor of valid sequence lengths: the length must be a multiple of it.
+    /// Returns the number that must divide the length of a sequence.
     ///
     /// `tensor` is the number of ranks over which sequence parallelism splits each part again (1 without it). For a
     /// document of [`ZigzagPerDocument`](Self::ZigzagPerDocument), pass 1.

@@ -7,7 +7,7 @@
 //! | OpenMPI's mpirun | `OMPI_COMM_WORLD_RANK` | `OMPI_COMM_WORLD_RANK`, `_SIZE`, `_LOCAL_RANK`, `_LOCAL_SIZE` |
 //! | `srun` | `SLURM_STEP_ID` of a step | `SLURM_PROCID`, `SLURM_STEP_NUM_TASKS`, `SLURM_LOCALID`, `SLURM_STEP_TASKS_PER_NODE` at `SLURM_NODEID` |
 //! | `srun --mpi=pmix` | the same, and `PMIX_RANK` | the same; `PMIX_RANK` must be equal |
-//! | by hand | `RANK` or `WORLD_SIZE` | the same as torchrun; the local values are optional on a single machine |
+//! | by hand | `RANK` or `WORLD_SIZE` | the same as torchrun; the local values are optional on one machine |
 //!
 //! The first matching row is used. Launchers that may run inside another launcher come first, because their numbers
 //! differ from the numbers of the outer launcher. Examples are one torchrun per node under `srun` or `mpirun`, and

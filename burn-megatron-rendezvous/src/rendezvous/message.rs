@@ -23,10 +23,10 @@ pub(super) enum RankMessage {
     Post { key: String, value: Vec<u8> },
     /// Requests this value as soon as a rank has posted it.
     Read { key: String },
-    /// Asks which of these ranks, the members of the group, have not joined this call.
+    /// Requests the members of the group that have not joined this call. `ranks` are all members.
     #[serde(rename = "Where")]
     FindMissing { call: CallId, ranks: RankRuns },
-    /// Asks which of these ranks have returned without joining this call.
+    /// Requests the ranks in `ranks` that have returned without joining this call.
     FindReturned { call: CallId, ranks: RankRuns },
     /// The answer to [`CoordinatorMessage::QueryStatus`].
     #[serde(rename = "Stands")]

@@ -1,7 +1,7 @@
 //! Rendezvous of the processes of a world, which also detects failed ranks.
 //!
-//! The rendezvous transfers no tensors. It reports when all ranks have joined, stores small values (the addresses of an
-//! engine), collects heartbeats with the position of each rank, and sends one failure report to all ranks.
+//! The rendezvous transfers no tensors. It reports when all ranks have joined, and stores small values (the addresses
+//! of an engine). It collects heartbeats with the position of each rank, and sends one failure report to all ranks.
 //!
 //! There is one [`Coordinator`] per world and one TCP connection per rank. Each connection begins with a handshake that
 //! proves that both sides have the [token](crate::auth). After the handshake, each message is one line of JSON.

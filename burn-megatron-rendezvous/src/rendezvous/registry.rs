@@ -12,8 +12,8 @@ use super::status_query::{QueryPurpose, StatusQuery};
 use crate::failure_report::{FailureReport, RankPosition};
 use crate::rank_runs::{RankRuns, ranks_verb};
 
-/// The delay of a failure report. A cause of higher precedence may follow in this time: a rank whose peer has died can
-/// report its own error before the death of the peer is detected.
+/// The delay of a failure report, because a cause of higher precedence may follow. For example, a rank whose peer has
+/// died can report its own error before the death of the peer is detected.
 const SETTLE_TIME: Duration = Duration::from_millis(250);
 /// The minimum time between two messages to all ranks about ranks that have returned.
 const RETURNED_INTERVAL: Duration = Duration::from_millis(250);

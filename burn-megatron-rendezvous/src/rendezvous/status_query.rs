@@ -86,7 +86,7 @@ impl Registry {
         self.start_query(purpose, &members, now, now)
     }
 
-    /// Answers which of `ranks` have returned without joining a call.
+    /// Answers with the ranks in `ranks` that have returned without joining a call.
     pub(super) fn find_returned(&self, asker: usize, call: CallId, ranks: &RankRuns) -> Outgoing {
         let mut ranks = ranks.within(self.size).unwrap_or_default();
         ranks.retain(|rank| self.returned_before(*rank, call) == Some(true));

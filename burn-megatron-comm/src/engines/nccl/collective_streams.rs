@@ -4,15 +4,16 @@
 //! # Two streams do not deadlock
 //!
 //! The kernel of a collective occupies one multiprocessor per CTA until its peers have launched their kernels. Programs
-//! start collectives in consistent orders: there is one global order of all collectives, and the order of each rank is
-//! a part of it.
+//! start collectives in consistent orders: there is one global order of all collectives, and each rank follows it for
+//! its own collectives.
 //!
 //! Consider the first incomplete collective in this order. On each of its ranks, all earlier collectives of its stream
 //! are complete, so it is launched. It then needs multiprocessors for its CTAs. Computation ends. The only other kernel
-//! that may hold multiprocessors is the current collective of the other stream. If a device has enough multiprocessors
-//! for the largest collectives of both streams together, the first collective gets its multiprocessors on all of its
-//! ranks and completes. With fewer multiprocessors, one rank may run the first collective and wait for room for the
-//! second, while another rank does the reverse.
+//! that may hold multiprocessors is the current collective of the other stream.
+//!
+//! If a device has enough multiprocessors for the largest collectives of both streams together, all ranks of the first
+//! collective get theirs, and it completes. With fewer multiprocessors, one rank may run the first collective and wait
+//! for room for the second, while another rank does the reverse.
 //!
 //! Ranks may have different numbers of streams: on a rank with one stream, the first collective runs alone.
 //!

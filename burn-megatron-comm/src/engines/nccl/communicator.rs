@@ -97,7 +97,7 @@ impl NcclCommunicator {
         )
     }
 
-    /// Makes as much progress as possible without waiting. Adds new communicators to `comms`.
+    /// Advances as far as possible without waiting. Adds new communicators to `comms`.
     pub fn advance(&mut self, library: &Library, comms: &LiveComms) {
         let next = match &self.state {
             CommState::Opening | CommState::Ready(_) | CommState::Failed(_) => return,

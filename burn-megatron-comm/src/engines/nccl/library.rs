@@ -220,8 +220,8 @@ impl Library {
         self.check("ncclCommInitRankConfig", None, code).map(drop)
     }
 
-    /// Ends the initialization of a ready communicator. Must be called on the thread that started it: older versions
-    /// keep the state of a group in the thread until the next call that uses the communicator.
+    /// Ends the initialization of a ready communicator. Must be called on the thread that started it. In older
+    /// versions, this thread keeps the state of a group until the next call that uses the communicator.
     pub(super) fn end_init(&self, comm: Comm) -> Result<(), String> {
         let mut rank = 0;
         // SAFETY: the communicator is alive, and the rank is written before the call returns.

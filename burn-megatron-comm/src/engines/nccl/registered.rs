@@ -2,8 +2,8 @@
 //!
 //! CubeCL allocates only from its own pools: its storage keeps the addresses of its allocations in a private map.
 //! Therefore tensors cannot be placed in memory of `ncclMemAlloc`, which windows require. A collective on a large
-//! tensor is staged: a copy on the device into a window, the collective in place in the window, and a copy back. All
-//! three run on the stream of the collective.
+//! tensor is staged. It is copied on the device into a window, runs in place there, and is copied back. All three
+//! operations run on the stream of the collective.
 //!
 //! CubeCL's allocations can be registered without a copy. The performance of both modes was not measured.
 

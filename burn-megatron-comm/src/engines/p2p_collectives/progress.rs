@@ -84,7 +84,7 @@ fn delay(activity: Activity, idle_time: Duration) -> Option<Duration> {
     (idle_time >= patience).then_some(delay)
 }
 
-/// Returns the next command, or `None` if there is none within `delay`. Returns an error if the sender is gone.
+/// Returns the next command, or `None` if no command arrives within `delay`. Returns an error if the sender is gone.
 fn next(
     commands: &Receiver<ProgressCommand>,
     delay: Option<Duration>,

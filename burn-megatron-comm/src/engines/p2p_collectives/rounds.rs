@@ -125,8 +125,8 @@ impl RoundBuilder {
         }
     }
 
-    /// All-gather: every member receives the pieces of all members. `piece` is the piece of this rank. `ranges` are the
-    /// positions of the pieces in the result.
+    /// Builds an all-gather, in which every member receives the pieces of all members. `piece` is the piece of this
+    /// rank. `ranges` are the positions of the pieces in the result.
     fn gather(&self, piece: Rc<PooledBuffer>, ranges: &[Range<usize>]) -> Round {
         let mut result = self.allocate(ranges[self.size - 1].end);
         result.copy_from(ranges[self.own].start, &piece, 0..piece.len());
@@ -155,7 +155,7 @@ impl RoundBuilder {
         ReceiveBuffer::split(buffer, &others.collect::<Vec<_>>())
     }
 
-    /// Reduce-scatter: every member receives its own range from all members and reduces it.
+    /// Builds a reduce-scatter, in which every member receives its own range from all members and reduces it.
     fn reduce(
         &self,
         input: PooledBuffer,
@@ -204,7 +204,7 @@ impl RoundBuilder {
         })
     }
 
-    /// Broadcast in one round: the root sends all elements to every member.
+    /// Builds a broadcast in one round, in which the root sends all elements to every member.
     fn broadcast_short(&self, input: PooledBuffer, root: usize) -> Round {
         if self.own == root {
             let input = Rc::new(input);
@@ -225,7 +225,7 @@ impl RoundBuilder {
         }
     }
 
-    /// Broadcast in two rounds: the root scatters the chunks, and then all other members gather them.
+    /// Builds a broadcast in two rounds. The root scatters the chunks, and then all other members gather them.
     fn broadcast_long(self, input: PooledBuffer, root: usize) -> Round {
         let chunks = self.chunks();
         if self.own == root {

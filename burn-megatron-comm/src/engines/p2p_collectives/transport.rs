@@ -103,8 +103,8 @@ impl P2pCollectives {
     /// calls.
     ///
     /// # Errors
-    /// [`CommError::Engine`] if rank 0 sends nothing within `timeout`, if the bytes do not fit into a control message
-    /// (about 3.9 KiB), or if the transport fails.
+    /// [`CommError::Engine`] if rank 0 sends nothing within `timeout`, or if the transport fails. Also if the bytes do
+    /// not fit into a control message (about 3.9 KiB).
     pub fn share(
         &self,
         from_rank_0: Option<&[u8]>,

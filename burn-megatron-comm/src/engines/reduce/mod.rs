@@ -1,9 +1,10 @@
 //! Reductions in a fixed order: a tree over neighbors, in group order.
 //!
 //! The tree first combines contributions 0 and 1, 2 and 3, and so on. Then it combines pairs of results, and so on. A
-//! contribution without a partner moves up a level unchanged. A reduction over inner groups of 2^k neighbors, followed
-//! by a reduction over their results, takes the same steps as a single reduction over all ranks. Both give bit-equal
-//! results.
+//! contribution without a partner moves up a level unchanged.
+//!
+//! A reduction can run over inner groups of 2^k neighbors and then over their results. It takes the same steps as a
+//! single reduction over all ranks, so both give bit-equal results.
 
 use std::ops::Range;
 
@@ -16,8 +17,8 @@ use tree::{Accumulator, OtherInputs, ReduceElement, chunk_at};
 mod tests;
 mod tree;
 
-/// The number of elements that are reduced at a time. The partial results of a chunk, one per level of the tree, then
-/// stay in the L1 cache while the contributions of all ranks are read.
+/// The number of elements that are reduced at a time. The partial results of a chunk, one per level of the tree, must
+/// stay in the L1 cache during the reduction.
 const CHUNK: usize = 512;
 
 /// Reduces `rest` in order into `first`, which is the first contribution. All buffers have the same type and length.

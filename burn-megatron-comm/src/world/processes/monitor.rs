@@ -17,8 +17,8 @@ use crate::world::rank::CallLogDir;
 /// The time that a rank may continue after another rank has failed.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// A thread that waits for a failure of the world. The launcher may kill this process soon after a failure, so the
-/// thread writes the call log and prints the error at once, whatever the rank is doing.
+/// A thread that waits for a failure of the world. The thread writes the call log and prints the error at once,
+/// whatever the rank is doing, because the launcher may kill this process soon.
 pub(super) struct FailureMonitor {
     /// Whether the rank has ended.
     pub ended: Arc<AtomicBool>,

@@ -42,8 +42,8 @@ pub fn even_all_to_all(len: usize, ranks: usize) -> Call {
     }
 }
 
-/// Runs the reduce-scatter of a 16-bit tensor with all additions in f32: an all-to-all, and then a sum of the received
-/// parts on the device, neighbors first.
+/// Runs the reduce-scatter of a 16-bit tensor with all additions in f32. It is an all-to-all, followed by a sum of the
+/// received parts on the device, neighbors first.
 pub fn reduce_scatter_in_f32(x: Tensor<1>, comm: &dyn Communicator) -> Tensor<1> {
     let ranks = comm.size();
     let call = even_all_to_all(x.dims()[0], ranks);

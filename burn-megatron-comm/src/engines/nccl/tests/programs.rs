@@ -66,7 +66,7 @@ pub fn collectives(comm: Comm) -> Vec<Buffer> {
     results
 }
 
-/// Runs all-to-alls with uneven counts, some of which are zero.
+/// Runs all-to-alls with uneven counts, including zeros.
 pub fn uneven(comm: Comm) -> Vec<Buffer> {
     let (size, rank) = (comm.size(), comm.rank());
     let count = |from: usize, to: usize, seed: usize| match (from + to * 2 + seed) % 4 {
