@@ -111,8 +111,8 @@ const LATE: Duration = Duration::from_millis(20);
 /// Checks that no rank leaves a barrier before the late rank calls it. Each rank is late once.
 ///
 /// The late rank begins to sleep after it has received a message from every other rank. Each of the other ranks sends
-/// this message right before its barrier. Since that message, at least the sleep must pass on the clock of each of
-/// these ranks, however slow they are.
+/// this message right before its barrier. On the clock of each of these ranks, at least the sleep time must pass
+/// between this message and the end of the barrier, however slow the rank is.
 pub(super) fn barrier(suite: &mut CaseContext<'_>) -> CheckResult {
     let comm = &**suite.world;
     let hello = || Buffer::from(vec![1u8]);

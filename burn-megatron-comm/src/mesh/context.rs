@@ -73,7 +73,7 @@ pub struct ContextSplitError {
     pub length: usize,
     /// The size of the context axis.
     pub ranks: usize,
-    /// Describes the number of tensor ranks that share each part. Empty if no ranks share a part.
+    /// Describes the number of tensor ranks that share each part. Empty without sequence parallelism.
     pub sequence_parallel: String,
     /// The split.
     pub split: ContextSplit,

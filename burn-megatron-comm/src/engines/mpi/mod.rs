@@ -12,9 +12,9 @@
 //! the process itself.
 //!
 //! MPI does not report the death of a process. With Open MPI 4.1.4, messages to and from a dead process never complete,
-//! no call returns an error, and MPI does not end the process. Over shared memory there is no message, and over TCP
-//! there is a warning on the terminal. Its `mpirun` ends the other processes about a second later. The heartbeats of
-//! the ranks detect which process has died.
+//! no call returns an error, and MPI does not end the process. Over shared memory nothing is printed. Over TCP there is
+//! a warning on the terminal. Its `mpirun` ends the other processes about a second later. The heartbeats of the ranks
+//! detect which process has died.
 
 mod p2p;
 mod raw;

@@ -1,9 +1,9 @@
 //! Registered memory, which peers access without a copy through NCCL's internal buffers.
 //!
 //! CubeCL allocates only from its own pools: its storage keeps the addresses of its allocations in a private map.
-//! Therefore tensors cannot be placed in memory of `ncclMemAlloc`, which windows require. A collective on a large
-//! tensor is staged. It is copied on the device into a window, runs in place there, and is copied back. All three
-//! operations run on the stream of the collective.
+//! Therefore tensors cannot be placed in memory of `ncclMemAlloc`, which windows require. A large tensor is staged for
+//! a collective: it is copied on the device into a window, and the result is copied back. The collective runs in place
+//! in the window. All three operations run on the stream of the collective.
 //!
 //! CubeCL's allocations can be registered without a copy. The performance of both modes was not measured.
 

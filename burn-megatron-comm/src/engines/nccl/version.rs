@@ -1,4 +1,4 @@
-//! The versions of NCCL that introduced functions, from its release notes and the conditions in `nccl.h`.
+//! The NCCL versions that introduced functions, according to the release notes and the conditions in `nccl.h`.
 
 use std::ffi::c_int;
 use std::fmt;

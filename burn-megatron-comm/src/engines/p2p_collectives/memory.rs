@@ -1,4 +1,5 @@
-//! Memory that stays in place while a transport reads or writes it. All `unsafe` code of this engine is in this module.
+//! Memory that stays in place while a transport reads or writes it. All `unsafe` code of `p2p_collectives` is in this
+//! module.
 //!
 //! Payloads are sent directly from the caller's buffer and received directly into the result. The values of this module
 //! never leave the thread that owns the transport.

@@ -296,7 +296,7 @@ impl<W: P2pTransport> RankState<W> {
         self.collectives.get(&call).map(InFlightCollective::missing)
     }
 
-    /// On rank 0, sends bytes to all other ranks. On the other ranks, waits for these bytes.
+    /// Sends bytes from rank 0 to all other ranks. The other ranks wait for these bytes.
     pub fn share(
         &mut self,
         bytes: Option<Vec<u8>>,

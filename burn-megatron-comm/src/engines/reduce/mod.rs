@@ -17,7 +17,7 @@ use tree::{Accumulator, OtherInputs, ReduceElement, chunk_at};
 mod tests;
 mod tree;
 
-/// The number of elements that are reduced at a time. The partial results of a chunk, one per level of the tree, must
+/// The number of elements that are reduced at a time. The partial results of a chunk, one per level of the tree, then
 /// stay in the L1 cache during the reduction.
 const CHUNK: usize = 512;
 
