@@ -100,8 +100,8 @@ impl MismatchCase {
 ///
 /// Collective: call on all ranks with the same case. `world` cannot be used afterwards.
 ///
+/// # Errors
 /// [`ConformanceError::TooFewRanks`] in a world of one rank. [`ConformanceError::Wrong`] if the call succeeded.
-/// [`ConformanceError::Failed`] if it failed with another error.
 /// [`ConformanceError::Failed`] if it failed with another error.
 pub fn run_mismatch_case(
     world: &Arc<dyn Communicator>,

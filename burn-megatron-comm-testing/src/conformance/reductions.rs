@@ -23,8 +23,8 @@ fn both(
     suite.collective(&**world, &Call::ReduceScatter(op), input)
 }
 
-/// Averages of every float type and length. If 16-bit floats accumulate in `f32`, also tests a sum that exceeds the
-/// range of the 16-bit type.
+/// Computes averages of every float type and length. If 16-bit floats accumulate in `f32`, also tests a sum that
+/// exceeds the range of the 16-bit type.
 pub(super) fn averages(suite: &mut CaseContext<'_>) -> CheckResult {
     let options = suite.options;
     let size = suite.world.size();

@@ -120,7 +120,6 @@ impl Link {
     ///
     /// # Errors
     /// The errors of [`new`](Self::new), and [`LinkError::Nodes`] if `ranks_per_node` is zero.
-    /// As [`new`](Self::new), and [`LinkError::Nodes`] for nodes without ranks.
     pub fn with_nodes(
         latency: Duration,
         bytes_per_second: f64,

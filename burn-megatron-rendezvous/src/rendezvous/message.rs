@@ -21,7 +21,7 @@ pub(super) enum RankMessage {
     Heartbeat(RankPosition),
     /// Stores this value for all ranks.
     Post { key: String, value: Vec<u8> },
-    /// Requests this value as soon as a rank has posted it.
+    /// Requests this value. The answer is sent after a rank has posted the value.
     Read { key: String },
     /// Requests the members of the group that have not joined this call. `ranks` are all members.
     #[serde(rename = "Where")]

@@ -34,7 +34,6 @@ fn a_send_blocks_nothing() {
 
 /// The launch of the first message between two ranks connects them, and waits for the launch on the other rank. Before
 /// 2.27.3, a thread cannot launch anything else in the meantime.
-/// launch nothing else meanwhile.
 #[test]
 fn ranks_that_send_before_they_receive_do_not_wait_for_each_other() {
     let versions: [extern "C" fn(*mut c_int) -> c_int; 3] = [v2_17, v2_20, v2_27];
