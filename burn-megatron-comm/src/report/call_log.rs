@@ -14,7 +14,7 @@ use crate::buffer::DType;
 /// The number of recent calls that each rank keeps.
 pub const CALLS_KEPT: usize = 2000;
 
-/// One call of one rank. Each line of the call log is such a record as JSON.
+/// One call of one rank. Each line of the call log after the header is such a record as JSON.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct CallRecord {
     /// The world rank that made the call.

@@ -6,7 +6,7 @@ use super::*;
 
 const LEN: usize = 4 * MIN_POOLED_LEN;
 
-/// Returns `(1 + i mod 7 + round) * 2^rank`. Every set of ranks and every round has a different sum.
+/// Returns `(1 + i mod 7 + round mod 3) * 2^rank`. Different sets of ranks and consecutive rounds have different sums.
 fn pattern(dtype: DType, rank: usize, round: usize, range: std::ops::Range<usize>) -> Buffer {
     let values = range.map(|i| (1 + i % 7 + round % 3) as i64 * (1 << rank));
     buffer(dtype, &values.collect::<Vec<_>>())
@@ -18,7 +18,7 @@ fn filled(pool: &BufferPool, values: &Buffer) -> Buffer {
     taken
 }
 
-/// Returns `(1 + i mod 7 + round) * factor`.
+/// Returns `(1 + i mod 7 + round mod 3) * factor`.
 fn times(dtype: DType, factor: i64, round: usize, range: std::ops::Range<usize>) -> Buffer {
     let values = range.map(|i| (1 + i % 7 + round % 3) as i64 * factor);
     buffer(dtype, &values.collect::<Vec<_>>())
