@@ -27,8 +27,8 @@ pub(super) const SYMMETRIC: c_int = 1;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct UniqueId(pub [u8; 128]);
 
-/// The first fields of `ncclConfig_t`, as in NCCL 2.17 to 2.26. A library reads only the fields of its own version, and
-/// uses defaults for fields that are newer than `version`.
+/// The first fields of `ncclConfig_t`, as in NCCL 2.17 to 2.26. A library reads only the fields that its version has,
+/// and uses defaults for fields that are newer than `version`.
 #[repr(C)]
 #[derive(Debug)]
 pub(super) struct Config {
