@@ -120,8 +120,8 @@ pub fn stage_bytes(model: &ModelProfile, stage: &StageLayout, recompute: Recompu
 }
 
 /// Returns the memory that a rank holds in addition to its state. `activations` is the number of bytes of all
-/// micro-batches in flight. The temporary tensors are those of one layer, including recomputed tensors. If the input of
-/// a layer comes from the host, the input is included.
+/// micro-batches in flight. Temporary tensors, including recomputed tensors, count for one layer. If the input of a
+/// layer comes from the host, the input is included.
 pub fn working(
     model: &ModelProfile,
     recompute: Recompute,

@@ -22,7 +22,7 @@ pub struct Hardware {
     /// The number of CPU cores. It is set if the devices are thread-ranks of one machine and the number of ranks is at
     /// least the number of cores.
     ///
-    /// The rates are those of a rank while all other ranks compute. While other ranks wait, a rank also uses their
+    /// The rates are valid for a rank while all other ranks compute. While other ranks wait, a rank also uses their
     /// share, up to one core. The same cores copy the messages.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cores: Option<usize>,

@@ -148,9 +148,9 @@ impl MemoryReport {
     /// Creates the report of all pipeline ranks from their states and the profiles of the stages, in the order of the
     /// schedule.
     ///
-    /// `slack` is the factor of [`MemoryRequest::slack`]. `offload` determines which of the
-    /// [inputs](StageProfile::offloadable) are offloaded to the host. `receives_ahead` is the number of receives from
-    /// each neighbor that are [posted ahead](burn_megatron::pipeline::engine::P2pConfig::receives_ahead).
+    /// `slack` is the factor of [`MemoryRequest::slack`]. `offload` determines the [inputs](StageProfile::offloadable)
+    /// that are offloaded to the host. `receives_ahead` is the number of receives from each neighbor that are
+    /// [posted ahead](burn_megatron::pipeline::engine::P2pConfig::receives_ahead).
     pub fn new(
         schedule: &Schedule,
         stages: Vec<StageProfile>,

@@ -23,7 +23,7 @@ pub(super) struct Rule {
     /// The tracked inputs whose gradients are new tensors. The gradients of the other inputs share the memory of the
     /// output's gradient.
     pub made: Vec<TensorIr>,
-    /// The tracked inputs, each of which gets a gradient.
+    /// The tracked inputs, which get a gradient.
     pub inputs: Vec<TensorIr>,
 }
 

@@ -58,7 +58,7 @@ impl Rejection {
 pub struct RejectionCount {
     /// The number of candidates.
     pub candidates: u64,
-    /// The message of the first rejected candidate, if there is one.
+    /// The message of the first rejected candidate that has a message.
     pub example: Option<String>,
 }
 

@@ -44,7 +44,7 @@ impl DataExchange {
     ///
     /// Gradients are reduced during the backward of the last micro-batch. With ZeRO-2 and ZeRO-3, they are reduced
     /// during every backward. Gathered parameters arrive during the first forward. With ZeRO-3, they are gathered in
-    /// each forward and backward. The rank waits for the time by which an exchange exceeds the computation.
+    /// each forward and backward. The rank waits only while an exchange takes longer than the computation.
     ///
     /// Optimizer state on the host is updated on the host while the device updates the rest. Gradients are sent to the
     /// host and parameters are sent back bucket by bucket.

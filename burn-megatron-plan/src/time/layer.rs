@@ -72,7 +72,7 @@ impl LayerSeconds {
     }
 
     /// Adds a transfer of `transfer` seconds to the host in the forward, and from the host in the backward. A pass
-    /// waits for the time by which the transfer exceeds the pass.
+    /// waits only while the transfer takes longer than the pass.
     pub fn offloaded(mut self, transfer: f64) -> Self {
         let backward = self.input_gradient.total() + self.weight_gradient.total();
         self.input_gradient[StepPart::Offload] += (transfer - backward).max(0.0);

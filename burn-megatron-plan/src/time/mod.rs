@@ -391,7 +391,7 @@ mod tests {
         assert!(waited(&on_cores(2)) > 1e-6);
     }
 
-    /// All-to-alls of expert rows overlap with the computation of another micro-batch, if there is one.
+    /// All-to-alls of expert rows overlap with the computation of another micro-batch in the same pair.
     #[test]
     fn pairs_hide_the_exchanges_of_experts() {
         let types = ComputeTypes {
