@@ -34,8 +34,8 @@ pub struct GemmBenchArgs {
     /// Number of measured runs of each product, or of each algorithm with --tune. The median is reported.
     #[arg(long, value_name = "N", default_value_t = 15, value_parser = at_least_one)]
     pub repeats: usize,
-    /// Time the cuBLASLt algorithms for the products of these layers instead, also with GELU as an epilogue, and write
-    /// the fastest to this file, for kernels.gemm_algorithms of a recipe. Requires --device cuda.
+    /// Time the cuBLASLt algorithms for the products of these layers instead, also with GELU as an epilogue. Write the
+    /// fastest algorithms to this file, for kernels.gemm_algorithms of a recipe. Requires --device cuda.
     #[arg(long, value_name = "FILE.json")]
     pub tune: Option<PathBuf>,
     /// Device for --tune.

@@ -83,11 +83,11 @@ enum Command {
     Dispatch(dispatch::DispatchArgs),
     /// Compare planned times of layouts with measured times, on the CPU of this machine.
     Plan(plan::PlanBenchArgs),
-    /// Time the tokenization of `preprocess` in megabytes of text per second, and compare it with the tokenizers
-    /// library with the same number of threads and the text in memory.
+    /// Time the tokenization of `preprocess` in megabytes of text per second. The baseline is the tokenizers library
+    /// with the same number of threads and the text in memory.
     Preprocess(preprocess::PreprocessBenchArgs),
-    /// Time the saving and loading of checkpoints, compare it with a copy and a read of the same bytes, and measure by
-    /// how much asynchronous saving slows training down.
+    /// Time the saving and loading of checkpoints, and compare it with a copy and a read of the same bytes. Also
+    /// measures how much asynchronous saving slows training down.
     Checkpoint(checkpoint::CheckpointBenchArgs),
 }
 

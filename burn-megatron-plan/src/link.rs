@@ -14,8 +14,8 @@ pub struct GroupLinks {
     members: Vec<usize>,
 }
 
-/// Returns the bytes that a rank sends in an exchange of `bytes`: all bytes for a message, `(n - 1) / n` of the bytes
-/// for a ring, and twice this for an all-reduce.
+/// Returns the bytes that a rank sends in an exchange of `bytes`. A message sends all bytes. A ring collective or an
+/// all-to-all sends `(n - 1) / n` of the bytes, and an all-reduce sends twice this number.
 pub fn sent_bytes(kind: ExchangeKind, bytes: f64, ranks: usize) -> f64 {
     let others = (ranks - 1) as f64 / ranks as f64;
     match kind {

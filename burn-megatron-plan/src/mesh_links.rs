@@ -87,8 +87,8 @@ impl<'a> MeshLinks<'a> {
         Cow::Owned(GroupLinks::new(self.hardware, &own))
     }
 
-    /// Returns the links of the data axis if the parameters of a grid are sharded over `ranks` ranks: the links between
-    /// the ranks of a sharding group, and the links between the ranks with the same shard.
+    /// Returns the links of the data axis if the parameters of a grid are sharded over `ranks` ranks. The first links
+    /// connect the ranks of a sharding group. The second links connect the ranks with the same shard.
     pub fn sharding(&self, grid: Grid, ranks: usize) -> [GroupLinks; 2] {
         let (inner, outer) = divide(&runs(&self.mesh, grid, grid.data_axes()), ranks);
         [inner, outer].map(|runs| GroupLinks::new(self.hardware, &runs))

@@ -126,8 +126,8 @@ pub struct LayerProfile {
     pub exchanges: Vec<Exchange>,
     /// Bytes of the output.
     pub output_bytes: u64,
-    /// The peak number of bytes that the backward allocates in addition to the saved tensors and the gradient of the
-    /// output: temporary tensors, and the gradient of the input.
+    /// The peak number of bytes that the backward allocates for temporary tensors and the gradient of the input. The
+    /// saved tensors and the gradient of the output are not included.
     pub backward_bytes: u64,
 }
 

@@ -18,9 +18,9 @@ const LOSS_FLOOR: f64 = 1e-2;
 pub struct Difference {
     /// The largest absolute difference over the largest absolute reference.
     ///
-    /// The denominator has a lower bound: a hundredth of the largest gradient of the model for a gradient, a hundredth
-    /// of the largest weight for a weight, and 0.01 for a loss. The difference is infinite if the lengths differ, if
-    /// either value is NaN, or if the denominator is zero and the values differ.
+    /// The denominator has a lower bound. It is a hundredth of the largest gradient of the model for a gradient, and a
+    /// hundredth of the largest weight for a weight. For a loss, it is 0.01. The difference is infinite if the lengths
+    /// differ, if either value is NaN, or if the denominator is zero and the values differ.
     pub relative: f64,
     /// The path of the parameter, for columns that compare parameters.
     pub path: Option<String>,

@@ -148,7 +148,8 @@ impl Layout {
     }
 
     /// Returns layouts with each exchange and split of context parallelism, alone and combined with tensor, sequence,
-    /// pipeline and data parallelism, for models with eight layers, four heads and eight samples of sixteen tokens.
+    /// pipeline and data parallelism. They are for models with eight layers, four heads and eight samples of sixteen
+    /// tokens.
     pub fn contexts() -> Vec<Self> {
         parsed(&[
             "cp2-ring-dp1-mb2",
@@ -173,7 +174,7 @@ impl Layout {
     }
 
     /// Returns layouts with each method of tensor-parallel overlap, alone and combined with context, pipeline and data
-    /// parallelism, for models with eight layers, four heads and eight samples of sixteen tokens.
+    /// parallelism. They are for models with eight layers, four heads and eight samples of sixteen tokens.
     pub fn overlaps() -> Vec<Self> {
         parsed(&[
             "tp2-sp-tpring-dp2-mb2",

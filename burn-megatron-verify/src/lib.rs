@@ -144,9 +144,9 @@ pub struct VerifyOptions {
     pub steps: usize,
     /// The largest relative difference that passes if only the order of sums differs.
     pub tolerance: f64,
-    /// The settings of the trainer. The following settings are replaced by values from the subject and the layout: the
-    /// number of steps, the batch, the compute type, the learning rate schedule, the loss scale, and the data-parallel
-    /// settings that a layout has. The default bucket size is small, so that small models have several buckets.
+    /// The settings of the trainer. `verify` replaces the number of steps, the batch, the compute type, the learning
+    /// rate schedule and the loss scale. It also replaces the data-parallel settings that a layout has. The default
+    /// bucket size is small, so that small models have several buckets.
     ///
     /// Of the data-parallel settings, the single rank uses only the type of the moments and the frozen parameters. It
     /// does not repeat steps and has no CUDA graphs. With [`cuda_graph`](TrainConfig::cuda_graph), gradients are added

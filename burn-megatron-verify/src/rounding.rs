@@ -41,8 +41,8 @@ impl Rounding {
     /// than one rank.
     ///
     /// In f64, FP8 products do not depend on the order of their sums, so each value has the same FP8 code as on one
-    /// rank. There are two exceptions: ranks round partial sums, or scales are computed from other values, such as rows
-    /// of an expert that come from several micro-batches at once.
+    /// rank. There are two exceptions. Ranks may round partial sums. Scales may be computed from other values, such as
+    /// rows of an expert that come from several micro-batches at once.
     ///
     /// FP8 dispatch of tokens to experts needs no bound. Each token is rounded once, independent of its destination:
     /// rounding with [`Fp8DispatchScales`](burn_megatron::nn::moe::Fp8DispatchScales) does not change a row that is

@@ -55,8 +55,8 @@ struct Rates {
 /// Probes the CPU with `ranks` thread-ranks at the same time, each with one compute thread, in f32. The probe takes
 /// some seconds. It measures products by size, streaming, attention, and all-reduces over the ranks.
 ///
-/// The ranks share the machine. The rates of a rank are therefore measured while all other ranks compute, and the
-/// memory of a rank is an equal share of the memory of the machine.
+/// The ranks share the machine. The rates of a rank are therefore measured while all other ranks compute. The memory of
+/// a rank is an equal share of the machine's memory.
 ///
 /// # Errors
 ///

@@ -61,8 +61,8 @@ impl HostInputs {
         own.freed
     }
 
-    /// Returns the bytes of the input that is in transfer during an action: the size of the largest input, or 0 if the
-    /// action has no inputs on the host. It is the same in the forward and in the backward. In the backward, the
+    /// Returns the bytes of the input that is in transfer during an action. This is the size of the largest input, or 0
+    /// if the action has no inputs on the host. It is the same in the forward and in the backward. In the backward, the
     /// `prefetch` inputs that are loaded ahead take the place of the last inputs.
     pub fn on_its_way(&self, action: &Action, stage: &StageProfile) -> u64 {
         let own = self.of.get(&(action.stage, action.micro_batch));

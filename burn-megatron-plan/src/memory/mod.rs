@@ -1,7 +1,7 @@
 //! Plans the memory of every pipeline rank of a layout, by kind, before anything is allocated.
 //!
 //! The state (parameters, gradients, optimizer, buffers) comes from a [`MemoryPlan`], which is exact. The tensors that
-//! a micro-batch keeps for its backward, and the temporary tensors, come from a [`StageProfile`], which runs the
+//! a micro-batch keeps for its backward, and the temporary tensors, come from a [`StageProfile`]. The profile runs the
 //! model's own forward and backward on shapes only. The plan therefore includes recomputation, fused operations,
 //! sequence splits and loss chunks of the model. The number of micro-batches in flight comes from the schedule. The
 //! peak is the maximum over the actions of the schedule of the bytes of all stages of the rank.

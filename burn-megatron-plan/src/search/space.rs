@@ -257,7 +257,7 @@ mod tests {
     #[test]
     fn every_factorisation_is_a_layout() {
         let free = FixedSettings::default();
-        // 4 = t c p d has ten solutions. Three have tensor 2 and one has tensor 4; these four exist with and without
+        // 4 = t c p d has ten solutions. Three have tensor 2 and one has tensor 4. These four exist with and without
         // sequence parallelism.
         assert_eq!(free.layouts(4, false).len(), 10 + 4);
         let fixed = FixedSettings {

@@ -203,8 +203,9 @@ impl<'a> DeviceRates<'a> {
         }
     }
 
-    /// Returns the seconds of the exchanges of a pass: the seconds by part, the seconds of the messages of a context
-    /// ring, which are in no part, and the seconds of the all-to-alls of expert rows.
+    /// Returns three times of the exchanges of a pass, in seconds. The first is the time by part. The second is the
+    /// time of the messages of a context ring, which are in no part. The third is the time of the all-to-alls of expert
+    /// rows.
     fn exchanged(
         &self,
         layer: &LayerProfile,
