@@ -16,7 +16,7 @@ pub struct Candidate {
     pub micro_batch: usize,
     /// Micro-batches per step of one replica.
     pub micro_batches: usize,
-    /// The layers that are computed again.
+    /// The kind of recomputation.
     pub recompute: Recompute,
     /// The share of the optimizer state that is on the host, from 0 to 1.
     pub offload: f64,

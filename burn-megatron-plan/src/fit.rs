@@ -239,8 +239,8 @@ mod tests {
         }
     }
 
-    /// Chunks in flight: `2 (p - 1) + (v - 1) p + 1` on the first rank, two fewer on each following rank. 1F1B has
-    /// `p - r` chunks.
+    /// Chunks in flight: `2 (p - 1) + (v - 1) p + 1` on the first rank, two fewer on each following rank. On rank `r`,
+    /// 1F1B has `p - r` chunks.
     #[test]
     fn micro_batches_in_flight_are_those_of_the_schedule() {
         let peaks = |kind, ranks, virtual_stages, micro_batches| {

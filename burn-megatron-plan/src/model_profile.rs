@@ -38,7 +38,7 @@ pub struct BlockProfile {
 }
 
 impl BlockProfile {
-    /// Adds a part that runs after this part. Keeps the output of this part.
+    /// Adds a part that runs after this part. Does not change the output size.
     pub fn add(&mut self, other: &Self) {
         self.layer.add(&other.layer);
         self.parameters.add(other.parameters, 1);

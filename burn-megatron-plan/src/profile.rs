@@ -179,8 +179,8 @@ impl LayerProfile {
         }
     }
 
-    /// Adds the computation, the exchanges and the saved tensors of a part that runs after this part. Keeps the output
-    /// of this part.
+    /// Adds the computation, the exchanges and the saved tensors of a part that runs after this part. Does not change
+    /// [`output_bytes`](Self::output_bytes).
     pub fn add(&mut self, other: &Self) {
         self.saved.extend(other.saved.iter().cloned());
         self.products.extend(&other.products);

@@ -103,7 +103,7 @@ impl Layout {
         ])
     }
 
-    /// Returns layouts with every ZeRO stage and hybrid sharding over the data axis, for models with eight layers and
+    /// Returns layouts with ZeRO stages 1 to 3 and hybrid sharding over the data axis, for models with eight layers and
     /// eight samples. Some layouts also have tensor, sequence and pipeline parallelism.
     pub fn sharded() -> Vec<Self> {
         parsed(&[

@@ -148,7 +148,7 @@ pub fn computing(record: &RankTimeline, step: usize, is: impl Fn(&str) -> bool) 
 /// The assumptions are:
 ///
 /// - The gradients of a bucket are sent while the gradients of the next bucket are computed. All buckets except the
-///   last one can be hidden, during the backward except the time to fill the first bucket.
+///   last one can be hidden. They overlap with the backward, except while the first bucket is filled.
 /// - Updated parameters are gathered while the optimizer updates the rest and the next forward runs. All of them can be
 ///   hidden.
 /// - With ZeRO-3, parameters are gathered in the forward and again in the backward. The rank waits for the first block

@@ -60,7 +60,7 @@ struct Rates {
 ///
 /// # Errors
 ///
-/// [`MeasureError`].
+/// [`MeasureError`] if the ranks did not run or the memory of the machine is unknown.
 pub fn measure(ranks: usize) -> Result<Hardware, MeasureError> {
     let host = HostMemory::read();
     let limits = [host.machine, host.cgroup].into_iter().flatten();

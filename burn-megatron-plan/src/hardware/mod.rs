@@ -97,7 +97,7 @@ pub enum HardwareError {
     /// A constant is out of range.
     #[error("invalid {name} = {value}: expected {expected}")]
     Value {
-        /// The constant.
+        /// The name of the constant.
         name: String,
         /// The value of the constant.
         value: String,

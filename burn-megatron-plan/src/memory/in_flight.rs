@@ -13,11 +13,11 @@ use burn_megatron::pipeline::schedule::{Action, ActionKind, Schedule};
 pub struct MemorySample {
     /// The action.
     pub action: Action,
-    /// The bytes before it.
+    /// The memory before the action.
     pub before: MemoryByKind,
-    /// The peak number of bytes while the action runs.
+    /// The peak memory while the action runs.
     pub peak: MemoryByKind,
-    /// The bytes after it.
+    /// The memory after the action.
     pub after: MemoryByKind,
 }
 

@@ -38,7 +38,7 @@ pub struct MemoryRequest<'a> {
     pub micro_batches: usize,
     /// The settings of data parallelism: the sharding of the state, and its types.
     pub sharding: &'a DataParallelConfig,
-    /// Which operations are fused.
+    /// The operations that use fused kernels.
     pub kernels: &'a KernelChoices,
     /// The layers that compute in FP8.
     pub fp8: &'a Fp8Config,

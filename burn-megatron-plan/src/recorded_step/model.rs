@@ -33,7 +33,7 @@ pub struct ProfileRequest<'a> {
     pub groups: &'a ParallelContext,
     /// The type in which the model computes.
     pub dtype: DType,
-    /// Which operations are fused.
+    /// The operations that use fused kernels.
     pub kernels: &'a KernelChoices,
     /// The layers that compute in FP8.
     pub fp8: &'a Fp8Config,

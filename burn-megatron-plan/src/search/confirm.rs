@@ -16,7 +16,7 @@ use burn_megatron::mesh::ScheduleSource;
 pub enum MemoryRefusal {
     /// Its settings are invalid.
     Settings(String),
-    /// The model cannot run its micro-batches, whatever the schedule and the sharding.
+    /// The model cannot run its micro-batches with any schedule and sharding.
     Model(String),
 }
 

@@ -136,8 +136,8 @@ impl Plan {
         )
     }
 
-    /// Returns the part of the step that is most slower than in a faster plan, and the seconds that it loses per step.
-    /// `None` if no part is slower.
+    /// Returns the part of the step that loses the most time compared with the faster plan `best`, and the lost seconds
+    /// per step. Returns `None` if no part is slower.
     pub fn loses_by(&self, best: &Self) -> Option<(StepPart, f64)> {
         let parts = self.step.parts.iter();
         let lost = parts.map(|(part, seconds)| (part, seconds - best.step.parts[part]));

@@ -15,9 +15,9 @@ pub struct FixedSettings {
     pub given: ParallelConfig,
     /// Ranks of the context axis.
     pub context: Option<usize>,
-    /// Ranks of the pipeline.
+    /// Ranks of the pipeline axis.
     pub pipeline: Option<usize>,
-    /// The ranks of the pipeline axis.
+    /// The pipeline schedule.
     pub schedule: Option<ScheduleKind>,
     /// Stages per rank of the pipeline.
     pub virtual_stages: Option<usize>,

@@ -2,8 +2,8 @@
 //!
 //! A step is `m` micro-batches through the pipeline, timed by the
 //! [simulator](burn_megatron::pipeline::schedule::simulate) with the times of each stage. Then come the wait for
-//! gradients and parameters, and the optimizer. The model is an alpha-beta and roofline model: an operation takes the
-//! maximum of its compute time and its memory time.
+//! gradients and parameters, and the optimizer. The cost model is an alpha-beta and roofline model: an operation takes
+//! the maximum of its compute time and its memory time.
 
 mod data;
 mod layer;

@@ -34,8 +34,8 @@ pub struct DeviceRun {
     pub failed: Option<String>,
     /// The losses: on the device, and on the CPU.
     pub loss: [f64; 2],
-    /// The difference of the losses relative to the loss. If a tenth of the norm of parameter times gradient is larger,
-    /// the difference is relative to that, since a loss can cancel to zero.
+    /// The difference of the losses, divided by the loss or by a tenth of the norm of parameter times gradient,
+    /// whichever is larger. The second divisor is used because a loss can cancel to zero.
     pub loss_difference: f64,
     /// The gradient of each parameter, in the order of the module.
     pub gradients: Vec<GradientDifference>,
@@ -58,9 +58,9 @@ pub struct DeviceRun {
 pub struct GradientDifference {
     /// The path of the parameter.
     pub path: String,
-    /// The largest difference of an element relative to the largest element. If a tenth of the largest element of all
-    /// gradients is larger, the difference is relative to that, since gradients that cancel to zero are rounding
-    /// errors. Infinite if only one side has a gradient.
+    /// The largest difference of an element, divided by the largest element or by a tenth of the largest element of all
+    /// gradients, whichever is larger. Gradients that cancel to zero are rounding errors. Infinite if only one side has
+    /// a gradient.
     pub relative: f64,
 }
 
