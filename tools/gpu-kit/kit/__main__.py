@@ -71,7 +71,7 @@ def main():
 
 
 def chosen(kit, call):
-    """Returns the steps of a call. A later call starts with a missing check-gpu and ends with steps that had no time."""
+    """Returns the steps of a call. A later call first runs a missing check-gpu, and last the steps that had no time."""
     if call is None:
         return STEPS
     missing = [step for step in STEPS if step.name == "check-gpu" and step.name not in kit.steps]
