@@ -1,8 +1,8 @@
-//! Sizes in bytes, as flags have them.
+//! Sizes in bytes as values of flags.
 
 use std::str::FromStr;
 
-/// Bytes, as in `80GiB`, `5GB`, `512MiB` or `1000000`.
+/// Number of bytes, parsed from `80GiB`, `5GB`, `512MiB` or `1000000`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ByteSize(pub u64);
 

@@ -124,7 +124,7 @@ pub struct PretrainArgs {
     /// is delay:TIME (as in delay:2.5s), drop, shape, wrong-call, nan, panic, error, kill, abort, segfault, stop,
     /// terminate, interrupt or spin. With never-starts@rank=N the rank never starts. bit-flip:TARGET or
     /// bit-flip:TARGET:ELEMENT:BIT flips a bit of an activation, gradient, weight, optimizer state (optimizer) or
-    /// result of a collective; call=N is then the index of the tensor. May be repeated.
+    /// result of a collective; call=N then counts the tensors of this kind. May be repeated.
     #[arg(
         long,
         value_name = "FAULT",
