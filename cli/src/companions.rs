@@ -70,7 +70,8 @@ impl Companions {
     /// tokenizer and the chat template of its data. For a checkpoint that was converted from a Hugging Face folder,
     /// the result is empty, because the checkpoint stores these files.
     ///
-    /// # Errors Returns an error if a file of the recipe cannot be read.
+    /// # Errors
+    /// Returns an error if a file of the recipe cannot be read.
     pub fn of_checkpoint(checkpoint: &Checkpoint) -> Result<Self, Error> {
         if !stored_hf_files(checkpoint)?.is_empty() {
             return Ok(Self::default());
@@ -86,7 +87,8 @@ impl Companions {
 
     /// Returns the companions of a run with this recipe, in JSON. `tokenizer` is the tokenizer of its data.
     ///
-    /// # Errors Returns an error if a file of the recipe cannot be read.
+    /// # Errors
+    /// Returns an error if a file of the recipe cannot be read.
     pub fn of_recipe(recipe: &Value, tokenizer: Option<&str>) -> Result<Self, Error> {
         let origin = match loaded(recipe)? {
             Some(path) => origin_of(&path, MAX_RUNS).map_err(|error| {

@@ -20,7 +20,8 @@ struct RankInputs {
 
 /// Checks that all ranks have the recipe and the data of rank 0. Collective: call on all ranks.
 ///
-/// # Errors Returns the first difference on every rank, with the ranks and both values.
+/// # Errors
+/// Returns the first difference on every rank, with the ranks and both values.
 pub fn check(world: &dyn Communicator, recipe: &Recipe, data: &dyn Dataset) -> Result<(), Error> {
     let mut recipe = recipe.clone();
     // The paths of the data may differ between machines, but the content must be the same.

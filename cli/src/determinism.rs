@@ -110,7 +110,8 @@ fn describe_check(recipe: &Recipe) -> Option<String> {
 /// Checks that a deterministic recipe uses only deterministic forms. The results of a matrix library must not depend
 /// on the addresses of its operands. The form of a layer must not depend on a measurement.
 ///
-/// # Errors Returns an error that names the setting and the valid values.
+/// # Errors
+/// Returns an error that names the setting and the valid values.
 pub fn check(recipe: &Recipe) -> Result<(), Error> {
     let gemm = recipe.kernels.gemm;
     if recipe.train.deterministic && matches!(gemm, CpuGemm::OpenBlas | CpuGemm::Blis) {

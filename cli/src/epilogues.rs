@@ -38,7 +38,8 @@ pub struct EpilogueDecision {
 /// Makes all ranks use the form that is faster on rank 0. Returns `None` if the recipe does not request a
 /// measurement. Collective: call on all ranks, before the model is built.
 ///
-/// # Errors Returns an error on every rank if the device of rank 0 fails during the measurement.
+/// # Errors
+/// Returns an error on every rank if the device of rank 0 fails during the measurement.
 pub fn share(
     recipe: &Recipe,
     plan: &ParallelPlan,

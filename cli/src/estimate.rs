@@ -54,8 +54,9 @@ pub fn builder(
 /// Checks the model for the parameters and layers that patterns of the recipe name, and for the layers that its
 /// sample and QK-Clip require. Builds the model without allocating its parameters.
 ///
-/// # Errors Returns an error for a pattern that matches nothing, with the nearest names, or for a setting that the
-/// model does not support.
+/// # Errors
+/// Returns an error for a pattern that matches nothing, with the nearest names, or for a setting that the model does
+/// not support.
 pub fn check_names(recipe: &Recipe, device: &Device) -> Result<(), Error> {
     let (train, sample) = (&recipe.train, &recipe.sample);
     let drafts = sample.speculative && sample.tokens > 0;

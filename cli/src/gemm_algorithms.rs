@@ -28,8 +28,9 @@ enum Decision {
 
 /// Checks the file that a recipe names, before ranks start.
 ///
-/// # Errors Returns an error if the file cannot be read, if the device has no cuBLASLt, or if a deterministic run
-/// would have to ignore the file.
+/// # Errors
+/// Returns an error if the file cannot be read, if the device has no cuBLASLt, or if a deterministic run would have
+/// to ignore the file.
 pub fn check(recipe: &Recipe, device: &Device) -> Result<(), Error> {
     match decide(recipe, device) {
         Some(Decision::Fail(reason)) => Err(reason.into()),
@@ -40,8 +41,9 @@ pub fn check(recipe: &Recipe, device: &Device) -> Result<(), Error> {
 /// Makes all ranks use the algorithms that rank 0 reads, if the recipe names a file. Returns a line for the header.
 /// Collective: call on all ranks, before matrix products are computed.
 ///
-/// # Errors Returns the errors of [`check`] on rank 0 on every rank. Also returns an error if the device or the
-/// library differs from rank 0.
+/// # Errors
+/// Returns the errors of [`check`] on rank 0 on every rank. Also returns an error if the device or the library
+/// differs from rank 0.
 pub fn share(
     recipe: &Recipe,
     device: &Device,

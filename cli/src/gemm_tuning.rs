@@ -13,7 +13,8 @@ const RUNS: usize = 10;
 /// Times up to `candidates` algorithms of each matrix product for layers of these sizes (rows, inputs and outputs).
 /// Each algorithm is timed in `rounds` alternating rounds. Returns the fastest algorithm of each product.
 ///
-/// # Errors Returns an error if the device has no cuBLASLt, or if the device fails.
+/// # Errors
+/// Returns an error if the device has no cuBLASLt, or if the device fails.
 pub fn tune(
     (device, dtype): (&Device, DType),
     sizes: &[[usize; 3]],

@@ -22,7 +22,8 @@ pub fn note_of_base(lora: &LoraConfig) -> Option<&'static str> {
 /// Checks the adapters of a recipe: their settings, that the model has each layer, and settings that conflict with
 /// adapters.
 ///
-/// # Errors Returns an error that names the invalid setting, and the valid values or the remedy.
+/// # Errors
+/// Returns an error that names the invalid setting, and the valid values or the remedy.
 pub fn check(recipe: &Recipe) -> Result<(), Error> {
     let Some(lora) = &recipe.lora else {
         return Ok(());
@@ -62,7 +63,8 @@ pub fn initial_weights(recipe: &Recipe, has_checkpoint: bool) -> Option<&Path> {
 /// Records the base model in a recipe with adapters: the model of the flag `--load`, or else of the recipe's own
 /// `load`. The run can then be resumed, and its adapters can be merged.
 ///
-/// # Errors Returns an error if the path cannot be read, or if `--lora.base_model` names another model.
+/// # Errors
+/// Returns an error if the path cannot be read, or if `--lora.base_model` names another model.
 pub fn set_base(recipe: &mut Recipe, flags: &SettingFlags) -> Result<(), Error> {
     let flag = flags.text("checkpoint.load").map(Path::new);
     let of_recipe = recipe.checkpoint.load.as_deref();

@@ -12,8 +12,9 @@ use crate::error::Error;
 
 /// Opens a checkpoint, or the latest checkpoint of a folder of checkpoints or of a run folder.
 ///
-/// # Errors Returns an error if the folder is missing or a file cannot be read. The message for a missing folder
-/// names the expected folders.
+/// # Errors
+/// Returns an error if the folder is missing or a file cannot be read. The message for a missing folder names the
+/// expected folders.
 pub fn open_checkpoint(path: &Path) -> Result<Checkpoint, Error> {
     if !path.is_dir() {
         return Err(format!(
@@ -28,7 +29,8 @@ pub fn open_checkpoint(path: &Path) -> Result<Checkpoint, Error> {
 
 /// Returns the settings of the adapters in a checkpoint, if it has adapters.
 ///
-/// # Errors Returns an error if the settings are invalid.
+/// # Errors
+/// Returns an error if the settings are invalid.
 pub fn lora_of(checkpoint: &Checkpoint) -> Result<Option<LoraConfig>, Error> {
     let lora = match checkpoint.metadata().config.get("lora") {
         None | Some(Value::Null) => return Ok(None),
@@ -44,7 +46,8 @@ pub fn lora_of(checkpoint: &Checkpoint) -> Result<Option<LoraConfig>, Error> {
 /// Returns the base model of a run that starts from `path` and trains adapters: `path` itself, unless it has
 /// adapters.
 ///
-/// # Errors Returns an error if a file cannot be read.
+/// # Errors
+/// Returns an error if a file cannot be read.
 pub fn base_of(path: &Path) -> Result<PathBuf, Error> {
     let base = if is_peft_folder(path) {
         adapted_model(path)?

@@ -94,7 +94,8 @@ impl Origins {
 
     /// Records the keys that flags changed in a recipe.
     ///
-    /// # Errors Returns an error if a key is also given by `--set` or by another flag.
+    /// # Errors
+    /// Returns an error if a key is also given by `--set` or by another flag.
     pub fn record_flags(&mut self, before: &Recipe, after: &Recipe) -> Result<(), Error> {
         let [before, after] = [before, after].map(serde_json::to_value);
         for key in resume_check::differing(&before?, &after?) {
@@ -144,7 +145,8 @@ impl Origins {
 
     /// Returns the text of a recipe in TOML with the source of each value as a comment.
     ///
-    /// # Errors Returns an error if the text is not TOML.
+    /// # Errors
+    /// Returns an error if the text is not TOML.
     pub fn annotate(&self, text: &str) -> Result<String, Error> {
         let (mut table, mut entry, mut annotated) = (String::new(), String::new(), String::new());
         for line in text.lines() {

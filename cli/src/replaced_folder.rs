@@ -11,7 +11,8 @@ use crate::error::Error;
 /// Calls `write` with the path of a new folder, which then replaces `to`. An existing folder is kept until the new
 /// folder is complete.
 ///
-/// # Errors Returns the errors of `write`, and an error if a rename fails.
+/// # Errors
+/// Returns the errors of `write`, and an error if a rename fails.
 pub fn replace<T>(to: &Path, write: impl FnOnce(&Path) -> Result<T, Error>) -> Result<T, Error> {
     let again = written_path(to);
     if again == to {

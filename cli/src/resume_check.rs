@@ -55,7 +55,8 @@ pub fn special_tokens(checkpoint: &Checkpoint) -> Option<bool> {
 
 /// Returns the recipe that a checkpoint records, if the checkpoint belongs to a run.
 ///
-/// # Errors Returns an error if the settings are invalid.
+/// # Errors
+/// Returns an error if the settings are invalid.
 pub fn recipe_of(checkpoint: &Checkpoint, families: &Families) -> Result<Option<Recipe>, Error> {
     let mut config = checkpoint.metadata().config.clone();
     if config.get("train").is_none() {

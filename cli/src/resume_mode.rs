@@ -22,15 +22,16 @@ pub enum ResumeMode<'a> {
     Fresh,
     /// Resume from the newest checkpoint of this run folder, in the same folder.
     InPlace(&'a Path),
-    /// Resume from this checkpoint, or from the latest checkpoint of a folder of checkpoints or a run folder, in a
-    /// new folder.
+    /// Resume from this checkpoint, or from the latest checkpoint of this folder. The run continues in a new folder,
+    /// unless --run-dir is the run folder of the checkpoint.
     NewFolder(&'a Path),
 }
 
 impl<'a> ResumeMode<'a> {
     /// Returns the mode for these flags.
     ///
-    /// # Errors Returns an error if flags do not apply in this mode.
+    /// # Errors
+    /// Returns an error if flags do not apply in this mode.
     pub fn of(args: &'a PretrainArgs) -> Result<Self, Error> {
         let (saving, run_dir) = (&args.saving, args.run_dir.as_deref());
         if saving.resume.is_some() && args.settings.has("checkpoint.load") {

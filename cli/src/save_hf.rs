@@ -57,7 +57,8 @@ struct Target {
 
 /// Returns the files next to the weights for a run that starts.
 ///
-/// # Errors Returns an error if a file of the recipe cannot be read.
+/// # Errors
+/// Returns an error if a file of the recipe cannot be read.
 pub fn companions(recipe: &Recipe) -> Result<Companions, Error> {
     let tokenizer = match &recipe.data.tokenizer {
         Some(name) => Some(name.clone()),
@@ -69,8 +70,9 @@ pub fn companions(recipe: &Recipe) -> Result<Companions, Error> {
 
 /// Checks that the checkpoints of a run can be written as Hugging Face folders.
 ///
-/// # Errors Returns an error for a model without a Hugging Face family, and for settings that could remove a
-/// checkpoint while it is read.
+/// # Errors
+/// Returns an error for a model without a Hugging Face family, and for settings that could remove a checkpoint while
+/// it is read.
 pub fn check(recipe: &Recipe, saving: &SavingArgs) -> Result<(), Error> {
     if saving.save_hf.is_none() {
         return Ok(());
@@ -143,8 +145,9 @@ impl HfSaver {
 
     /// Starts to write the folder of a published checkpoint, after the previous folder is complete.
     ///
-    /// # Errors Returns an error if writing the previous folder failed, or if it takes too long: the other ranks wait
-    /// for this rank in a collective.
+    /// # Errors
+    /// Returns an error if writing the previous folder failed, or if it takes too long: the other ranks wait for this
+    /// rank in a collective.
     pub fn save(&mut self, checkpoint: &Path) -> Result<(), Error> {
         // Report the error before the other ranks time out.
         self.wait_for(self.timeout * 3 / 4)?;
@@ -163,7 +166,8 @@ impl HfSaver {
 
     /// Waits until the current folder is written.
     ///
-    /// # Errors Returns an error if a write failed, or if nothing was written for the duration of the timeout.
+    /// # Errors
+    /// Returns an error if a write failed, or if nothing was written for the duration of the timeout.
     pub fn wait(&mut self) -> Result<(), Error> {
         self.wait_for(Duration::MAX)
     }

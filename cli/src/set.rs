@@ -61,7 +61,8 @@ fn is_word(value: &str) -> bool {
 impl SetArgs {
     /// Checks that keys are set only if there is a recipe.
     ///
-    /// # Errors Returns an error if keys are set without the recipe. The error names the flag `recipe`.
+    /// # Errors
+    /// Returns an error if keys are set without the recipe. The error names the flag `recipe`.
     pub fn need(&self, recipe: &str) -> Result<(), Error> {
         if self.set.is_empty() {
             Ok(())
@@ -72,7 +73,8 @@ impl SetArgs {
 
     /// Returns all keys with their values.
     ///
-    /// # Errors Returns an error for an unknown key or an invalid value.
+    /// # Errors
+    /// Returns an error for an unknown key or an invalid value.
     pub fn given(&self, settings: &Settings) -> Result<SettingFlags, Error> {
         let invalid = |error: String| -> Error { format!("invalid --set: {error}").into() };
         let mut given = vec![];
