@@ -190,7 +190,7 @@ fn read(file: &Path, what: &str) -> Result<String, Error> {
     Ok(text.map_err(|error| format!("cannot read the {what} {}: {error}", file.display()))?)
 }
 
-/// A line of a JSON Lines file of prompts.
+/// Line of a JSON Lines file of prompts.
 #[derive(Deserialize)]
 struct PromptLine {
     prompt: String,

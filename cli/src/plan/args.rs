@@ -200,7 +200,7 @@ pub fn devices(text: &str, ranks: Option<usize>) -> Result<(usize, Option<&str>)
     }
 }
 
-/// The most devices, as their number has few divisors up to it.
+/// Maximum number of devices. Numbers up to this limit have few divisors.
 const MAX_DEVICES: usize = 1 << 20;
 
 #[cfg(test)]
