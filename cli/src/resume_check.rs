@@ -161,7 +161,7 @@ pub fn check(
     )
 }
 
-/// Checks that a run has at least as many steps as its checkpoint `name`.
+/// Checks that the number of steps of a run is not below the steps of its checkpoint `name`.
 pub fn check_steps(recipe: &Recipe, name: &str, done: u64) -> Result<(), Error> {
     let steps = recipe.train.steps;
     if done <= steps as u64 {

@@ -98,7 +98,7 @@ fn check_output_file(output: &Path, prompts: Option<&Path>) -> Result<(), Error>
 #[derive(Serialize)]
 struct TextLine<'a> {
     prompt: &'a str,
-    /// The index of the sample, from 0, or `None` if there is one sample per prompt.
+    /// The index of the sample, from 0, or `None` with one sample per prompt.
     #[serde(skip_serializing_if = "Option::is_none")]
     sample: Option<usize>,
     text: &'a str,

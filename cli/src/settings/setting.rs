@@ -115,7 +115,7 @@ impl Setting {
         }
     }
 
-    /// Returns all settings of the table recursively. Each setting comes before the keys of its own table.
+    /// Returns all settings of the table recursively. Each setting comes before the keys below it.
     pub fn descendants(&self) -> Box<dyn Iterator<Item = &Setting> + '_> {
         let below = |key| std::iter::once(key).chain(Setting::descendants(key));
         Box::new(self.keys.iter().flat_map(below))

@@ -33,7 +33,7 @@ pub struct PretrainJob {
 /// Progress of a run before an attempt, read from its folder.
 #[derive(Clone, Copy)]
 pub struct Progress {
-    /// The step of the newest checkpoint, or 0 if there is none.
+    /// The step of the newest checkpoint, or 0 without a checkpoint.
     pub saved: u64,
     /// The length of the metrics file, which grows with each attempt that reaches its first step.
     metrics_bytes: u64,

@@ -18,7 +18,7 @@ pub struct Failure<'a> {
     pub message: &'a str,
     /// The step that failed, from 1, if it is known.
     pub step: Option<u64>,
-    /// The step of the newest checkpoint, or `None` if there is none.
+    /// The step of the newest checkpoint, or `None` without a checkpoint.
     pub saved: Option<u64>,
 }
 
