@@ -66,9 +66,9 @@ impl Companions {
         }
     }
 
-    /// Returns the companions of a checkpoint of a run: the files of the model that the run was loaded from, and the
-    /// tokenizer and the chat template of its data. For a checkpoint that was converted from a Hugging Face folder,
-    /// the result is empty, because the checkpoint stores these files.
+    /// Returns the companions of a checkpoint of a run. These are the files of the model that the run was loaded
+    /// from, and the tokenizer and the chat template of its data. For a checkpoint that was converted from a Hugging
+    /// Face folder, the result is empty, because the checkpoint stores these files.
     ///
     /// # Errors
     /// Returns an error if a file of the recipe cannot be read.

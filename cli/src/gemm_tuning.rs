@@ -38,8 +38,8 @@ pub fn tune(
     Ok(timed)
 }
 
-/// Computes all matrix products of a layer in a training step: with and without a bias, with gradients that are
-/// written or accumulated over micro-batches, and with GELU after the layer if such an epilogue exists.
+/// Computes all matrix products of a layer in a training step. The products have a bias or not, and their gradients
+/// are written or accumulated over micro-batches. If a GELU epilogue exists, GELU after the layer is included.
 fn products([rows, inputs, outputs]: [usize; 3], on: (&Device, DType)) {
     let random = |sizes: [usize; 2]| Tensor::<2>::random(sizes, Distribution::Default, on);
     let (x, weight, dy) = (

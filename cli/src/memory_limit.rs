@@ -124,7 +124,7 @@ impl PlannedMemory {
 
     /// Checks that the ranks of a run fit into memory. If a limit is `given`, each rank must stay within it.
     /// Otherwise the ranks must fit into the memory of this machine, of the cgroup of this process, or of its
-    /// devices, if the sizes are known and the check is not skipped.
+    /// devices. Unknown sizes are not checked, and the user can skip the check.
     ///
     /// # Errors
     ///

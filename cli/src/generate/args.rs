@@ -80,8 +80,9 @@ pub struct GenerateArgs {
         help_heading = "Sampling"
     )]
     pub samples: usize,
-    /// The tokenizer: a tokenizer.json, a folder with one, or `bytes`. By default, the tokenizer of the Hugging Face
-    /// folder, of the Hugging Face folder that the checkpoint was converted from, or of the recipe of the checkpoint.
+    /// The tokenizer: a tokenizer.json, a folder with one, or `bytes`. The default is the tokenizer of the Hugging
+    /// Face folder. For a checkpoint, it is the tokenizer of its recipe, or of the Hugging Face folder from which it
+    /// was converted.
     #[arg(long, value_name = "PATH|bytes")]
     pub tokenizer: Option<String>,
     /// Number of tensor-parallel ranks. Each layer is split over them.

@@ -41,9 +41,9 @@ pub struct LaunchArgs {
     /// Seconds that the ranks have to stop after Ctrl-C or SIGTERM before they are killed.
     #[arg(long, value_name = "SECONDS", default_value_t = 30.0, value_parser = seconds)]
     pub grace: f64,
-    /// Restart the job up to N times from its latest complete checkpoint after a transient failure: a signal, a lost
-    /// rank, or another failure that may not recur, such as exit code 5 or 6 from `pretrain
-    /// --train.check_replay_every`. Requires `pretrain` with --run-dir, or a --program that resumes automatically.
+    /// Restart the job up to N times from its latest complete checkpoint after a transient failure. Transient
+    /// failures are a signal, a lost rank, a panic, and exit code 5 or 6 from `pretrain --train.check_replay_every`.
+    /// Requires `pretrain` with --run-dir, or a --program that resumes automatically.
     #[arg(long, value_name = "N", default_value_t = 0, help_heading = "Restart")]
     pub max_restarts: usize,
     /// Seconds before the first restart [default: 1]. The delay doubles, up to 60 s, with each further restart

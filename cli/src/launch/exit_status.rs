@@ -25,8 +25,8 @@ impl RankExitStatus {
         *self == Self::Code(0)
     }
 
-    /// Returns the exit code of a run in which this rank failed: the exit code of the rank, or 128 + the signal as in
-    /// a shell.
+    /// Returns the exit code of a run in which this rank failed. This is the exit code of the rank, or 128 + the
+    /// signal as in a shell.
     pub fn exit_code(&self) -> u8 {
         let code = match self {
             Self::Code(code) => *code,

@@ -103,9 +103,9 @@ pub struct PretrainArgs {
     #[arg(long, help_heading = "Memory")]
     pub ignore_memory: bool,
     /// Maximum memory of a rank, as in 80GiB. A run whose plan exceeds it is refused before anything is allocated,
-    /// with the settings that would fit. By default, the plan of all ranks on this machine is compared with the
-    /// memory of the machine and its cgroup (--device cpu), or the plan of the ranks on each device with the memory
-    /// of the device (--device cuda).
+    /// with the settings that would fit. By default, the limit is the available memory. With --device cpu, all ranks
+    /// on this machine must fit into the memory of the machine and its cgroup. With --device cuda, the ranks on a
+    /// device must fit into its memory.
     #[arg(long, value_name = "BYTES", help_heading = "Memory")]
     pub memory_limit: Option<ByteSize>,
     /// Print the details of the header: the mesh with its process groups, the gradient buckets, the reason for each
@@ -119,9 +119,9 @@ pub struct PretrainArgs {
     /// and exit. Nothing is allocated or written.
     #[arg(long, conflicts_with = "print_recipe", help_heading = None::<&str>)]
     pub dry_run: bool,
-    /// Inject a fault into a collective of one rank: KIND@rank=N,call=N, with calls counted from 0 since the start,
-    /// or KIND@rank=N,step=N,call=N, with steps counted from 1 and calls from 0 since the beginning of the step. KIND
-    /// is delay:TIME (as in delay:2.5s), drop, shape, wrong-call, nan, panic, error, kill, abort, segfault, stop,
+    /// Inject a fault into a collective of one rank. KIND@rank=N,call=N counts calls from 0 since the start.
+    /// KIND@rank=N,step=N,call=N counts steps from 1, and calls from 0 since the beginning of the step. KIND is
+    /// delay:TIME (as in delay:2.5s), drop, shape, wrong-call, nan, panic, error, kill, abort, segfault, stop,
     /// terminate, interrupt or spin. With never-starts@rank=N the rank never starts. bit-flip:TARGET or
     /// bit-flip:TARGET:ELEMENT:BIT flips a bit of an activation, gradient, weight, optimizer state (optimizer) or
     /// result of a collective; call=N then counts the tensors of this kind. May be repeated.

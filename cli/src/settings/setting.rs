@@ -247,7 +247,7 @@ impl Setting {
         }
     }
 
-    /// Sets the help of the key that selects a variant to the text of the table, and the help of the variant's name
+    /// Sets the help of the key that selects a variant to the text of the table. Sets the help of the variant's name
     /// to the text of the variant.
     fn describe_tag(&mut self, branch: &Schema) {
         let help = self.help.clone();

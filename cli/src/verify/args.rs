@@ -35,13 +35,13 @@ pub struct VerifyArgs {
         conflicts_with = "models"
     )]
     pub recipe: Option<PathBuf>,
-    /// Show that `verify` detects published defects of other frameworks: plant each defect in a small model, run it
-    /// in a layout that exposes it, and print the failed checks. Takes seconds.
+    /// Show that `verify` detects published defects of other frameworks. Each defect is planted in a small model and
+    /// run in a layout that exposes it, and the failed checks are printed. Takes seconds.
     #[arg(long, exclusive = true)]
     pub faults: bool,
     /// Compare with a step that another framework computed. The folder holds a Hugging Face model, its gradients
-    /// under the same names in `gradients/`, and `step.json` with tokens, targets and loss. cli/foreign/ has scripts
-    /// that write such a folder. --tolerance sets the bound; the default is 1e-4, or 5e-2 for steps in 16 bits.
+    /// under the same names in `gradients/`, and `step.json` with tokens, targets and loss. Scripts in cli/foreign/
+    /// write such a folder. The bound is --tolerance, by default 1e-4, or 5e-2 for steps in 16 bits.
     #[arg(
         long,
         value_name = "FOLDER",

@@ -134,8 +134,8 @@ impl PretrainJob {
         given.iter().cloned().chain(restart).collect()
     }
 
-    /// Returns the step of the newest complete checkpoint, from which the next attempt resumes. Returns `None` if
-    /// there is none.
+    /// Returns the step of the newest complete checkpoint, from which the next attempt resumes. Returns `None`
+    /// without a complete checkpoint.
     ///
     /// # Errors
     /// Returns an error if a checkpoint is currently unreadable.

@@ -119,7 +119,7 @@ impl Restarts<'_> {
     }
 
     /// Decides whether to restart after a world that ended after the step `to_step`, and prints the reason. Also
-    /// returns the step of the newest checkpoint, if there is one.
+    /// returns the step of the newest checkpoint.
     fn decide(
         &mut self,
         result: &RunResult,

@@ -182,8 +182,7 @@ fn supported(model: &Model, layouts: &[Layout]) -> Result<Vec<Layout>, Error> {
 }
 
 /// Returns cases of every transformer with every seed, setting, type and FP8 scaling recipe. If values are rounded
-/// differently from one rank, a router may choose other experts. Models with experts are therefore left out of those
-/// cases.
+/// differently from one rank, a router may choose other experts. Such cases therefore contain no models with experts.
 fn all_transformers(models: &[VerifyModel]) -> Result<Vec<VerifyCase>, Error> {
     let mut cases = vec![];
     for model in models {
