@@ -108,8 +108,7 @@ pub enum Command {
     Compare(CompareArgs),
     /// Check that parallel layouts compute the same results as one rank, on the CPU, in f64 by default.
     Verify(VerifyArgs),
-    /// Find the fastest layouts of a model on a number of devices. Memory, time and traffic are estimated without
-    /// building the model.
+    /// Find the fastest layouts of a model on a number of devices, with estimates of memory, time and traffic.
     ///
     /// `plan --model HF_FOLDER --devices 64xH100 --global-batch-size 256` searches every layout, schedule, ZeRO
     /// stage, micro-batch size and recomputation. The times are estimates: see the book.

@@ -1,4 +1,4 @@
-//! `burn-megatron compare`.
+//! Implements `burn-megatron compare`.
 
 use std::iter;
 use std::path::{Path, PathBuf};
@@ -122,7 +122,7 @@ fn note(run: &ComparedRun) -> Option<String> {
     ))
 }
 
-/// Prints a table of the last held-out losses and the curves, and draws them.
+/// Prints a table of the last held-out losses and the loss curves. With `--svg`, also writes the plot to a file.
 pub fn run(args: &CompareArgs) -> Result<ExitCode, Error> {
     let runs = args.runs.iter().map(|path| ComparedRun::read(path));
     let runs = runs.collect::<Result<Vec<ComparedRun>, Error>>()?;

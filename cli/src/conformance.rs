@@ -1,4 +1,4 @@
-//! `burn-megatron conformance`.
+//! Implements `burn-megatron conformance`.
 
 use std::process::ExitCode;
 

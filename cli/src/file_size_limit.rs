@@ -32,7 +32,7 @@ pub fn note(error: &str) -> Option<String> {
     })
 }
 
-/// Returns nothing: other systems have no such limit.
+/// Returns `None`, because other systems have no such limit.
 #[cfg(not(unix))]
 pub fn note(_error: &str) -> Option<String> {
     None

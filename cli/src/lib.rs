@@ -1,4 +1,4 @@
-//! The `burn-megatron` command, and the same command line for the models of a user: see [`CommandLine`].
+//! The `burn-megatron` command, and the same command line for user-defined models: see [`CommandLine`].
 
 // This module comes first, because all other modules use its macros.
 #[macro_use]

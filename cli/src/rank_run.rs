@@ -280,7 +280,7 @@ impl RankRun<'_> {
         }))
     }
 
-    /// Gathers the faults that did not fire on every rank. Collective: call on all ranks.
+    /// Gathers on every rank the faults that did not fire. Collective: call on all ranks.
     fn gather_unfired_faults(&self, rank: &Rank, faults: &Faults) -> Result<Vec<String>, Error> {
         if self.faults.is_empty() {
             return Ok(vec![]);

@@ -1,4 +1,4 @@
-//! `burn-megatron schedule`.
+//! Implements `burn-megatron schedule`.
 
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -1,4 +1,4 @@
-//! `burn-megatron checkpoint diff`.
+//! Implements `burn-megatron checkpoint diff`.
 
 use std::path::Path;
 use std::process::ExitCode;

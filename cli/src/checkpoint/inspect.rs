@@ -1,4 +1,4 @@
-//! `burn-megatron checkpoint inspect`.
+//! Implements `burn-megatron checkpoint inspect`.
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;

@@ -1,4 +1,4 @@
-//! `burn-megatron checkpoint`.
+//! Implements `burn-megatron checkpoint`.
 
 pub mod args;
 mod diff;

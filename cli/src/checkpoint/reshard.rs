@@ -1,4 +1,4 @@
-//! `burn-megatron checkpoint reshard`.
+//! Implements `burn-megatron checkpoint reshard`.
 
 use std::process::ExitCode;
 

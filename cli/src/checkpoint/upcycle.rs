@@ -1,4 +1,4 @@
-//! `burn-megatron checkpoint upcycle`.
+//! Implements `burn-megatron checkpoint upcycle`.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! `burn-megatron checkpoint verify`.
+//! Implements `burn-megatron checkpoint verify`.
 
 use std::process::ExitCode;
 

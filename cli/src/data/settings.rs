@@ -16,8 +16,8 @@ use crate::error::Error;
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct DataConfig {
-    /// Text: a file, or a folder, of text, JSON lines, Parquet or Arrow. Without `path` and `files`, the text of this
-    /// repository is used.
+    /// Text: a file, or a folder, of text, JSON lines, Parquet or Arrow. Without `path`, `files` and `chat`, the text of
+    /// this repository is used.
     #[schemars(extend("resume" = "may_differ", "value" = "PATH"))]
     pub path: Option<PathBuf>,
     /// The key of the text in JSON lines, Parquet and Arrow. The default is `text`.

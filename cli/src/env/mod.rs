@@ -112,7 +112,7 @@ pub enum LaunchInfo {
     Rank {
         /// The launch parameters.
         launch: Launch,
-        /// The variables that they were read from.
+        /// The variables from which the parameters were read.
         origins: Origins,
     },
     /// The variables of the launcher contradict each other. The text is the error.

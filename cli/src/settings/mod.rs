@@ -122,7 +122,7 @@ impl Settings {
         &self.root
     }
 
-    /// Checks that a recipe has all keys of a table.
+    /// Checks that all keys of a table are keys of a recipe.
     ///
     /// # Errors
     /// Returns the first unknown key, with the most similar known key.

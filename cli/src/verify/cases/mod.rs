@@ -443,7 +443,7 @@ impl VerifyCase {
             tolerance: args.tolerance.unwrap_or(usual.tolerance),
             train: TrainConfig {
                 data_parallel: DataParallelConfig {
-                    // Both are set by the layout.
+                    // The layout sets `hsdp`.
                     hsdp: None,
                     ..self.recipe.sharing()
                 },
