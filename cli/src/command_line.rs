@@ -81,15 +81,15 @@ impl CommandLine {
         self
     }
 
-    /// Registers a Hugging Face model family by its `model_type`, like [`with_family`](Self::with_family). `convert` then
-    /// reads and writes its folders, and `pretrain --load` and `generate --model` read them.
+    /// Registers a Hugging Face model family by its `model_type`, like [`with_family`](Self::with_family). `convert`
+    /// then reads and writes its folders, and `pretrain --load` and `generate --model` read them.
     pub fn with_hugging_face_family<F: HfFamily>(mut self, family: F, defaults: F::Model) -> Self {
         self.families.add_hf(family, defaults);
         self
     }
 
-    /// Sets the default recipe, in TOML. `pretrain` runs it without `--recipe`, and other recipes take the values from it
-    /// that they leave out.
+    /// Sets the default recipe, in TOML. `pretrain` runs it without `--recipe`, and other recipes take the values
+    /// from it that they leave out.
     pub fn with_recipe(mut self, recipe: impl Into<String>) -> Self {
         self.recipe = recipe.into();
         self
@@ -127,7 +127,8 @@ impl CommandLine {
         run_program(&cli.log, || self.command(&cli.command))
     }
 
-    /// Returns the message for the command `bench`, or for an unknown flag of `pretrain` that has the name of a setting.
+    /// Returns the message for the command `bench`, or for an unknown flag of `pretrain` that is named like a
+    /// setting.
     fn explain(&self, args: &[OsString], error: &clap::Error) -> Option<String> {
         if args.get(1).is_some_and(|command| command == "bench") {
             return Some(BENCH.into());

@@ -16,8 +16,8 @@ use crate::error::Error;
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct DataConfig {
-    /// Text: a file, or a folder, of text, JSON lines, Parquet or Arrow. Without `path`, `files` and `chat`, the text of
-    /// this repository is used.
+    /// Text: a file, or a folder, of text, JSON lines, Parquet or Arrow. Without `path`, `files` and `chat`, the text
+    /// of this repository is used.
     #[schemars(extend("resume" = "may_differ", "value" = "PATH"))]
     pub path: Option<PathBuf>,
     /// The key of the text in JSON lines, Parquet and Arrow. The default is `text`.
@@ -30,12 +30,12 @@ pub struct DataConfig {
     /// tokenizer is only used for the prompt and the sample.
     #[schemars(extend("flag" = "tokenizer", "resume" = "may_differ", "value" = "PATH|bytes"))]
     pub tokenizer: Option<String>,
-    /// Whether each document of a text gets the special tokens that its tokenizer adds to a text, such as `<s>`. The default
-    /// is true. For token files, set `preprocess --special-tokens`.
+    /// Whether each document of a text gets the special tokens of its tokenizer, such as `<s>`. The default is true.
+    /// For token files, set `preprocess --special-tokens`.
     #[schemars(extend("resume" = "may_differ"))]
     pub special_tokens: Option<bool>,
-    /// The shares of training, validation and test of token files, as in "969,30,1". A text allows only "100,0,0", which
-    /// holds nothing out.
+    /// The shares of training, validation and test of token files, as in "969,30,1". A text allows only "100,0,0",
+    /// without held-out data.
     #[schemars(extend("value" = "SHARES"))]
     pub split: Option<String>,
     /// The folder that caches the sample order of token files. By default each process computes the order.

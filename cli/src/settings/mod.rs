@@ -8,7 +8,7 @@
 //! |---|---|
 //! | `flag` | a short alias: `"tp"` for `--parallel.tensor` |
 //! | `resume` | whether a resumed run may change the setting: `"may_differ"`, `"order_of_sums"` (only if the run is not deterministic) or `"never"`; by default only if the user allows it |
-//! | `needs` | the condition under which the setting has an effect, such as `"pipeline > 1"` or `"data > 1 or context > 1"` |
+//! | `needs` | the condition under which the setting has an effect, as in `"pipeline > 1"` or `"data > 1 or context > 1"` |
 //! | `follows` | a setting whose change on the command line drops this setting, or the condition that keeps it |
 //! | `experimental` | `true` for a setting that was not tested on a GPU: `--help` does not list its flag |
 //! | `value` | the name of the value in the help; the value of `"BYTES"` is a size, such as `2GiB` |
