@@ -19,7 +19,7 @@ use crate::verify::args::VerifyArgs;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use tracing_subscriber::fmt::format::FmtSpan;
 
-/// Large-model training for Burn: tensor, sequence, pipeline and data parallelism, checked against a single rank.
+/// Large-model training for Burn: tensor, sequence, pipeline and data parallelism, checked against one rank.
 #[derive(Parser)]
 #[command(name = "burn-megatron", version, max_term_width = MAX_COLUMNS)]
 pub struct Cli {
@@ -160,7 +160,7 @@ pub enum LogLevel {
 }
 
 impl LogLevel {
-    /// Returns the tracing filter: this level for the spans of this project, and at most `warn` for other libraries.
+    /// Returns the tracing filter: this level for the spans of burn-megatron, and at most `warn` for other libraries.
     pub fn filter(self) -> String {
         let level = format!("{self:?}").to_lowercase();
         let others = if self == Self::Error { "error" } else { "warn" };

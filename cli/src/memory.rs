@@ -47,7 +47,7 @@ pub fn check(recipe: &Recipe, plan: &ParallelPlan) -> Result<(), Error> {
     recompute.check_in_flight(&in_flight).map_err(of_table)
 }
 
-/// Checks that the model supports the recomputation settings. Builds the model in outline, without parameters.
+/// Checks that the model supports the recomputation settings. Builds the model without allocating its parameters.
 pub fn check_model(recipe: &Recipe, device: &Device) -> Result<(), Error> {
     let recompute = &recipe.memory.recompute;
     if !recompute.is_on() {

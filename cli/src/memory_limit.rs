@@ -76,8 +76,8 @@ const MOST_COLUMNS: usize = 4;
 pub struct PlannedMemory {
     /// The report per pipeline rank, or the reason why memory cannot be planned.
     report: Result<MemoryReport, String>,
-    /// The bytes that the fullest rank would need if each rank held whole sequences. Set for a layout that splits
-    /// sequences.
+    /// The bytes that the rank with the highest memory use would need if each rank held whole sequences. Set for a
+    /// layout that splits sequences.
     whole_sequences: Option<u64>,
 }
 
@@ -163,8 +163,8 @@ impl PlannedMemory {
         Ok(())
     }
 
-    /// Returns whether the fullest rank needs most of a device with this memory. The pools of the device may then
-    /// leave too little memory for other libraries.
+    /// Returns whether the rank with the highest memory use needs most of a device with this memory. The pools of the
+    /// device may then leave too little memory for other libraries.
     pub fn is_tight(&self, device_bytes: u64) -> bool {
         let report = self.report.as_ref();
         let needed = report.map_or(0, |report| report.fullest().1.peak.total());
@@ -172,7 +172,7 @@ impl PlannedMemory {
     }
 
     /// Returns a table of the peak memory of each pipeline rank by kind, or an empty string without a plan. With many
-    /// ranks, the table contains only the fullest rank.
+    /// ranks, the table contains only the rank with the highest memory use.
     pub fn table(&self) -> String {
         let Ok(report) = &self.report else {
             return String::new();
@@ -211,7 +211,7 @@ impl PlannedMemory {
 }
 
 impl fmt::Display for PlannedMemory {
-    /// Writes the peak of the fullest rank and its kinds as one line.
+    /// Writes the peak of the rank with the highest memory use and its kinds as one line.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let report = match &self.report {
             Ok(report) => report,

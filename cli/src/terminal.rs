@@ -23,7 +23,7 @@ pub const VARIABLE: &str = "COLUMNS";
 /// The maximum length of the label of a line.
 const MAX_LABEL: usize = 20;
 
-/// The number of columns before the text of a labelled line.
+/// The number of columns before the text of a labeled line.
 pub const LABEL: usize = 9;
 
 /// Returns the width of standard output in characters, from its terminal or from `COLUMNS`. Without either, returns

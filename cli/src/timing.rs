@@ -20,7 +20,7 @@ pub struct TimingConfig {
     pub warm_up: Duration,
 }
 
-/// Times several works in alternation, so that other load on the machine affects all of them. Returns the seconds of
+/// Times several works, interleaved, so that other load on the machine affects all of them. Returns the seconds of
 /// each run.
 pub fn time_interleaved(
     device: &Device,

@@ -83,7 +83,7 @@ pub trait AnyModel: Debug + Send + Sync + erased_serde::Serialize {
     /// Returns the conversion from and to Hugging Face, if the family supports it.
     fn hf(&self) -> Option<&dyn HfExchange>;
 
-    /// Builds a rank's part of the model in outline, for sequences of `seq` tokens.
+    /// Builds a rank's part of the model without allocating its parameters, for sequences of `seq` tokens.
     fn outline(
         &self,
         builder: ModelBuilder,
@@ -153,7 +153,7 @@ pub struct FamilyModel<C> {
 }
 
 impl<C: ModelConfig> FamilyModel<C> {
-    /// Builds the whole model in outline.
+    /// Builds the whole model without allocating its parameters.
     fn whole(&self, builder: ModelBuilder) -> Result<ParallelModule<C::Model>, BuildError> {
         let whole = StageLayout {
             embedding: true,

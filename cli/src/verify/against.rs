@@ -52,7 +52,7 @@ struct Own {
     gradients: Vec<(String, Vec<f64>)>,
 }
 
-/// Compares the step in `folder` with the step of this project in f64. The exit code is 0 if loss and gradients
+/// Compares the step in `folder` with a step of burn-megatron in f64. The exit code is 0 if loss and gradients
 /// agree.
 pub fn run(folder: &Path, tolerance: Option<f64>, families: &Families) -> Result<ExitCode, Error> {
     let step = Step::read(&folder.join("step.json"))?;

@@ -1,4 +1,4 @@
-//! Tests the behaviour when a rank fails. Each fault is injected into four real processes under the launcher.
+//! Tests the behavior when a rank fails. Each fault is injected into four real processes under the launcher.
 //!
 //! Every test checks the exit code, the messages, whether any rank waited for a deadline, and that no process is
 //! left. The times are printed.
