@@ -30,7 +30,7 @@ pub struct ParallelContext {
     others: Arc<Mutex<Groups>>,
     /// The intra-node and inter-node groups, keyed by the group that they split.
     nodes: Arc<Mutex<BTreeMap<GroupKey, NodeGroups>>>,
-    /// Whether the world is not running. The groups of other ranks are not listed then, as there may be many.
+    /// Whether the world is not running. If so, the groups of other ranks are not listed, because there may be many.
     is_offline: bool,
 }
 
@@ -148,7 +148,7 @@ impl ParallelContext {
         Self::with_groups(mesh, Arc::new(world), true, &[embedding])
     }
 
-    /// The mesh.
+    /// Returns the mesh.
     pub fn mesh(&self) -> &Mesh {
         self.rank.mesh()
     }

@@ -37,7 +37,7 @@ pub trait Samples: Send + Sync {
     ///
     /// # Errors
     ///
-    /// [`DataError::NoRows`] if there are none; see [`sample`](Self::sample).
+    /// [`DataError::NoRows`] if the range is empty, and the errors of [`sample`](Self::sample).
     fn batch(&self, numbers: std::ops::Range<u64>) -> Result<Batch, DataError> {
         let samples = numbers.map(|number| self.sample(number));
         Batch::new(samples.collect::<Result<Vec<_>, _>>()?)

@@ -1,5 +1,7 @@
 //! The trainer of a rank.
 
+use std::io;
+
 use burn::tensor::Device;
 
 use super::config::TrainConfig;
@@ -119,6 +121,7 @@ impl<M: LanguageModel> Trainer<M> {
     }
 
     /// Generates text after a prompt, with the same result on all ranks. The default seed is the seed of the run.
+    /// `on_text` receives the text incrementally, as in [`Generator::generate`].
     /// Collective: call on all ranks of the tensor, pipeline and context axes. With full sharding or expert
     /// parallelism, call it on all ranks of the data axis too.
     ///
@@ -129,6 +132,7 @@ impl<M: LanguageModel> Trainer<M> {
         &self,
         config: &GenerateConfig,
         tokenizer: &Tokenizer,
+        on_text: &mut dyn FnMut(&str) -> io::Result<()>,
     ) -> Result<GenerationOutput, TrainError> {
         let mut config = config.clone();
         config.seed = config.seed.or(Some(self.config.seed));
@@ -136,7 +140,7 @@ impl<M: LanguageModel> Trainer<M> {
         let prompt = prompt.map_err(GenerateError::from)?;
         let mut generator = Generator::new(self.ddp.module(), self.ddp.groups(), &self.device)
             .with_placement(self.runner.placement());
-        let generated = generator.generate(&prompt, &config, tokenizer, &mut |_| Ok(()));
+        let generated = generator.generate(&prompt, &config, tokenizer, on_text);
         Ok(generated?)
     }
 

@@ -28,6 +28,7 @@ mod error;
 mod estimate;
 mod family;
 mod file_size_limit;
+mod final_sample;
 #[cfg(test)]
 mod flags;
 mod fp8;

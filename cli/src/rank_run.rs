@@ -31,6 +31,7 @@ use crate::epilogues::{self, EpilogueDecision};
 use crate::error::Error;
 use crate::estimate::{self, RankEstimates};
 use crate::family::{AnyTrainer, RankMemory};
+use crate::final_sample::{self, OnText};
 use crate::fp8;
 use crate::fp8::report::{self, OperandLine};
 use crate::header::Header;
@@ -209,12 +210,17 @@ impl RankRun<'_> {
         let has_model = full || groups.data().rank() == 0;
         // A model that diverged cannot generate. The run reports the divergence instead.
         let writes = has_model && !outcome.stopped && !outcome.has_diverged();
-        let sample = self
-            .tokenizer
-            .filter(|_| writes)
-            .map(|tokenizer| trainer.generate(self.sample, tokenizer))
-            .transpose()?;
-        let sample = sample.map(|sample| format!("{}{}", self.sample.prompt, sample.text));
+        let sample = match self.tokenizer {
+            Some(tokenizer) => {
+                let generate =
+                    |on_text: OnText<'_>| trainer.generate(self.sample, tokenizer, on_text);
+                let generate = writes.then_some(generate);
+                let stop = || interrupt.pressed() || rank.stop_requested();
+                final_sample::generate(&**groups.world(), generate, stop)?
+            }
+            None => None,
+        };
+        let sample = sample.map(|text| format!("{}{text}", self.sample.prompt));
         let events = (rank.size() > 1).then(|| trace::gather(rank, trainer.events()));
         let result = RankResult {
             outcome,

@@ -107,7 +107,7 @@ fn train(tensor: usize, data: usize, config: &TrainConfig) -> Vec<(TrainOutcome,
             temperature: 0.5,
             ..GenerateConfig::default()
         };
-        let sample = trainer.generate(&sample, &Tokenizer::bytes())?;
+        let sample = trainer.generate(&sample, &Tokenizer::bytes(), &mut |_| Ok(()))?;
         Ok((outcome, seen, sample.tokens))
     })
 }

@@ -39,9 +39,10 @@ pub struct Report {
 }
 
 impl Report {
-    /// Runs one step and records its outcome.
+    /// Runs one step and records its outcome. The printed heading shows the time so far, for a run that is stopped.
     pub fn step<O: Into<Outcome>>(&mut self, name: &'static str, work: impl FnOnce() -> O) {
-        println!("\n== {name}");
+        let so_far: Duration = self.steps.iter().map(|step| step.time).sum();
+        println!("\n== {name} ({} s so far)", so_far.as_secs());
         let start = Instant::now();
         let outcome = work().into();
         if let Outcome::Skipped(reason) | Outcome::Failed(reason) = &outcome {

@@ -30,7 +30,7 @@ impl Grid {
         self.into()
     }
 
-    /// The axes of the grid.
+    /// Returns the axes of the grid.
     pub const fn axes(self) -> AxisSet {
         let shared = AxisSet::of(Axis::Data).with(Axis::Pipeline);
         match self {
@@ -100,7 +100,7 @@ impl AxisSet {
         Self(self.0 & !other.0)
     }
 
-    /// Whether `axis` is in the set.
+    /// Returns whether `axis` is in the set.
     pub const fn contains(self, axis: Axis) -> bool {
         self.0 & Self::of(axis).0 != 0
     }

@@ -446,7 +446,7 @@ impl ParallelConfig {
         })
     }
 
-    /// Returns the number of receives from each pipeline neighbour that are posted ahead of their position in the
+    /// Returns the number of receives from each pipeline neighbor that are posted ahead of their position in the
     /// schedule. Returns 0 without a pipeline.
     pub fn receives_ahead(&self) -> usize {
         match self.pipeline {

@@ -37,7 +37,7 @@ impl MeshRank {
         Self::new(Arc::new(Mesh::single()), 0)
     }
 
-    /// Another rank of the same mesh.
+    /// Returns another rank of the same mesh.
     ///
     /// # Panics
     ///
@@ -47,12 +47,12 @@ impl MeshRank {
         Self::new(self.mesh.clone(), rank)
     }
 
-    /// The mesh.
+    /// Returns the mesh.
     pub fn mesh(&self) -> &Arc<Mesh> {
         &self.mesh
     }
 
-    /// The world rank.
+    /// Returns the world rank.
     pub fn rank(&self) -> usize {
         self.rank
     }

@@ -64,7 +64,7 @@ pub fn samples_per_rank(
 }
 
 /// Lists the divisors of `size` that satisfy `fits` and are nearest to `target`, for a message: `1, 2, 3, 4, 6, 12`.
-/// The list is empty if there are none.
+/// Returns an empty text if there is no such divisor.
 pub fn divisors_near(size: usize, target: usize, fits: impl Fn(usize) -> bool) -> String {
     let fitting: Vec<_> = divisors(size).into_iter().filter(|n| fits(*n)).collect();
     match fitting[..] {

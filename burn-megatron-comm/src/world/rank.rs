@@ -181,7 +181,7 @@ pub(crate) fn from_panic(payload: Box<dyn Any + Send>) -> Box<dyn Error + Send +
     Box::new(RankPanic { message })
 }
 
-/// Runs `f` in a private pool whose threads have ended when this returns.
+/// Runs `f` in a private pool. All threads of the pool have ended when this function returns.
 fn in_pool<R: Send>(
     name: &str,
     threads: usize,

@@ -2,8 +2,8 @@
 
 use crate::gpt::SamplingError;
 
-/// The factor by which the samples requested from a data set exceed its share. The greedy assignment may take a few
-/// more samples than the share.
+/// The number of samples requested from a data set, divided by its share. The greedy assignment may take a few more
+/// samples than the share.
 const SURPLUS: f64 = 1.005;
 
 /// Returns the weights divided by their sum.

@@ -1,6 +1,7 @@
-//! Defects of other frameworks, planted in small models: [`find_published`] shows that [`verify`] finds each.
+//! Published defects of other frameworks, planted in small models. [`find_published`] checks that [`verify`] finds each
+//! defect.
 //!
-//! The models pass without the fault; with it they compute what the published report describes.
+//! The models pass without the fault. With the fault, they compute the result that the published report describes.
 
 pub mod context;
 pub mod corrupted;
@@ -13,25 +14,25 @@ use super::{Comparison, VerifyError, VerifyOptions, verify};
 use context::{ContextFault, ContextSubject};
 use decoder::{Fault, FaultySubject};
 
-/// The fault of a model that stands for a defect.
+/// The fault that reproduces a published defect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PlantedFault {
-    /// In [`FaultySubject`].
+    /// A fault of [`FaultySubject`].
     Decoder(Fault),
-    /// In [`ContextSubject`].
+    /// A fault of [`ContextSubject`].
     Context(ContextFault),
 }
 
-/// A defect that was published, with what is planted for it.
+/// A published defect, with the fault that is planted for it.
 #[derive(Clone, Copy, Debug)]
 pub struct PublishedFault {
-    /// The published defect.
+    /// A description of the defect.
     pub defect: &'static str,
-    /// Where it was published.
+    /// The link to the publication.
     pub link: &'static str,
-    /// The behaviour of the small model.
+    /// The behavior of the small model.
     pub planted: &'static str,
-    /// The layout that shows it.
+    /// The layout in which the fault has an effect.
     pub layout: &'static str,
     /// The fault.
     pub fault: PlantedFault,
@@ -53,7 +54,7 @@ const fn of(
     }
 }
 
-/// Defects of the trackers of Megatron-LM, transformers, axolotl, unsloth and others.
+/// Defects from the issue trackers of Megatron-LM, transformers, axolotl, unsloth and others.
 pub const PUBLISHED: [PublishedFault; 15] = [
     of(
         "Gradient accumulation averages the means of micro-batches with different numbers of tokens",
@@ -162,26 +163,27 @@ pub const PUBLISHED: [PublishedFault; 15] = [
     ),
 ];
 
-/// The findings of `verify` about a planted defect.
+/// The results of `verify` for a planted defect.
 #[derive(Clone, Debug)]
 pub struct FoundFault {
     /// The defect.
     pub published: PublishedFault,
     /// Whether the model passes without the fault.
     pub sound: bool,
-    /// The comparison with one rank, with the fault.
+    /// The comparison with one rank, with the fault planted.
     pub comparison: Comparison,
-    /// The bound of differences.
+    /// The bound on differences.
     pub tolerance: f64,
 }
 
 impl FoundFault {
-    /// Whether the fault, and nothing else, makes the layout fail.
+    /// Returns whether the layout passes without the fault and fails with it.
     pub fn is_found(&self) -> bool {
         self.sound && !self.comparison.passes(self.tolerance)
     }
 
-    /// The checks that fail, and by how much: largest relative differences, and what must be bit-equal and is not.
+    /// Returns the failing checks: the largest relative differences, and the first tensor that must be bit-equal but is
+    /// not.
     pub fn checks(&self) -> String {
         let found = &self.comparison;
         let first = |paths: &[String]| {
@@ -212,7 +214,8 @@ impl FoundFault {
         checks.collect::<Vec<_>>().join(", ")
     }
 
-    /// The row of a table in Markdown: defect with its link, what is planted, layout, the checks.
+    /// Returns a row of a Markdown table: the defect with its link, the planted behavior, the layout, and the failing
+    /// checks.
     pub fn markdown(&self) -> String {
         let PublishedFault {
             defect,
@@ -244,7 +247,7 @@ impl fmt::Display for FoundFault {
     }
 }
 
-/// Runs `verify` on each of [`PUBLISHED`], with and without the fault. `progress` is called before each.
+/// Runs `verify` on each defect of [`PUBLISHED`], with and without the fault. Calls `progress` before each defect.
 ///
 /// # Errors
 ///

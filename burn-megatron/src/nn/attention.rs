@@ -49,7 +49,7 @@ pub struct ParallelAttentionConfig {
     /// Whether each head has an attention sink: a learned logit in the softmax denominator, as in gpt-oss.
     #[config(default = false)]
     pub sinks: bool,
-    /// The factor by which scores are multiplied. `None`: `1 / sqrt(head_width)`.
+    /// The scale factor of the scores. `None`: `1 / sqrt(head_width)`.
     pub scale: Option<f64>,
     /// The soft cap `c`: a scaled score `s` becomes `c tanh(s / c)`, as in Gemma 2. Attention is then not fused.
     pub soft_cap: Option<f64>,

@@ -201,7 +201,7 @@ impl PackedSequences {
         Self::with_padding(starts, None, shape, device)
     }
 
-    /// Describes documents of which some tokens are padding. Padding attends to nothing, so it does not affect
+    /// Describes documents in which some tokens are padding. Padding attends to nothing, so it does not affect
     /// attention statistics. See [`new`](Self::new).
     ///
     /// # Errors

@@ -192,7 +192,7 @@ impl ColumnParallelLinear {
         GeluInput::of(x, self.operands(bias))
     }
 
-    /// Returns the property that prevents a GELU epilogue of the product, if there is one.
+    /// Returns the property that prevents a GELU epilogue of the product, or `None` if an epilogue is possible.
     pub(super) fn epilogue_obstacle(&self) -> Option<&'static str> {
         let operands = self.operands(None);
         operands.epilogue_obstacle(self.lora.is_some())

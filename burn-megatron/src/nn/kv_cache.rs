@@ -433,9 +433,9 @@ impl SequenceKvCache<'_> {
         self.layer.extend(new, self.extent).0
     }
 
-    /// Appends this rank's part of the new tokens to a split cache. `new` are the tensors of all new tokens, or of
-    /// this rank's share. Returns the visible tokens of this rank and the index of the first one, or `None` if there
-    /// are none.
+    /// Appends this rank's part of the new tokens to a split cache. `new` are the tensors of all new tokens, or of this
+    /// rank's share. Returns the visible tokens of this rank and the index of the first one, or `None` if no token is
+    /// visible.
     pub fn extend_own<const N: usize>(
         self,
         split: &CacheSplit,

@@ -102,7 +102,8 @@ impl RowParallelLinear {
         self.with_bias(self.product(x))
     }
 
-    /// Returns the property that prevents the product from reading a GELU of another product, if there is one.
+    /// Returns the property that prevents the product from reading a GELU of another product, or `None` if it is
+    /// possible.
     pub(super) fn epilogue_obstacle(&self) -> Option<&'static str> {
         let operands = self.operands(self.overlapped.clone());
         operands.epilogue_obstacle(self.lora.is_some())

@@ -77,7 +77,7 @@ impl ParallelOptimizer {
         self.average = None;
     }
 
-    /// Returns the average of the weights, if there is one.
+    /// Returns the average of the weights, or `None` without weight averaging.
     pub fn average(&mut self) -> Option<&mut WeightAverage> {
         self.average.as_mut()
     }

@@ -22,6 +22,7 @@ use burn_megatron_generate::{GenerateConfig, GenerationOutput, Generator, Writte
 use burn_megatron_train::{Observer, Saver, TrainOutcome, Trainer};
 
 use crate::error::Error;
+use crate::final_sample::OnText;
 
 /// Trainer of a model of any family; see [`Trainer`].
 pub trait AnyTrainer {
@@ -43,6 +44,7 @@ pub trait AnyTrainer {
         &self,
         config: &GenerateConfig,
         tokenizer: &Tokenizer,
+        on_text: OnText<'_>,
     ) -> Result<GenerationOutput, Error>;
     fn events(&self) -> &[ActionEvent];
     fn fp8(&self) -> &Fp8;
@@ -101,8 +103,9 @@ impl<M: LanguageModel> AnyTrainer for Trainer<M> {
         &self,
         config: &GenerateConfig,
         tokenizer: &Tokenizer,
+        on_text: OnText<'_>,
     ) -> Result<GenerationOutput, Error> {
-        Ok(self.generate(config, tokenizer)?)
+        Ok(self.generate(config, tokenizer, on_text)?)
     }
 
     fn events(&self) -> &[ActionEvent] {

@@ -5,6 +5,8 @@ use burn_megatron::nn::{ActivationOffload, RecomputeConfig};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::byte_size;
+
 /// Table `[memory]` of a recipe.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
@@ -25,6 +27,7 @@ pub struct OffloadTable {
     /// The maximum number of bytes per rank, such as 2GiB, of activations that are offloaded to host memory. Only the
     /// inputs of recomputed blocks are offloaded.
     #[schemars(extend("value" = "BYTES"))]
+    #[serde(deserialize_with = "byte_size::deserialize")]
     pub activations: u64,
     /// The number of blocks whose inputs are fetched from the host before the backward reaches them.
     pub prefetch: usize,
@@ -59,6 +62,28 @@ impl MemoryConfig {
         RecomputeConfig {
             offload: ActivationOffload { bytes, prefetch },
             ..self.recompute.clone()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::recipe::parsed;
+
+    #[test]
+    fn a_recipe_may_write_bytes_with_a_unit() {
+        for (value, bytes) in [("\"2GiB\"", 2 << 30), ("4096", 4096), ("0", 0)] {
+            let read = parsed(&format!("[memory.offload]\nactivations = {value}"));
+            assert_eq!(read.unwrap().memory.offload.activations, bytes, "{value}");
+        }
+        for (value, says) in [
+            ("\"2 apples\"", "invalid size \"2 apples\""),
+            ("-1", "expected a number of bytes, or text such as \"2GiB\""),
+            ("true", "expected a number of bytes"),
+        ] {
+            let error = parsed(&format!("[memory.offload]\nactivations = {value}"));
+            let error = error.unwrap_err().to_string();
+            assert!(error.contains(says), "{value}: {error}");
         }
     }
 }

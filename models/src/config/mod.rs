@@ -67,7 +67,7 @@ pub struct TransformerConfig {
     /// Whether the output projection of attention has a bias; by default the value of `bias`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub output_bias: Option<bool>,
-    /// RMSNorm of queries and keys: per head, as in Qwen 3, or over all heads, as in OLMoE. By default there is none. A
+    /// RMSNorm of queries and keys: per head, as in Qwen 3, or over all heads, as in OLMoE. Not used by default. A
     /// recipe may also set true, which means per head.
     #[serde(with = "qk_norm_setting")]
     #[schemars(schema_with = "qk_norm_setting::schema")]

@@ -153,7 +153,11 @@ fn a_trainer_writes_in_every_sharding() {
                 tokens: 20,
                 ..GenerateConfig::default()
             };
-            Ok::<_, AnyError>(trainer.generate(&config, &Tokenizer::bytes())?.tokens)
+            Ok::<_, AnyError>(
+                trainer
+                    .generate(&config, &Tokenizer::bytes(), &mut |_| Ok(()))?
+                    .tokens,
+            )
         });
         run.unwrap()
     };

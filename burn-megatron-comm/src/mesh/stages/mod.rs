@@ -279,7 +279,7 @@ fn checked_layout(
     Ok(layout)
 }
 
-/// The layouts of stages with these numbers of layers, in order.
+/// Returns the layouts of stages with these numbers of layers, in order.
 fn stage_layouts(counts: &[usize]) -> Vec<StageLayout> {
     let mut end = 0;
     let stage = |(i, count): (usize, &usize)| {

@@ -57,8 +57,8 @@ pub struct MultiLatentAttentionConfig {
     /// The epsilon of the norms of latents.
     #[config(default = 1e-6)]
     pub norm_epsilon: f64,
-    /// The factor by which scores are multiplied. `None`: `1 / sqrt(nope_width + rope_width)`. YaRN multiplies the
-    /// default by the square of `0.1 mscale_all_dim ln(factor) + 1`.
+    /// The scale factor of the scores. `None`: `1 / sqrt(nope_width + rope_width)`. YaRN multiplies the default by the
+    /// square of `0.1 mscale_all_dim ln(factor) + 1`.
     pub scale: Option<f64>,
     /// The dropout probability of the attention probabilities.
     #[config(default = 0.0)]

@@ -262,8 +262,8 @@ impl ModelBuilder {
         &self.shared.attention_logits
     }
 
-    /// Returns the FP8 arithmetic of the linear layer, if it has a recipe. `split` tells which operands are split
-    /// over the tensor axis.
+    /// Returns the FP8 arithmetic of the linear layer, if it has a recipe. `split` describes the operands that are
+    /// split over the tensor axis.
     pub(in crate::nn) fn fp8_layer(
         &self,
         split: SplitOperands,
@@ -277,9 +277,9 @@ impl ModelBuilder {
         Ok(fp8.layer(&self.path, self.device(), self.groups.tensor(), owner)?)
     }
 
-    /// Returns the FP8 arithmetic of each expert of the model in the product `name`, if it has a recipe. The number
-    /// of an expert is the last part of its path. The result covers the experts of all ranks, so that the states do
-    /// not depend on the layout. `split` tells which operands are split over the expert-tensor axis.
+    /// Returns the FP8 arithmetic of each expert of the model in the product `name`, if it has a recipe. The number of
+    /// an expert is the last part of its path. The result covers the experts of all ranks, so that the states do not
+    /// depend on the layout. `split` describes the operands that are split over the expert-tensor axis.
     pub(in crate::nn) fn fp8_expert_layers(
         &self,
         name: &str,

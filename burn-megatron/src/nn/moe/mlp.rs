@@ -68,6 +68,8 @@ pub struct MoeMlpConfig {
 /// expert-tensor axis. The ranks of these axes read different samples or have different parts of the sequence. Tensor
 /// ranks without sequence parallelism have the same tokens. Each of them routes a part of the sequence, and they
 /// gather the results.
+///
+/// Without tensor and context ranks, the gradients of experts have the same bits on 1, 2 and 4 expert ranks of one node.
 #[derive(Module, Debug)]
 pub struct MoeMlp {
     /// The router, which selects the experts.

@@ -80,10 +80,10 @@ pub struct RouterConfig {
     /// several experts, except with [`ScoreFunction::PreSoftmax`]. With one expert the weight would be constant, and
     /// the router would have no gradient.
     pub normalized: Option<bool>,
-    /// The factor by which weights are multiplied.
+    /// The scale factor of the weights.
     #[config(default = 1.0)]
     pub factor: f64,
-    /// The method by which experts are selected.
+    /// The method of selecting experts.
     #[config(default = "RouterChoice::Scores")]
     pub choice: RouterChoice,
     /// Limits the choice to groups of experts.

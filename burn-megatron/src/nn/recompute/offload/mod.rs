@@ -5,6 +5,8 @@
 //! to the host, unless the budget is used up. While the backward of a block runs, it fetches the `prefetch` inputs
 //! before its own. At most one input is being copied to the host at a time. Otherwise a forward that is faster than
 //! its copies would keep the memory that the copies should free.
+//!
+//! Copying the input of a pipeline stage frees nothing, because the device keeps this input for its gradient.
 
 mod store;
 #[cfg(test)]
