@@ -5,7 +5,6 @@
 //! starts the rank with this environment. Therefore ranks are children of the launcher with either engine. mpirun
 //! ends all of its children as soon as one fails, but it cannot end a rank that is about to report the failure. A
 //! slot exits when the launcher closes the connection.
-//! one fails, ends no rank that is about to report the failure. A slot exits when the launcher closes the connection.
 
 use std::env;
 use std::ffi::OsString;
