@@ -12,6 +12,18 @@ const MAX_TRIAL: usize = 1 << 20;
 ///
 /// `what` names the items in errors, such as `heads`.
 ///
+/// ```
+/// use burn_megatron_comm::mesh::{Axis, split_evenly};
+///
+/// assert_eq!(split_evenly("heads", 12, Axis::Tensor, 4)?, 3);
+/// let error = split_evenly("heads", 12, Axis::Tensor, 8).unwrap_err();
+/// assert_eq!(
+///     error.to_string(),
+///     "heads 12 cannot be split over tensor = 8; 1, 2, 3, 4, 6, 12 can"
+/// );
+/// # Ok::<(), burn_megatron_comm::mesh::MeshError>(())
+/// ```
+///
 /// # Errors
 ///
 /// [`MeshError::Uneven`], with valid sizes, if `parts` is 0 or does not divide `size`. [`MeshError::NothingToSplit`] if
