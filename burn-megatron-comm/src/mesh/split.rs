@@ -17,10 +17,8 @@ const MAX_TRIAL: usize = 1 << 20;
 ///
 /// assert_eq!(split_evenly("heads", 12, Axis::Tensor, 4)?, 3);
 /// let error = split_evenly("heads", 12, Axis::Tensor, 8).unwrap_err();
-/// assert_eq!(
-///     error.to_string(),
-///     "heads 12 cannot be split over tensor = 8; 1, 2, 3, 4, 6, 12 can"
-/// );
+/// // The message lists the sizes that fit.
+/// assert!(error.to_string().contains("1, 2, 3, 4, 6, 12"));
 /// # Ok::<(), burn_megatron_comm::mesh::MeshError>(())
 /// ```
 ///

@@ -43,7 +43,7 @@ use crate::kernel_selection::{KernelChoices, KernelSelection};
 /// // A parameter that was not created by the builder is an error.
 /// let builder = ModelBuilder::new(&ParallelContext::single(), &Device::flex());
 /// let error = builder.finish(config.init(&Device::flex())).unwrap_err();
-/// assert_eq!(error.to_string(), "no placement was declared for weight, bias");
+/// assert!(error.to_string().contains("weight, bias"));
 /// # Ok::<(), AnyError>(())
 /// ```
 #[derive(Clone, Debug)]
