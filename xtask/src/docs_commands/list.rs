@@ -4,7 +4,7 @@ use super::blocks::DocsCommand;
 
 pub const LIST: &str = "xtask/docs-commands.tsv";
 
-/// The kind of an entry.
+/// Kind of an entry.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Kind {
     /// The commands cannot run here; the note is the reason.
@@ -21,7 +21,7 @@ enum Kind {
 struct Entry {
     line: usize,
     kind: Kind,
-    /// A command, the beginning of commands, or a page.
+    /// A command, the beginning of several commands, or a page.
     what: String,
     note: String,
 }
