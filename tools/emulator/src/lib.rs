@@ -6,8 +6,7 @@
 //!
 //! The emulator reports errors that a GPU does not report: an address that is unaligned or outside of every
 //! allocation, two warps that access the same shared memory without a barrier, and a barrier that not all threads
-//! reach. It counts events that a GPU does not report exactly: instructions, sectors of global memory, and bank
-//! conflicts.
+//! reach. It also counts instructions, sectors of global memory, and bank conflicts, which a GPU does not report.
 //!
 //! Results are as exact as the specification of PTX. If the specification only bounds the error of a function
 //! (`ex2.approx`), the function is computed in f64 and rounded. The emulator does not model time.

@@ -34,7 +34,7 @@ impl fmt::Debug for KernelLaunch {
     }
 }
 
-/// The grid, the block and the stream of a launch.
+/// The grid, the block, the dynamic shared memory and the stream of a launch.
 struct Form {
     grid: [u32; 3],
     block: [u32; 3],

@@ -1,12 +1,12 @@
-//! Copies and their barriers, by small kernels.
+//! Tests of copies and their barriers with small kernels.
 
 mod tensor;
 
 use crate::machine::Fault;
 use crate::testing::{kernel, run_on};
 
-/// What every kernel here begins with: `%r0` is the thread, `%d1` its place among 4-byte words of
-/// the buffer, `%r1` the address of 4 KiB of shared memory and `%r2` that of a barrier behind it.
+/// The beginning of every kernel. `%r0` is the thread, and `%d1` is the address of the thread's 4-byte word in the
+/// buffer. `%r1` is the address of 4 KiB of shared memory, and `%r2` is the address of a barrier behind it.
 const HEAD: &str = ".shared .align 1024 .b8 tile[8192];
     mov.u32 %r0, %tid.x;
     mul.wide.u32 %d1, %r0, 4;
@@ -25,7 +25,7 @@ fn run(threads: u32, body: &str, words: &mut [u32]) -> Result<(), Fault> {
     outcome.map(|_| ()).map_err(|failure| failure.fault)
 }
 
-/// A wait for the phase of a parity at `%r2`.
+/// Returns code that waits for the phase of a parity at `%r2`.
 fn wait(label: &str, parity: u32) -> String {
     format!(
         "{label}:\nmbarrier.try_wait.parity.shared::cta.b64 %p2, [%r2], {parity};\n@!%p2 bra {label};\n"
