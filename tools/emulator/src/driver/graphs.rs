@@ -46,7 +46,7 @@ impl Capture {
 }
 
 thread_local! {
-    /// How calls of this thread interact with captures: see `cuThreadExchangeStreamCaptureMode`.
+    /// Interaction of calls of this thread with captures: see `cuThreadExchangeStreamCaptureMode`.
     static THREAD_MODE: Cell<Mode> = const { Cell::new(Mode::CU_STREAM_CAPTURE_MODE_GLOBAL) };
 }
 

@@ -110,7 +110,7 @@ impl DriverState {
         self.performed > before
     }
 
-    /// Fails with the fault of a kernel, if there is one.
+    /// Fails if a kernel has caused a fault.
     pub fn sound(&mut self) -> Answer {
         let wrong = self.fault.or(self.finding.take());
         wrong.map_or(Ok(()), Err)
@@ -212,14 +212,14 @@ impl DriverGuard {
         self.sound()
     }
 
-    /// Executes all work, and returns a fault if there is one.
+    /// Executes all work. Fails if a kernel causes a fault.
     pub fn finish_all(&mut self) -> Answer {
         let ends = self.streams.ends();
         ends.into_iter().try_for_each(|mark| self.finish(mark))?;
         self.sound()
     }
 
-    /// Executes all work on a stream, and returns a fault if there is one.
+    /// Executes all work on a stream. Fails if a kernel causes a fault.
     pub fn finish_stream(&mut self, stream: usize) -> Answer {
         let end = self.streams.end(stream)?;
         self.finish(end)

@@ -28,7 +28,7 @@ pub(super) const KNOWN: &[&str] = &[
 pub(super) struct Multicast(Option<Source>);
 
 impl Multicast {
-    /// Reads the mask of blocks from the operand at `place`, if there is one.
+    /// Reads the optional mask of blocks from the operand at `place`.
     pub fn new(instruction: &Instruction, scope: &Scope<'_>, place: usize) -> Result<Self, String> {
         let mask = instruction.has("multicast::cluster");
         let mask = mask
