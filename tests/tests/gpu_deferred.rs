@@ -1,4 +1,5 @@
-//! On a device, a run that reads each step one step later equals one that reads at once.
+//! Tests on a device that a run that reads the results of each step one step later equals a run that reads them at
+//! once.
 #![cfg(any(feature = "cuda", feature = "wgpu"))]
 
 use burn_megatron::data_parallel::Precision;
