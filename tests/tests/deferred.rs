@@ -1,4 +1,4 @@
-//! Tests that a run that reads the results of each step one step later equals a run that reads them at once.
+//! Tests deferred readings: reading the results of each step one step later changes nothing in a run.
 
 use std::sync::{Arc, Mutex};
 

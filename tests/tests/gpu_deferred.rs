@@ -1,5 +1,4 @@
-//! Tests on a device that a run that reads the results of each step one step later equals a run that reads them at
-//! once.
+//! Tests deferred readings on a device: reading the results of each step one step later changes nothing in a run.
 #![cfg(any(feature = "cuda", feature = "wgpu"))]
 
 use burn_megatron::data_parallel::Precision;

@@ -1,5 +1,5 @@
-//! Tests on a CUDA device that a graph of a micro-batch gives the same results as its launches, and a run with graphs
-//! the same results as a run without graphs.
+//! Tests CUDA graphs of micro-batches. A graph gives the same results as separate launches, and a run with graphs the
+//! same results as a run without graphs.
 #![cfg(feature = "cuda")]
 
 use burn::backend::{Backend, Dispatch};

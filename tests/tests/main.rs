@@ -1,4 +1,4 @@
-//! The tests of this crate, except tests that need a separate process. Cargo.toml lists those.
+//! The tests of this crate, except tests that need a separate process. Cargo.toml lists the exceptions.
 
 mod average;
 mod batch_warmup;

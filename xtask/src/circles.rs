@@ -23,7 +23,7 @@ type Module = Vec<String>;
 /// Checks the largest circle of each crate, and prints it.
 ///
 /// # Errors
-/// The files of each circle that is too large, and files that cannot be read.
+/// Returns the files of each circle that is too large, and the files that cannot be read.
 pub fn run(root: &Path) -> Result<(), String> {
     let mut crates: BTreeMap<String, Vec<(Module, String)>> = BTreeMap::new();
     for (path, _) in product_files(root)? {
@@ -67,7 +67,7 @@ fn place(path: &str) -> Option<(String, Module)> {
     Some((folder.into(), module))
 }
 
-/// Returns the modules of the largest circle of a crate; none if it has no circle.
+/// Returns the modules of the largest circle of a crate. The list is empty if the crate has no circle.
 fn largest_circle(files: &[(Module, String)]) -> Result<Vec<String>, String> {
     let mut modules: BTreeMap<&Module, Imports> = BTreeMap::new();
     for (module, text) in files {
@@ -174,7 +174,7 @@ struct CrateModules<'a> {
 }
 
 impl CrateModules<'_> {
-    /// Returns a path of `module` from the root of the crate; `None` for a path into another crate.
+    /// Returns a path of `module` from the root of the crate, or `None` for a path into another crate.
     fn absolute(&self, module: &Module, path: &[String]) -> Option<Module> {
         let mut base = module.clone();
         let mut rest = path;

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-/// The losses of a run, from its folder.
+/// Returns the losses of a run, from its folder.
 pub fn losses_in(run_dir: &Path) -> Result<Vec<f64>, String> {
     let metrics = run_dir.join("metrics.jsonl");
     let text = fs::read_to_string(&metrics).map_err(|e| format!("{}: {e}", metrics.display()))?;

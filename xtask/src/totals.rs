@@ -40,7 +40,7 @@ impl Totals {
         times.into_iter().take(SLOWEST).map(line).collect()
     }
 
-    /// The messages of skipped tests, one per line.
+    /// Returns the messages of skipped tests, one per line.
     pub fn skip_messages(&self) -> String {
         let line = |skip: &Skip| match skip {
             Skip::Whole(message) => format!("skipped          {message}\n"),
@@ -140,7 +140,7 @@ fn parse_time(line: &str) -> Option<(f64, String)> {
     Some((seconds.parse().ok()?, name.to_owned()))
 }
 
-/// Whether a line is "running N tests".
+/// Returns whether a line is "running N tests".
 fn is_start(line: &str) -> bool {
     let mut words = line.split_whitespace();
     words.next() == Some("running")
@@ -187,7 +187,7 @@ fn with_skipped(mut totals: Totals, skip_messages: BTreeSet<Skip>) -> Totals {
     totals
 }
 
-/// The number of `#[test]` functions in a source text.
+/// Returns the number of `#[test]` functions in a source text.
 pub fn tests_in(source: &str) -> usize {
     source
         .lines()

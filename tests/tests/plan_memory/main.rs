@@ -182,7 +182,7 @@ fn ranks_that_are_planned_once_are_alike() {
         let own = profile_rank(&config, &request);
         assert_eq!(own.unwrap().stages, [(rank, planned.clone())]);
     }
-    // Dense layers; dense layers and experts; experts.
+    // The stages have dense layers, both kinds of layers, and experts.
     assert_ne!(report.stages[1], report.stages[2]);
     assert!(report.states[1].parameters < report.states[2].parameters);
 }

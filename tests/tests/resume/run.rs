@@ -233,7 +233,7 @@ impl Case {
         }
     }
 
-    /// Loads a checkpoint and saves it at once. Returns the loss of the next step.
+    /// Loads a checkpoint and immediately saves it. Returns the loss of the next step.
     pub fn pass_on(&self, from: &Path, into: &Path) -> f64 {
         let text = Text::new();
         let text = text.open();

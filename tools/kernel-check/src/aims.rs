@@ -9,7 +9,7 @@ pub struct Aim {
     pub with: &'static str,
     /// The fraction of the copy bandwidth.
     pub share: f64,
-    /// Indices of the parameters that point to data read from a cache, such as weights and tables shared by all rows,
+    /// Indices of the parameters that point to cached data. Cached data are weights and tables shared by all rows,
     /// and values shared by all units of a row.
     pub cached: &'static [u32],
     /// The reason why a bound below the target is accepted.

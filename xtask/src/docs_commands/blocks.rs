@@ -93,8 +93,8 @@ fn of_block(page: &str, lines: &[(usize, &str)]) -> Vec<DocsCommand> {
         .collect()
 }
 
-/// Returns the line up to a comment. A `#` that begins a word outside of quotes begins a comment; `#!` and `#SBATCH`
-/// do not.
+/// Returns the line up to a comment. A `#` that begins a word outside of quotes begins a comment. `#!` and `#SBATCH`
+/// do not begin a comment.
 fn without_comment(line: &str) -> &str {
     if line.starts_with("#!") || line.starts_with("#SBATCH") {
         return line;

@@ -47,7 +47,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// The options of `cargo xtask ci`.
+    /// Returns the options of `cargo xtask ci`.
     pub fn of_ci() -> Self {
         Self {
             pages: vec![],

@@ -141,7 +141,7 @@ impl Suite {
     }
 }
 
-/// Whether tests of the suite `steps` read the counts of the emulated device. A GPU writes no counts.
+/// Returns whether tests of the suite `steps` read the counts of the emulated device. A GPU writes no counts.
 fn reads_counts(tests: &str, gpu: bool) -> bool {
     tests == "gpu_algorithms" && !gpu
 }

@@ -14,7 +14,7 @@ pub fn name() -> Result<String, String> {
     Ok(format!("{model}{caches}-{}", c_library()))
 }
 
-/// The vendor, family, model and stepping of the first processor in the text of `/proc/cpuinfo`.
+/// Returns the vendor, family, model and stepping of the first processor in the text of `/proc/cpuinfo`.
 fn model(cpuinfo: &str) -> Result<String, String> {
     let value = |key: &str| {
         let mut lines = cpuinfo.lines().filter_map(|line| line.split_once(':'));

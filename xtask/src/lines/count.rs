@@ -97,14 +97,14 @@ fn nesting(token: &Token) -> isize {
     }
 }
 
-/// Whether the tokens begin with `#[cfg(test)]` or `#[cfg(all(test, ..))]`.
+/// Returns whether the tokens begin with `#[cfg(test)]` or `#[cfg(all(test, ..))]`.
 fn is_cfg_test(tokens: &[Token]) -> bool {
     let attribute = &tokens[..attribute_length(tokens)];
     let text: String = attribute.iter().map(|token| token.text).collect();
     text == "#[cfg(test)]" || text.starts_with("#[cfg(all(test,")
 }
 
-/// The number of tokens of the item at the beginning of `tokens`, with its attributes.
+/// Returns the number of tokens of the item at the beginning of `tokens`, with its attributes.
 fn item_length(tokens: &[Token]) -> usize {
     let mut start = 0;
     while let attribute @ 1.. = attribute_length(&tokens[start..]) {
@@ -154,7 +154,7 @@ impl Ending {
     }
 }
 
-/// The name of the module if the item is `mod name;`.
+/// Returns the name of the module if the item is `mod name;`.
 fn module_of_a_file(item: &[Token]) -> Option<String> {
     match item {
         [.., keyword, name, end] if keyword.text == "mod" && end.text == ";" => {

@@ -35,7 +35,7 @@ impl DriverGuard {
         let pinned = self.pinned.snapshot();
         let ordinary = |address| !recorded && !pinned.holds(address as u64, 1);
         match copy.from {
-            // Without lazy streams, the work is done at once and reads the memory at once.
+            // Without lazy streams, the copy runs immediately and reads the memory itself.
             CopyEndpoint::Host(address) if self.options.lazy && ordinary(address) => {
                 copy.stage(address)
             }
@@ -166,7 +166,7 @@ pub extern "C" fn cuMemcpyDtoDAsync_v2(
     in_context(|world| world.copy("cuMemcpyDtoDAsync_v2", copy, named(stream)?))
 }
 
-/// Both contexts are the same context.
+/// Copies within the only context.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemcpyPeerAsync(
     to: CUdeviceptr,

@@ -29,7 +29,7 @@ impl DriverState {
 fn append(file: &Path, line: &Value) {
     let line = format!("{line}\n");
     let opened = OpenOptions::new().create(true).append(true).open(file);
-    // The line is written at once, so that lines of several processes do not mix.
+    // The line is written with one call, so that lines of several processes do not mix.
     if let Err(error) = opened.and_then(|mut opened| opened.write_all(line.as_bytes())) {
         say(&format!("{}: {error}", file.display()));
     }

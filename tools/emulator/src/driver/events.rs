@@ -49,7 +49,7 @@ impl DriverState {
         };
         let mut event = recorded(None);
         if !self.captured(stream, &work)? {
-            // The event gets its mark before it is done, which may happen at once.
+            // The event gets its mark before it is done, which may happen immediately.
             event = recorded(Some(self.streams.put(stream, work, after)?));
         }
         let (slot, mark) = (self.events.get_mut(handle)?, event.mark);

@@ -160,7 +160,7 @@ fn every_lane<const N: usize, T: Copy + Default>(
     results
 }
 
-/// The same function, compiled for 256-bit vectors and fused multiply-add.
+/// Computes the same as [`every_lane`], compiled for 256-bit vectors and fused multiply-add.
 ///
 /// # Safety
 ///

@@ -279,8 +279,8 @@ impl Warp {
         self.clock.wrapping_sub(self.began)
     }
 
-    /// Places lanes at an instruction. If all lanes exit there, they exit at once, so that no other lane waits for
-    /// them.
+    /// Places lanes at an instruction. If all lanes exit there, they exit immediately, so that no other lane waits
+    /// for them.
     fn put(&mut self, at: usize, mask: u32, program: &Program, block: &mut Block<'_>) {
         if mask != 0 && program.ops[at].ends() {
             self.clock += 1;

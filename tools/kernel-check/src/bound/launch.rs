@@ -118,8 +118,8 @@ impl ProductCounts {
         2.0 * self.sizes.iter().product::<f64>()
     }
 
-    /// Returns the minimum time in seconds, which is the larger of two times. One is the time at the peak rate of the
-    /// tensor cores for factors of this width (32 bits as TF32), the other is the time to move the bytes.
+    /// Returns the minimum time in seconds: the larger of the compute time and the memory time. The compute time is
+    /// at the peak rate of the tensor cores for factors of this width (32 bits as TF32).
     pub fn least_seconds(&self, machine: &GpuSpec) -> f64 {
         let peak = machine.tensor * 16.0 / f64::from(self.bits);
         (self.flops() / peak).max(self.bytes / machine.copy)

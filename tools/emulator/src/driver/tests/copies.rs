@@ -81,7 +81,7 @@ fn pinned_memory_is_read_when_the_copy_runs() {
         good(cuStreamSynchronize(stream));
         assert_eq!(to_host(a, 2), [1, 2]);
         assert_eq!(ordinary, [2]);
-        // Copies to pinned memory are executed only when a call waits. Copies to other memory are executed at once.
+        // Copies to pinned memory run only when a call waits. Copies to other memory run immediately.
         good(cuMemcpyDtoHAsync_v2(pinned.cast(), a, 1, stream));
         assert_eq!(pinned.read(), 2);
         good(cuMemcpyDtoHAsync_v2(

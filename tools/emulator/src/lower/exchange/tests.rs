@@ -7,7 +7,7 @@ fn run(body: &str) -> Vec<u32> {
     words(&text, 32).expect("it runs")
 }
 
-/// The definition of the specification, with its names.
+/// Computes the definition of the specification, with its names.
 fn specified(mode: &str, lane: i32, b: i32, c: i32) -> (i32, bool) {
     let (bval, cval, mask) = (b & 31, c & 31, c >> 8 & 31);
     let max_lane = lane & mask | cval & !mask;

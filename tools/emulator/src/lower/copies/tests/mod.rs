@@ -269,7 +269,7 @@ fn barriers_that_are_used_wrongly_are_told() {
         "mbarrier.complete_tx.relaxed.cta.shared::cta.b64 [%r2], 64;\nW:",
     );
     assert_eq!(one(&given), Ok(()));
-    // Of two, one drops out: the second phase needs one.
+    // One of two threads drops out, so the second phase needs one arrival.
     let dropped = format!(
         "mbarrier.init.shared.b64 [%r2], 2;\nmbarrier.arrive_drop.shared.b64 _, [%r2];\n\
          mbarrier.arrive.shared.b64 _, [%r2];\nmbarrier.arrive.shared.b64 _, [%r2];\n{}",
@@ -318,7 +318,7 @@ fn bulk_copies_come_and_go() -> Result<(), Fault> {
     run(32, &body, &mut words)?;
     assert_eq!(words[192..198], [7, 1000, 1128, 1000, 1064, 1064]);
     assert_eq!(words[128..192], (1000..1064).collect::<Vec<_>>());
-    // Only the block's end writes the second.
+    // The second copy is written only at the end of the block.
     assert_eq!(words[64], 1064 + 77);
     assert_eq!(
         words[65..128],
