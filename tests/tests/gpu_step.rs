@@ -222,8 +222,8 @@ fn products_of_experts(experts: usize, counts: &Path) -> Result<StepCounts, AnyE
     Ok(StepCounts::parse(&counted)?)
 }
 
-/// Tests 64 experts: three launches, limited by the tensor cores or by memory. All other limits may take up to 1.5
-/// times the minimum time of the tensor cores, since `mma.sync` does not reach their peak.
+/// Tests 64 experts: three launches, limited by the tensor cores or by memory. Every limit except memory may take up to
+/// 1.5 times the minimum time of the tensor cores, since `mma.sync` does not reach their peak.
 #[test]
 fn products_of_experts_are_bound_by_matrix_units_and_memory() {
     let Some(counts) = counts_file() else { return };

@@ -172,13 +172,13 @@ enum Command {
     /// Record the results of small runs, plans and kernel sources, or compare with the record.
     ///
     /// A refactoring must not change any of them. On a processor that has a record, runs are compared bit by bit. On
-    /// other processors they are compared up to the bound of each run. The programs are built with the tests. `test
-    /// --all` runs the check.
+    /// other processors they are compared up to the bound of each run. The programs are built with the tests.
+    /// `test --all` runs the check.
     Golden(golden::Options),
     /// Count the lines of code of every tracked Rust file, by purpose.
     ///
     /// Only lines with code are counted, without comments, documentation and blank lines. Product lines are the
-    /// published crates without their tests. Not part of `ci`.
+    /// shipped crates without their tests. Not part of `ci`.
     Lines,
     /// Run the first steps of a new user, and print how long each step takes.
     ///

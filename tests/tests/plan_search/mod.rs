@@ -272,7 +272,8 @@ fn inputs_of_recomputed_layers_are_on_the_host() {
     assert!(slow.step.parts[StepPart::Offload] > 0.0);
 }
 
-/// A step with pairs waits for fewer exchanges of experts, and keeps the activations of one more micro-batch.
+/// A step with pairs waits less for exchanges of experts, and keeps the activations of twice the number of
+/// micro-batches.
 #[test]
 fn pairs_take_memory_and_save_time() {
     let h100 = Hardware::named("H100").unwrap();

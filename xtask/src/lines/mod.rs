@@ -16,7 +16,7 @@ use count::CountedFile;
 /// The purpose of a line, which depends on its file. Test items within a file count as tests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Purpose {
-    /// The crates that are published.
+    /// The crates that are shipped.
     Product,
     /// The emulated GPU, the checks of compiled kernels and the fuzz targets in `tools/`.
     Lab,

@@ -54,7 +54,7 @@ fn successors(ops: &[Op], at: usize) -> Vec<usize> {
     next
 }
 
-/// Returns the instructions in backward order from the end.
+/// Returns the instructions from the end backwards. An instruction comes before the instructions that lead only to it.
 fn backwards(next: &[Vec<usize>]) -> Vec<usize> {
     let end = next.len();
     let mut before = vec![Vec::new(); end + 1];
