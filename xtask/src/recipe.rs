@@ -210,7 +210,7 @@ fn resume(programs: &Programs) -> Result<(), String> {
     Ok(())
 }
 
-/// Settings of FP8 layers. Their ranks also exchange maxima and quantised weights.
+/// Settings of FP8 layers. Their ranks also exchange maxima and quantized weights.
 const IN_8_BITS: [&str; 7] = [
     "--precision",
     "bf16",

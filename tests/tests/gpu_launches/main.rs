@@ -420,7 +420,7 @@ fn a_step_in_8_bits_ends_with_one_launch() {
         let fp8 = Fp8::new(&config).expect("valid settings");
         let paths = ["up", "down"];
         let layers = paths.map(|path| {
-            // A bias would be initialised at random.
+            // A bias would be initialized at random.
             let layer = Fp8LinearConfig::new(32, 32).with_bias(false);
             let layer = layer.init(path, &fp8, device);
             let mut layer = layer.expect("another path");

@@ -35,7 +35,7 @@ struct MicroBatch {
     peak: f64,
 }
 
-/// Measures the sum over the ranks. The ranks synchronise before and after the measurement, since a rank may free
+/// Measures the sum over the ranks. The ranks synchronize before and after the measurement, since a rank may free
 /// memory that another rank has allocated.
 fn measured(config: &TransformerConfig, mesh: &ParallelConfig, ranks: usize) -> MicroBatch {
     let seq = config.context;

@@ -34,7 +34,7 @@ impl Nvrtc {
     /// Loads the library. The error names the file, and the function if a function is missing.
     pub fn load(path: &Path) -> Result<Self, String> {
         let failed = |error: libloading::Error| format!("{}: {error}", path.display());
-        // SAFETY: the file is NVIDIA's compiler, whose initialisers have no requirements. The signatures match its
+        // SAFETY: the file is NVIDIA's compiler, whose initializers have no requirements. The signatures match its
         // header. The functions are not kept longer than the library.
         unsafe {
             let library = Library::new(path).map_err(failed)?;

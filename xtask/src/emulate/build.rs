@@ -67,7 +67,7 @@ pub fn folder(target: &Path) -> PathBuf {
     target.join("emulator")
 }
 
-/// Builds the command and the benchmarks in the same folder, with optimisation and without LLVM.
+/// Builds the command and the benchmarks in the same folder, with optimization and without LLVM.
 pub fn command(root: &Path, target: &Path) -> Result<PathBuf, String> {
     let build = [
         "build",

@@ -77,7 +77,7 @@ pub fn run_on_gpu(root: &Path, report: &mut Report) {
     run_suites(&suites, &[], &tools, root, report);
 }
 
-/// Builds `burn-megatron` for CUDA and `burn-megatron-bench` in the same folder, with optimisation and without LLVM.
+/// Builds `burn-megatron` for CUDA and `burn-megatron-bench` in the same folder, with optimization and without LLVM.
 pub fn build_command_for_cuda(root: &Path) -> Result<PathBuf, String> {
     build::command(root, &target_folder(root)?)
 }

@@ -50,7 +50,7 @@ pub struct Options {
     /// Seconds after which a command of a case is killed and counts as a hang.
     #[arg(long, value_name = "SECONDS", default_value_t = 120)]
     timeout: u64,
-    /// Run this program. The default is to build `burn-megatron` with optimisation.
+    /// Run this program. The default is to build `burn-megatron` with optimization.
     #[arg(long, value_name = "FILE")]
     program: Option<PathBuf>,
     /// Leave out cases that set one of these keys or tables, or a key to this value (KEY=VALUE), such as known faults.

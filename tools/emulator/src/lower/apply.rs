@@ -148,7 +148,7 @@ fn every_lane<const N: usize, T: Copy + Default>(
     views: [&Lanes; N],
     function: &impl Fn([u64; N]) -> T,
 ) -> [T; LANES] {
-    // Plain loops, since the compiler does not vectorise the methods of arrays.
+    // Plain loops, since the compiler does not vectorize the methods of arrays.
     let mut results = [T::default(); LANES];
     for lane in 0..LANES {
         let mut operands = [0; N];

@@ -35,7 +35,7 @@ pub enum Fault {
         /// The number of bytes.
         bytes: usize,
     },
-    /// Two warps access the same memory without synchronisation, and at least one of them writes.
+    /// Two warps access the same memory without synchronization, and at least one of them writes.
     #[error("{0}")]
     Race(String),
     /// A read of shared memory that was never written.

@@ -19,7 +19,7 @@ pub struct Options {
 pub struct Checks {
     /// Two warps access the same byte of shared memory without a barrier between them, and one of them writes.
     ///
-    /// This check is disabled for programs whose warps may synchronise by other means than a barrier of the whole
+    /// This check is disabled for programs whose warps may synchronize by other means than a barrier of the whole
     /// block. These means are `mbarrier`, barriers of some of the threads, volatile or ordered loads and stores, and
     /// `atom.cas` and `atom.exch`.
     pub races: bool,

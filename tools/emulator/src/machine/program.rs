@@ -144,7 +144,7 @@ pub struct Program {
     pub local: usize,
     /// The parameters.
     pub parameters: Vec<Parameter>,
-    /// Whether the program uses `mbarrier`, with which threads synchronise in ways that the emulator does not track.
+    /// Whether the program uses `mbarrier`, with which threads synchronize in ways that the emulator does not track.
     pub asynchronous: bool,
 }
 

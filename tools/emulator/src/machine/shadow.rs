@@ -105,7 +105,7 @@ impl Shadow {
         self.epoch += 1;
     }
 
-    /// Disables the checks for races, since warps synchronise in ways that are not tracked.
+    /// Disables the checks for races, since warps synchronize in ways that are not tracked.
     pub fn lose_track(&mut self) {
         self.checks.races = false;
         self.checks.lanes = false;
@@ -255,7 +255,7 @@ fn race(program: &Program, address: u64, op: u32, did: &str, who: &str) -> Fault
     ))
 }
 
-/// Returns whether warps may synchronise by other means than barriers of the whole block.
+/// Returns whether warps may synchronize by other means than barriers of the whole block.
 fn synchronises_itself(program: &Program) -> bool {
     let orders = [
         "volatile", "relaxed", "acquire", "release", "acq_rel", "mmio",

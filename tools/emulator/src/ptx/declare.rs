@@ -121,7 +121,7 @@ impl Parser<'_> {
         Ok(count)
     }
 
-    /// Parses an initialiser such as `{1, 2, 0f3F800000}`, which may be nested, or a single number. Returns its
+    /// Parses an initializer such as `{1, 2, 0f3F800000}`, which may be nested, or a single number. Returns its
     /// bytes.
     fn initial(&mut self, element: usize) -> Result<Vec<u8>, Malformed> {
         if self.is('{') {

@@ -2,13 +2,13 @@
 //!
 //! The specification defines only the size of the object, 64 bits. The emulator uses these fields, lowest bit first:
 //! pending bytes (21 bits, signed), pending arrivals (20), arrivals per phase (20), the parity of the phase, and two
-//! bits that mark an initialised object.
+//! bits that mark an initialized object.
 
 use crate::machine::Fault;
 
 /// The exclusive limit of arrivals and of bytes.
 const LIMIT: u32 = 1 << 20;
-/// The value of the two highest bits of an initialised object.
+/// The value of the two highest bits of an initialized object.
 const VALID: u64 = 0b01;
 
 /// A barrier.

@@ -1,5 +1,5 @@
 //! Fast conversions of the common formats with host arithmetic. They avoid branches, so that loops over lanes are
-//! vectorised.
+//! vectorized.
 
 use super::Mode;
 

@@ -118,7 +118,7 @@ fn races_are_told_by_the_byte() {
     assert!(races(&format!("{wide} st.shared.u32 [%r2], 0;")));
 }
 
-/// Warps that synchronise by other means are not reported.
+/// Warps that synchronize by other means are not reported.
 #[test]
 fn races_are_not_looked_for_where_order_is_not_followed() {
     let race = "st.shared.u32 [%r2], %r0; ld.shared.u32 %r4, [%r3];";
