@@ -66,6 +66,17 @@ impl DType {
 }
 
 /// An owned one-dimensional array of one element type.
+///
+/// ```
+/// use burn_megatron_comm::{Buffer, DType};
+///
+/// let parts = [Buffer::from(vec![1.0f32, 2.0]), Buffer::from(vec![3.0f32])];
+/// let whole = Buffer::concat(&parts)?;
+/// assert_eq!((whole.dtype(), whole.len()), (DType::F32, 3));
+/// assert_eq!(whole.slice(1..3).into_vec::<f32>(), [2.0, 3.0]);
+/// assert!(whole.as_slice::<i32>().is_err());
+/// # Ok::<(), burn_megatron_comm::BufferError>(())
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 pub enum Buffer {
     /// 64-bit floats.

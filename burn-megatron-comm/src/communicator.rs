@@ -89,6 +89,23 @@ impl fmt::Display for Group {
 /// An engine implements [`group`](Self::group), [`start`](Self::start) and [`split`](Self::split). The other methods
 /// call `start`. A wrapper also forwards [`pool`](Self::pool) and [`begin_step`](Self::begin_step). It forwards
 /// [`start_all`](Self::start_all) if it does not change individual calls.
+///
+/// ```
+/// use burn_megatron_comm::{CommError, DType, ReduceOp, World};
+///
+/// let results = World::threads(2)?.run(|rank| {
+///     let (world, own) = (rank.communicator(), rank.rank() as f32);
+///     // Each rank gets its half of the sum.
+///     let half = world.reduce_scatter(vec![own; 4].into(), ReduceOp::Sum)?;
+///     // The ranks exchange messages.
+///     let peer = 1 - rank.rank();
+///     world.send(vec![own].into(), peer)?;
+///     let received = world.receive(peer, DType::F32, 1)?;
+///     Ok::<_, CommError>((half.into_vec::<f32>(), received.into_vec::<f32>()))
+/// })?;
+/// assert_eq!(results[0], (vec![1.0, 1.0], vec![1.0]));
+/// # Ok::<(), burn_megatron_comm::WorldError>(())
+/// ```
 pub trait Communicator: Send + Sync + fmt::Debug + 'static {
     /// Returns the ranks of this communicator.
     fn group(&self) -> &Group;

@@ -90,6 +90,16 @@ pub enum GenerateConfigError {
 impl GenerateConfig {
     /// Checks the settings.
     ///
+    /// ```
+    /// use burn_megatron_generate::{GenerateConfig, GenerateConfigError};
+    ///
+    /// let config = GenerateConfig { top_k: Some(40), samples: 2, ..GenerateConfig::default() };
+    /// let greedy = GenerateConfig { temperature: 0.0, ..config };
+    /// assert_eq!(greedy.check(), Err(GenerateConfigError::EqualSamples(2)));
+    /// GenerateConfig { samples: 1, ..greedy }.check()?;
+    /// # Ok::<(), GenerateConfigError>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`GenerateConfigError`] for the first invalid setting.

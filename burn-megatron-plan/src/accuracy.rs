@@ -21,6 +21,14 @@ pub struct TimedPlan {
 /// Returns Spearman's rank correlation of planned and measured times, from -1 to 1. It is 1 if both have the same
 /// order. Equal times get the mean of their ranks. Returns `None` for fewer than two plans, or if all planned or all
 /// measured times are equal.
+///
+/// ```
+/// use burn_megatron_plan::accuracy::{TimedPlan, spearman};
+///
+/// let plan = |planned, measured| TimedPlan { name: "tp2".into(), planned, measured };
+/// // The planned times have the order of the measured times.
+/// assert_eq!(spearman(&[plan(1.0, 1.5), plan(2.0, 2.1), plan(3.0, 9.0)]), Some(1.0));
+/// ```
 pub fn spearman(plans: &[TimedPlan]) -> Option<f64> {
     let ranks = |of: fn(&TimedPlan) -> f64| ranks(&plans.iter().map(of).collect::<Vec<_>>());
     let (planned, measured) = (ranks(|it| it.planned), ranks(|it| it.measured));

@@ -35,6 +35,15 @@ pub struct StateBytes {
 
 /// Returns the state of `elements` parameters, sharded over `shards` ranks. With 16-bit parameters, ZeRO-0 to ZeRO-3
 /// need `18`, `6 + 12 / d`, `2 + 16 / d` and `18 / d` bytes per parameter (Rajbhandari et al. 2020, arXiv:1910.02054).
+///
+/// ```
+/// use burn_megatron::data_parallel::ZeroStage;
+/// use burn_megatron_plan::fit::{StateBytes, state};
+///
+/// let bytes = StateBytes { parameter: 2, gradient: 4, optimizer: 12 };
+/// assert_eq!(state(1000, 8, ZeroStage::Replicated, bytes).total(), 18_000);
+/// assert_eq!(state(1000, 8, ZeroStage::Parameters, bytes).total(), 18_000 / 8);
+/// ```
 pub fn state(elements: u64, shards: u64, stage: ZeroStage, bytes: StateBytes) -> MemoryByKind {
     let shard = elements.div_ceil(shards);
     let from = |first: ZeroStage| if stage >= first { shard } else { elements };

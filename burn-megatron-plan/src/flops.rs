@@ -10,6 +10,14 @@
 ///
 /// Without a window, this is half of the sequence length, as in published tables. A window of `window` tokens includes
 /// the token of the query. It counts the exact number of pairs: `window - window (window - 1) / (2 seq)`.
+///
+/// ```
+/// use burn_megatron_plan::flops::keys_per_query;
+///
+/// assert_eq!(keys_per_query(4096, None), 2048.0);
+/// // With a window of 1 token, a query only has its own key.
+/// assert_eq!(keys_per_query(4096, Some(1)), 1.0);
+/// ```
 pub fn keys_per_query(seq: usize, window: Option<usize>) -> f64 {
     let seq = seq as f64;
     match window.map(|window| window as f64) {

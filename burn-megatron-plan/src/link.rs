@@ -8,6 +8,21 @@ use super::hardware::Hardware;
 use burn_megatron::collective::ExchangeKind;
 
 /// The members of a group of ranks, by the link that connects them.
+///
+/// ```
+/// use burn_megatron::collective::ExchangeKind;
+/// use burn_megatron_plan::hardware::Hardware;
+/// use burn_megatron_plan::GroupLinks;
+///
+/// let hardware = Hardware::named("H100")?;
+/// // 8 consecutive ranks are one node. Every 8th rank is on another node.
+/// let within_node = GroupLinks::new(&hardware, &[(8, 1)]);
+/// let between_nodes = GroupLinks::new(&hardware, &[(8, 8)]);
+/// assert_eq!((within_node.size(), between_nodes.size()), (8, 8));
+/// let seconds = |links: &GroupLinks| links.seconds(&hardware, ExchangeKind::AllReduce, 1e9);
+/// assert!(seconds(&within_node) < seconds(&between_nodes));
+/// # Ok::<(), burn_megatron_plan::hardware::HardwareError>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GroupLinks {
     /// The number of members of the group in one domain of each link. The last link connects the whole group.

@@ -21,6 +21,27 @@ use burn_megatron_data::{Batch, DataError, Samples};
 use burn_megatron_generate::{GenerateConfig, GenerateError, GenerationOutput, Generator};
 
 /// Trains the shard of a model on one rank. Every rank of the mesh has a trainer.
+///
+/// ```
+/// use burn::tensor::Device;
+/// use burn_megatron::prelude::*;
+/// use burn_megatron_data::TextData;
+/// use burn_megatron_train::{NoopObserver, TrainConfig, Trainer};
+///
+/// /// Trains a model with tensor parallelism over two threads, and returns the number of steps of each rank.
+/// fn train<C: ModelConfig>(config: &C, text: &TextData) -> Result<Vec<usize>, AnyError> {
+///     let layout = ParallelConfig::new().with_tensor(2);
+///     let settings = TrainConfig { steps: 10, warmup_steps: 2, ..TrainConfig::default() };
+///     let steps = World::threads(2)?.run(|rank| {
+///         let groups = ParallelContext::new(&layout, &rank)?;
+///         let device = Device::flex();
+///         let model = config.init(&groups, &device)?;
+///         let mut trainer = Trainer::new(model, &groups, &device, &settings)?;
+///         Ok::<_, AnyError>(trainer.fit(text, &mut NoopObserver)?.steps)
+///     })?;
+///     Ok(steps)
+/// }
+/// ```
 pub struct Trainer<M: LanguageModel> {
     pub(super) ddp: DistributedDataParallel<M>,
     pub(super) optimizer: ParallelOptimizer,

@@ -10,6 +10,17 @@ use burn_megatron::pipeline::{LayoutScheduleError, schedule_of};
 pub use text::{LayoutPartError, ParseLayoutError};
 
 /// A parallel layout and its micro-batch size. The size of the data axis is always set.
+///
+/// ```
+/// use burn_megatron_verify::Layout;
+///
+/// let layout: Layout = "tp2-sp-dp2".parse()?;
+/// assert_eq!((layout.ranks(), layout.parallel.tensor), (4, 2));
+/// assert!(layout.parallel.sequence_parallel);
+/// assert_eq!(layout.to_string(), "tp2-sp-dp2");
+/// assert!("tp2-tp4".parse::<Layout>().is_err());
+/// # Ok::<(), burn_megatron_verify::ParseLayoutError>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
     /// The parallel layout.

@@ -17,6 +17,19 @@ use burn_megatron_data::{DataError, IGNORE, Sample, Samples};
 
 /// A small model on random tokens. Some targets are ignored, so that the ranks of the data axis have different numbers
 /// of tokens.
+///
+/// ```
+/// use burn_megatron::model::ModelConfig;
+/// use burn_megatron_verify::{Layout, ModelSubject, VerifyError, VerifyOptions, verify};
+///
+/// /// Prints whether a model computes the same in all standard layouts.
+/// fn check<C: ModelConfig>(config: C) -> Result<bool, VerifyError> {
+///     let subject = ModelSubject::new(config);
+///     let report = verify(&subject, &Layout::standard(), &VerifyOptions::default())?;
+///     println!("{report}");
+///     Ok(report.passes())
+/// }
+/// ```
 #[derive(Clone, Debug)]
 pub struct ModelSubject<C> {
     /// The configuration of the model.

@@ -1,11 +1,11 @@
-//! Sizes in bytes, as flags and recipes have them.
+//! Sizes in bytes as values of flags and recipes.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::de::{Deserializer, Error, Unexpected, Visitor};
 
-/// Bytes, as in `80GiB`, `5GB`, `512MiB` or `1000000`.
+/// Number of bytes, parsed from `80GiB`, `5GB`, `512MiB` or `1000000`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ByteSize(pub u64);
 

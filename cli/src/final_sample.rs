@@ -9,20 +9,21 @@ use crate::error::Error;
 /// Receives the new part of a text. An error ends the text.
 pub type OnText<'a> = &'a mut dyn FnMut(&str) -> io::Result<()>;
 
-// The signals that the ranks exchange. The largest one counts.
+// Signals that the ranks exchange. All ranks act on the maximum.
 const ENDED: u8 = 0;
 const WRITING: u8 = 1;
 const STOP: u8 = 2;
 
-/// Runs `generate` on the ranks that have it, and returns the text there. The other ranks wait for the end of the text.
+/// Runs `generate` on the ranks that have it, and returns the text there. The other ranks wait for the end of the
+/// text.
 ///
-/// All ranks exchange a signal after each token. So the timeout of a call limits the time of a token, not of the text. The
-/// text ends early if `stop` is true on a rank. Collective: call on all ranks of `world`. Every rank with `generate` must
-/// write the same text.
+/// All ranks exchange a signal after each token. Therefore the timeout of a collective applies to a token, not to the
+/// whole text. The text ends early if `stop` is true on a rank. Collective: call on all ranks of `world`. Every rank
+/// with `generate` must write the same text.
 ///
 /// # Errors
 ///
-/// The errors of `generate` and of the exchange.
+/// Returns the errors of `generate` and of the exchange.
 pub fn generate<T>(
     world: &dyn Communicator,
     generate: Option<impl FnOnce(OnText<'_>) -> Result<T, Error>>,
@@ -62,7 +63,7 @@ mod tests {
 
     use super::*;
 
-    /// Two of three ranks write a text of five tokens. Returns the texts of all ranks.
+    /// Writes a text of five tokens on two of three ranks. Returns the texts of all ranks.
     fn texts(
         token: Duration,
         deadline: Duration,

@@ -62,6 +62,14 @@ impl Grid {
 /// A set of axes: `AxisSet::from([Axis::Context, Axis::Data])`.
 ///
 /// The axes are in the order of [`Axis::ALL`]. A set is written `context x data` and serialized as a list.
+///
+/// ```
+/// use burn_megatron_comm::mesh::{Axis, AxisSet, Grid};
+///
+/// let axes = AxisSet::from([Axis::Data, Axis::Context]);
+/// assert_eq!(axes, Grid::Dense.data_axes());
+/// assert_eq!(axes.to_string(), "context x data");
+/// ```
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(from = "Vec<Axis>", into = "Vec<Axis>")]
 pub struct AxisSet(u8);

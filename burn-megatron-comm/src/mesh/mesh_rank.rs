@@ -14,6 +14,18 @@ pub struct AxisRank {
 }
 
 /// One rank of a mesh: its index on every axis of both grids. Cheap to clone.
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// use burn_megatron_comm::mesh::{Axis, AxisRank, Grid, Mesh, MeshRank, ParallelConfig};
+///
+/// let mesh = Mesh::new(&ParallelConfig::new().with_tensor(2), 4)?;
+/// let rank = MeshRank::new(Arc::new(mesh), 2);
+/// assert_eq!(rank.on(Grid::Dense, Axis::Tensor), AxisRank { index: 0, size: 2 });
+/// assert_eq!(rank.on(Grid::Dense, Axis::Data), AxisRank { index: 1, size: 2 });
+/// # Ok::<(), burn_megatron_comm::mesh::MeshError>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MeshRank {
     mesh: Arc<Mesh>,

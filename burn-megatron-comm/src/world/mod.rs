@@ -29,6 +29,18 @@ pub const MAX_THREAD_RANKS: usize = 1024;
 pub const MAX_COMPUTE_THREADS: usize = 1024;
 
 /// A world of ranks and its settings. [`run`](Self::run) starts the ranks.
+///
+/// ```
+/// use burn_megatron_comm::World;
+///
+/// // If a rank fails, `run` ends all ranks and returns the error of the rank.
+/// let run = World::threads(2)?.run(|rank| match rank.rank() {
+///     0 => Ok(()),
+///     _ => Err("no data"),
+/// });
+/// assert!(run.unwrap_err().to_string().starts_with("rank 1 failed: no data"));
+/// # Ok::<(), burn_megatron_comm::WorldError>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct World {
     ranks: Ranks,

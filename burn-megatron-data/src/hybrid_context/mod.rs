@@ -19,6 +19,25 @@ use std::ops::Range;
 use burn_megatron::mesh::ContextSplit;
 
 /// Limits and costs for a plan.
+///
+/// ```
+/// use burn_megatron_data::hybrid_context::{HybridContextConfig, SampleFlops};
+///
+/// let config = HybridContextConfig {
+///     ranks: 4,
+///     max_seqlen_per_dp_cp_rank: 1024,
+///     multiple: 1,
+///     flops: SampleFlops { per_token: 1.0, per_pair: 1.0 },
+/// };
+/// let plan = config.plan(&[2000, 600, 600])?;
+/// // A sample with more than 1024 tokens is on a group of at least 2 ranks.
+/// let mut slots = (0..plan.micro_batches()).flat_map(|micro_batch| plan.slots(micro_batch));
+/// let slot = slots.find(|slot| slot.samples.contains(&0)).unwrap();
+/// assert!(slot.ranks.len() >= 2);
+/// // All ranks together hold 4096 tokens.
+/// assert!(config.check_length("document 7", 5000).is_err());
+/// # Ok::<(), burn_megatron_data::hybrid_context::HybridContextError>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct HybridContextConfig {
     /// The number of context x data ranks, a power of two.

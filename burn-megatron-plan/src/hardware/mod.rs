@@ -12,6 +12,18 @@ use serde::{Deserialize, Serialize};
 pub use measure::{MeasureError, measure};
 
 /// A cluster of identical devices.
+///
+/// ```
+/// use burn_megatron_plan::hardware::Hardware;
+///
+/// let mut hardware = Hardware::named("h100")?;
+/// assert_eq!(hardware.peak_of("bf16")?, 989.4e12);
+/// // A hardware file with less memory.
+/// hardware.memory /= 2;
+/// assert_eq!(Hardware::parse(&hardware.to_toml())?, hardware);
+/// assert!(Hardware::named("P100").is_err());
+/// # Ok::<(), burn_megatron_plan::hardware::HardwareError>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Hardware {

@@ -105,6 +105,20 @@ pub enum DeviceCheckError {
 /// model is evaluated with gradients: dropout is off, and batch norms use their running statistics. The model is not
 /// changed.
 ///
+/// ```
+/// use burn::nn::{Linear, LinearConfig};
+/// use burn::tensor::{Device, Tensor};
+/// use burn_megatron_verify::{DeviceOptions, check_device};
+///
+/// let device = Device::flex();
+/// let model = LinearConfig::new(3, 2).init(&device);
+/// let batch = Tensor::<2>::ones([4, 3], &device);
+/// let loss = |model: &Linear, x: &Tensor<2>| model.forward(x.clone()).square().sum();
+/// let report = check_device(&model, &batch, loss, &[device], &DeviceOptions::default())?;
+/// assert!(report.passes(), "{report}");
+/// # Ok::<(), burn_megatron_verify::devices::DeviceCheckError>(())
+/// ```
+///
 /// # Errors
 ///
 /// [`DeviceCheckError`] if there is no reference to compare with.

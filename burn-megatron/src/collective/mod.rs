@@ -25,6 +25,23 @@
 //!
 //! A collective that fails inside a forward or backward cannot return an error there. It unwinds with
 //! [`raise`](crate::comm::raise), and [`World::run`](crate::comm::World::run) returns the error.
+//!
+//! ```
+//! use burn::tensor::{Device, Tensor};
+//! use burn_megatron::collective;
+//! use burn_megatron::prelude::*;
+//!
+//! let layout = ParallelConfig::new().with_tensor(2);
+//! let results = World::threads(2)?.run(|rank| {
+//!     let groups = ParallelContext::new(&layout, &rank)?;
+//!     let x = Tensor::<1>::full([2], rank.rank() as f32 + 1.0, &Device::flex());
+//!     let sum = collective::reduce(x.clone(), groups.tensor());
+//!     let all = collective::gather(x, 0, groups.tensor());
+//!     Ok::<_, AnyError>((sum.max().into_scalar::<f32>(), all.dims()))
+//! })?;
+//! assert_eq!(results, [(3.0, [4]); 2]);
+//! # Ok::<(), AnyError>(())
+//! ```
 
 use burn::tensor::Tensor;
 use burn_megatron_kernels::apply;

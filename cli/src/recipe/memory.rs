@@ -1,4 +1,4 @@
-//! The `[memory]` table of a recipe: the settings that save memory.
+//! The `[memory]` table of a recipe: settings that save memory.
 
 use burn_megatron::data_parallel::OffloadConfig;
 use burn_megatron::nn::{ActivationOffload, RecomputeConfig};
@@ -7,17 +7,17 @@ use serde::{Deserialize, Serialize};
 
 use crate::byte_size;
 
-/// `[memory]` of a recipe.
+/// Table `[memory]` of a recipe.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct MemoryConfig {
     /// The layers that are recomputed in the backward.
     pub recompute: RecomputeConfig,
-    /// The state that is kept in the memory of the host.
+    /// The state that is kept in host memory.
     pub offload: OffloadTable,
 }
 
-/// `[memory.offload]` of a recipe.
+/// Table `[memory.offload]` of a recipe.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct OffloadTable {
@@ -45,14 +45,14 @@ impl Default for OffloadTable {
 }
 
 impl MemoryConfig {
-    /// The optimizer state on the host.
+    /// Returns the settings for optimizer state on the host.
     pub fn offload(&self) -> OffloadConfig {
         OffloadConfig {
             optimizer: self.offload.optimizer,
         }
     }
 
-    /// Returns the settings of recomputation, with the inputs that are on the host.
+    /// Returns the settings of recomputation, including the offload of block inputs to the host.
     pub fn recompute(&self) -> RecomputeConfig {
         let OffloadTable {
             activations: bytes,

@@ -130,6 +130,27 @@ impl ModelBuilder {
     /// Freezes the parameters of the model and adds adapters to its layers. `None` changes nothing. Call it on the
     /// root builder.
     ///
+    /// ```
+    /// use burn::tensor::Device;
+    /// use burn_megatron::nn::lora::LoraConfig;
+    /// use burn_megatron::nn::{Activation, ParallelMlpConfig};
+    /// use burn_megatron::prelude::*;
+    ///
+    /// let lora = LoraConfig {
+    ///     rank: 2,
+    ///     target_modules: vec!["up_proj".into(), "down_proj".into()],
+    ///     ..LoraConfig::default()
+    /// };
+    /// let builder = ModelBuilder::new(&ParallelContext::single(), &Device::flex());
+    /// let builder = builder.with_lora(Some(&lora))?;
+    /// let mlp = ParallelMlpConfig::new(8, 12, Activation::GeluTanh).init(&builder)?;
+    /// let model = builder.finish(mlp)?;
+    /// model.lora.unwrap().check_whole_model()?;
+    /// // Each of the two adapters has a matrix of 8 x 2 and a matrix of 12 x 2 elements.
+    /// assert_eq!(model.table.filtered(false).num_elements(), 2 * 2 * (8 + 12));
+    /// # Ok::<(), AnyError>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`BuildError::Config`] for invalid settings. [`LoraLayers::check_targets`] checks later that the model has

@@ -112,6 +112,21 @@ pub struct RouterConfig {
 ///
 /// Every rank has the complete gate. Each tensor rank routes its part of the sequence, so the gradient is summed over
 /// the tensor axis.
+///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use burn_megatron::nn::moe::{RoutedTokens, RouterConfig};
+/// use burn_megatron::prelude::*;
+///
+/// let builder = ModelBuilder::new(&ParallelContext::single(), &Device::flex());
+/// let router = RouterConfig::new(8, 4, 2).init(&builder)?;
+/// let x = Tensor::<3>::ones([1, 3, 8], &Device::flex());
+/// let routing = router.forward(x, None, &RoutedTokens::rows([1, 3]));
+/// assert_eq!(routing.indices.dims(), [3, 2]);
+/// // The weights of the 2 chosen experts of a token add up to 1.
+/// assert!((routing.weights.sum().into_scalar::<f32>() - 3.0).abs() < 1e-4);
+/// # Ok::<(), AnyError>(())
+/// ```
 #[derive(Module, Debug)]
 pub struct Router {
     /// The weight of the gate: `[hidden, experts]`.
