@@ -1,4 +1,4 @@
-//! The data of a call: a typed, owned, one-dimensional buffer.
+//! The input or the result of a collective or a message: a typed, owned, one-dimensional buffer.
 
 use std::fmt;
 use std::ops::Range;
@@ -95,7 +95,7 @@ pub enum Buffer {
     U8(Vec<u8>),
 }
 
-/// An error about the type of a buffer.
+/// The error of an operation that requires a different element type.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BufferError {
     /// The elements are not of the requested type.
@@ -108,7 +108,7 @@ pub enum BufferError {
         /// The number of elements in the buffer.
         len: usize,
     },
-    /// A list of zero buffers cannot be concatenated, because the result would have no type.
+    /// The list of buffers to concatenate is empty, so the element type of the result is unknown.
     #[error("cannot concatenate 0 buffers, as the result has no type: expected at least one")]
     NoParts,
 }
@@ -121,11 +121,11 @@ mod sealed {
 pub trait Element: sealed::Sealed + Copy + Send + Sync + fmt::Debug + 'static {
     /// The [`DType`] of this type.
     const DTYPE: DType;
-    /// Returns the elements of `buffer`, or `None` if they have a different type.
+    /// Returns the elements of `buffer` as a slice, or `None` if the buffer has a different element type.
     fn view(buffer: &Buffer) -> Option<&[Self]>;
     /// Creates the buffer that holds `values`.
     fn into_buffer(values: Vec<Self>) -> Buffer;
-    /// Returns the elements of `buffer`.
+    /// Converts `buffer` into a vector of its elements.
     ///
     /// # Errors
     /// [`BufferError::WrongType`] if the buffer holds another type.
@@ -233,7 +233,7 @@ impl Buffer {
         self.len() == 0
     }
 
-    /// Returns the elements without a copy.
+    /// Returns the elements as a slice, without a copy.
     ///
     /// # Errors
     /// [`BufferError::WrongType`] if the buffer holds another type.
@@ -241,7 +241,8 @@ impl Buffer {
         T::view(self).ok_or_else(|| self.wrong_type(T::DTYPE))
     }
 
-    /// Returns the elements of a buffer whose type is known. The result of a call has the type of its input.
+    /// Converts the buffer into a vector. Use this method if the element type is known: the result of a collective has
+    /// the type of its input.
     ///
     /// # Panics
     /// If the buffer holds another type. [`Vec::try_from`] returns an error instead.
@@ -257,7 +258,7 @@ impl Buffer {
         with_elements!(self, values => values[range].to_vec().into())
     }
 
-    /// Concatenates the parts.
+    /// Concatenates the buffers in `parts`.
     ///
     /// # Errors
     /// [`BufferError::NoParts`] if `parts` is empty, [`BufferError::WrongType`] if the types differ.
@@ -270,7 +271,7 @@ impl Buffer {
         Ok(result)
     }
 
-    /// Appends the elements `range` of `other`.
+    /// Appends the elements of `other` with the indices in `range`.
     ///
     /// # Errors
     /// [`BufferError::WrongType`] if the types differ.
@@ -282,7 +283,7 @@ impl Buffer {
         Ok(())
     }
 
-    /// Overwrites the elements starting at `at` with the elements `range` of `other`.
+    /// Overwrites the elements from index `at` on with the elements of `other` whose indices are in `range`.
     ///
     /// # Errors
     /// [`BufferError::WrongType`] if the types differ.
@@ -306,7 +307,7 @@ impl Buffer {
         written.expect("the buffers of one call have one type");
     }
 
-    /// Sets an element to NaN. Returns false if the index is out of range or if the type has no NaN.
+    /// Sets the element at index `at` to NaN. Returns false if the index is out of range or if the type has no NaN.
     pub fn set_nan(&mut self, at: usize) -> bool {
         fn set<T>(values: &mut [T], at: usize, nan: T) -> bool {
             values.get_mut(at).map(|value| *value = nan).is_some()
