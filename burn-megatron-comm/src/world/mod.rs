@@ -155,8 +155,8 @@ impl World {
     }
 
     /// Sets the timeout of the first collective of each group and of all collectives and messages in the first training
-    /// step, in which kernels are compiled and files are read. For processes, this is also the timeout for all ranks to join. Call this method
-    /// after [`deadline`](Self::deadline).
+    /// step, in which kernels are compiled and files are read. For processes, this is also the timeout for all ranks to
+    /// join. Call this method after [`deadline`](Self::deadline).
     pub fn first_deadline(mut self, deadline: Duration) -> Self {
         self.deadlines.first = deadline;
         self
