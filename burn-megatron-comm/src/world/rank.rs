@@ -21,7 +21,7 @@ use crate::report::call_log::{self, CallRecord};
 use crate::report::flight_recorder::FlightRecorder;
 use burn_megatron_rendezvous::FailureReport;
 
-/// The usual stack size of a main thread. The memory is reserved and not committed.
+/// The usual stack size of the main thread of a program. The memory is reserved but not committed.
 const STACK_BYTES: usize = 8 << 20;
 
 /// The error of a rank.
@@ -40,7 +40,8 @@ impl CallLogDir {
         *self.0.lock() = folder;
     }
 
-    /// Writes the call log of a world of `size` ranks: the calls of `rank`, or of all ranks for `None`.
+    /// Writes the call log of a world of `size` ranks. It contains the calls of `rank`, or the calls of all ranks if
+    /// `rank` is `None`.
     ///
     /// # Errors
     /// The reason why the file could not be written.
