@@ -210,7 +210,7 @@ impl<'a, M: LanguageModel> Reader<'a, M> {
         let multiple = self.model.sequence_multiple();
         let mut together: Vec<NewPart<'_>> = vec![];
         for text in texts {
-            // Each rank of a context group reads the tokens that the ranks cannot divide.
+            // Tokens that cannot be divided evenly over the ranks of the context group are read by each of these ranks.
             let divided = match ranks {
                 1 => 0,
                 _ => text.tokens.len() / (ranks * multiple) * (ranks * multiple),

@@ -69,7 +69,7 @@ pub(super) fn in_order(suite: &mut CaseContext<'_>) -> CheckResult {
     let received = receive_messages(suite, comm, data, 0..20)?;
     suite.wait_reversed(received)?;
     suite.wait_reversed(sent)?;
-    // Messages one after the other, with a wait after each.
+    // Sends messages one after the other, and waits for each message.
     for number in 20..25 {
         let sent = send_messages(suite, comm, data, number..number + 1)?;
         for received in receive_messages(suite, comm, data, number..number + 1)? {

@@ -116,7 +116,7 @@ impl ParallelContext {
     pub fn connect(&self) -> Result<(), CommError> {
         let standard = [self.tensor(), self.context(), self.data(), &self.embedding];
         let mut groups: Vec<_> = standard.into_iter().cloned().collect();
-        // On all ranks the shared groups are in the order of their keys.
+        // The shared groups are in the order of their keys, which is the same on all ranks.
         groups.extend(self.others.lock().values().cloned());
         for group in self.nodes.lock().values() {
             groups.extend([group.intra_node.clone(), group.inter_node.clone()]);
@@ -145,7 +145,7 @@ impl ParallelContext {
         if axes.contains(Axis::Pipeline) {
             return self.world().split(&name, groups);
         }
-        // Both grids have the same pipelines, so each group lies within a stage.
+        // Both grids have the same pipelines, so each group is within one pipeline stage.
         let own: HashSet<usize> = self.stage().group().ranks().iter().copied().collect();
         let inside = groups.iter().filter(|group| own.contains(&group[0]));
         self.stage()

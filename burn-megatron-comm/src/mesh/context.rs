@@ -99,7 +99,7 @@ impl ContextSplit {
     pub fn divisor(self, ranks: usize, tensor: usize) -> usize {
         match self {
             _ if ranks == 1 => tensor,
-            // Both chunks together are split over the tensor ranks.
+            // The two chunks of a rank are split over the tensor ranks together.
             Self::Zigzag | Self::ZigzagPerDocument if tensor % 2 == 1 => 2 * ranks * tensor,
             _ => ranks * tensor,
         }
