@@ -47,23 +47,23 @@ impl ReduceOp {
 /// indices in the group. Counts and lengths are numbers of elements.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Call {
-    /// Reduces the inputs of all ranks: `[n] -> [n]`.
+    /// Reduces the inputs of all ranks element by element: `[n] -> [n]`.
     AllReduce(ReduceOp),
     /// Concatenates the inputs of all ranks in group order: `[n] -> [size * n]`.
     AllGather,
-    /// Reduces the inputs of all ranks and returns this rank's chunk: `[size * n] -> [n]`.
+    /// Reduces the inputs of all ranks element by element and returns this rank's chunk: `[size * n] -> [n]`.
     ReduceScatter(ReduceOp),
     /// Broadcasts the input of the root: `[n] -> [n]`. The inputs of the other ranks are ignored.
     Broadcast {
         /// The rank whose input is broadcast.
         root: usize,
     },
-    /// Sends `send[i]` elements to rank `i` and receives `receive[i]` elements from it, both laid out in group order.
-    /// Counts may be zero.
+    /// Sends `send[i]` elements to rank `i` and receives `receive[i]` elements from rank `i`. The input and the result
+    /// are in group order. The numbers may be zero.
     AllToAll {
-        /// The number of elements for each rank.
+        /// The number of elements that are sent to each rank.
         send: Vec<usize>,
-        /// The number of elements from each rank.
+        /// The number of elements that are received from each rank.
         receive: Vec<usize>,
     },
     /// Sends the input to one rank. Sends are buffered and never block. Messages between two ranks arrive in the order
@@ -301,8 +301,8 @@ impl Signature {
         )
     }
 
-    /// Returns whether the fingerprint must be compared with the fingerprint of every rank. Otherwise one rank is
-    /// enough.
+    /// Returns whether the fingerprint must be compared with the fingerprint of every rank. If not, it is sufficient to
+    /// compare it with the fingerprint of one rank.
     pub fn is_pairwise(&self) -> bool {
         matches!(self.operation, Operation::Call(Call::AllToAll { .. }))
     }

@@ -1,4 +1,4 @@
-//! The [`Communicator`] trait and the [`Group`] it connects.
+//! The [`Communicator`] trait, and the [`Group`] of ranks that a communicator connects.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::pending::Pending;
 use crate::pool::BufferPool;
 use burn_megatron_rendezvous::list_ranks;
 
-/// The ranks of a communicator, and the index of this rank in the group.
+/// A group of ranks, and the index of this rank in the group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Group {
     name: String,
@@ -23,7 +23,7 @@ impl Group {
     /// Creates a group of the world ranks `ranks`. This rank is `ranks[index]`.
     ///
     /// # Panics
-    /// If `index` is not an index of `ranks`.
+    /// If `index` is not less than the number of ranks.
     pub fn new(name: impl Into<String>, ranks: Vec<usize>, index: usize) -> Self {
         let name = name.into();
         assert!(
@@ -118,8 +118,8 @@ pub trait Communicator: Send + Sync + fmt::Debug + 'static {
 
     /// Splits the group and returns the communicator of the part that contains this rank.
     ///
-    /// `groups` holds world ranks. Each rank of this group must be in exactly one part. The order of the ranks in a
-    /// part is their order in the new group.
+    /// `groups` contains the world ranks of each part. Each rank of this group must be in exactly one part. The order
+    /// of the ranks in a part is their order in the new group.
     ///
     /// Collective: call on all ranks of the group with the same arguments. The arguments are compared between ranks.
     ///
@@ -175,7 +175,7 @@ pub trait Communicator: Send + Sync + fmt::Debug + 'static {
         self.start(Call::AllReduce(op), input)
     }
 
-    /// Reduces the buffers of all ranks: `[n] -> [n]`.
+    /// Reduces the buffers of all ranks element by element: `[n] -> [n]`.
     fn all_reduce(&self, input: Buffer, op: ReduceOp) -> Result<Buffer, CommError> {
         self.start_all_reduce(input, op)?.wait()
     }
@@ -195,7 +195,7 @@ pub trait Communicator: Send + Sync + fmt::Debug + 'static {
         self.start(Call::ReduceScatter(op), input)
     }
 
-    /// Reduces the buffers of all ranks and returns this rank's chunk: `[size * n] -> [n]`.
+    /// Reduces the buffers of all ranks element by element and returns this rank's chunk: `[size * n] -> [n]`.
     fn reduce_scatter(&self, input: Buffer, op: ReduceOp) -> Result<Buffer, CommError> {
         self.start_reduce_scatter(input, op)?.wait()
     }

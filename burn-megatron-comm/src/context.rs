@@ -165,7 +165,7 @@ impl ParallelContext {
         Self::with_groups(mesh, Arc::new(world), true, &[embedding])
     }
 
-    /// Returns the mesh.
+    /// Returns the device mesh.
     pub fn mesh(&self) -> &Mesh {
         self.rank.mesh()
     }
@@ -175,7 +175,7 @@ impl ParallelContext {
         self.mesh().config()
     }
 
-    /// Returns the world rank.
+    /// Returns the rank of this process or thread in the world.
     pub fn rank(&self) -> usize {
         self.rank.rank()
     }
@@ -234,8 +234,8 @@ impl ParallelContext {
         self.standard_group(Standard::Stage)
     }
 
-    /// Returns the embedding group: the first and the last rank of this pipeline. Every other rank is in a group of
-    /// one.
+    /// Returns the embedding group: the first and the last rank of this pipeline. On every other rank, the group
+    /// contains only that rank.
     pub fn embedding(&self) -> &Arc<dyn Communicator> {
         &self.embedding
     }

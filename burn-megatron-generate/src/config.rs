@@ -78,7 +78,7 @@ pub enum GenerateConfigError {
     /// `top_p` is not a valid probability.
     #[error("invalid top_p = {0}: expected above 0 and at most 1")]
     TopP(f64),
-    /// The number of samples is zero or too large.
+    /// The number of samples per prompt is 0 or too large.
     #[error("invalid samples = {0}: expected 1 to {MAX_SAMPLES}")]
     Samples(usize),
     /// Several samples are requested with temperature 0, but all samples would be equal.

@@ -84,11 +84,11 @@ pub enum Written<'a> {
 /// The reason why the generation of a text ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FinishReason {
-    /// The maximum number of new tokens was reached.
+    /// The maximum number of new tokens was generated.
     Length,
-    /// A stop string was found.
+    /// A stop string occurred in the text.
     Stop,
-    /// A stop token was generated.
+    /// A stop token was generated, such as an end-of-text token.
     Token,
 }
 

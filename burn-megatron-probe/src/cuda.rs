@@ -45,7 +45,7 @@ pub struct CudaDriverInfo {
     /// The newest CUDA version that the driver supports, as major and minor version. For example, `(12, 4)` means CUDA
     /// 12.4.
     pub version: (u32, u32),
-    /// The number of visible GPUs.
+    /// The number of GPUs that are visible to this process.
     pub devices: usize,
 }
 
@@ -54,7 +54,7 @@ pub struct CudaDriverInfo {
 pub struct SharedLibrary {
     /// The major and the minor version of the library.
     pub version: (u32, u32),
-    /// The path of the library file. If the system does not report the path, the name that was opened.
+    /// The path of the library file, or the file name that was opened if the system does not report the path.
     pub path: PathBuf,
 }
 

@@ -31,7 +31,7 @@ const VERSION_TIMEOUT: Duration = Duration::from_secs(10);
 pub struct NcclLibrary {
     /// The major, minor and patch version, for example `(2, 23, 3)`.
     pub version: (u32, u32, u32),
-    /// The path of the library file. If the system does not report the path, the name that was opened.
+    /// The path of the library file, or the file name that was opened if the system does not report the path.
     pub path: PathBuf,
 }
 

@@ -35,8 +35,8 @@ impl ParallelContext {
     ///
     /// # Errors
     ///
-    /// [`CommError::InvalidCall`] if the grid does not have one of the axes. Other errors if a rank is missing or
-    /// requests a different group.
+    /// [`CommError::InvalidCall`] if the grid does not have one of the axes. Another [`CommError`] if a rank is missing
+    /// or requests a different group.
     pub fn group(
         &self,
         grid: Grid,

@@ -79,7 +79,7 @@ pub struct ContextSplitError {
     pub sequence_parallel: String,
     /// The method of the split.
     pub split: ContextSplit,
-    /// The length must be a multiple of this number.
+    /// The number of which the length must be a multiple.
     pub divisor: usize,
 }
 

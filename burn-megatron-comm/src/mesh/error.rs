@@ -38,7 +38,7 @@ pub enum MeshError {
     /// The number of items is not divisible by the size of an axis.
     #[error("{what} {size} cannot be split over {axis} = {parts}; {} can", listed(fits, 1, *size))]
     Uneven {
-        /// The name of the items.
+        /// The name of the items, for example `heads`.
         what: String,
         /// The number of items.
         size: usize,
@@ -73,7 +73,7 @@ pub enum MeshError {
         (*parts).max(1)
     )]
     NothingToSplit {
-        /// The name of the items.
+        /// The name of the items, for example `heads`.
         what: String,
         /// The axis.
         axis: Axis,

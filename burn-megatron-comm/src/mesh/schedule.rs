@@ -17,8 +17,8 @@ pub enum ScheduleKind {
     /// One forward, one backward (1F1B). The number of micro-batches whose activations a stage keeps is at most one
     /// more than the number of later stages (Narayanan et al. 2021, arXiv:2104.04473).
     OneFOneB,
-    /// 1F1B with twice the number of forwards before the first backward, so that transfers overlap with computation
-    /// (Zhuang et al. 2022, arXiv:2211.05322).
+    /// 1F1B with twice the number of forward passes before the first backward pass, so that transfers overlap with
+    /// computation (Zhuang et al. 2022, arXiv:2211.05322).
     EagerOneFOneB,
     /// 1F1B with several stages per rank. The stages of a rank are `ranks` apart (Narayanan et al. 2021).
     Interleaved {

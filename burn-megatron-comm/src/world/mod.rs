@@ -1,4 +1,4 @@
-//! A world of ranks. It starts the ranks, creates their communicators, and returns the first failure.
+//! A world of ranks, which starts the ranks, creates their communicators, and returns the first failure.
 
 mod error;
 mod processes;

@@ -58,7 +58,7 @@ const CLIENT: u8 = 1;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HandshakeError {
-    /// The tokens of the two processes differ.
+    /// The two processes have different tokens.
     #[error("the tokens of the two processes differ")]
     Token,
     /// A connection error, a timeout, or a response from a program that is not a rendezvous server.

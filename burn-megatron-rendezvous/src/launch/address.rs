@@ -25,7 +25,7 @@ pub enum AddressError {
     /// The host is missing in the address.
     #[error("the host is empty: expected a name such as node1, or an IP address")]
     NoHost,
-    /// There is no colon with a port after the host.
+    /// The host is not followed by a colon and a port.
     #[error("\"{0}\" has no port: expected an address such as node1:29500 or [fd00::1]:29500")]
     NoPort(String),
     /// The port is not a number from 1 to 65535.

@@ -69,13 +69,13 @@ use vars::{Variable, Vars};
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum Launcher {
-    /// PyTorch's torchrun.
+    /// torchrun of PyTorch.
     Torchrun,
-    /// Slurm's `srun`.
+    /// `srun` of Slurm.
     Slurm,
-    /// OpenMPI's `mpirun`.
+    /// `mpirun` of OpenMPI.
     OpenMpi,
-    /// PMIx under Slurm: `srun --mpi=pmix`.
+    /// `srun --mpi=pmix` of Slurm.
     Pmix,
     /// `burn-megatron launch`.
     BurnMegatron,
@@ -177,7 +177,7 @@ impl Launch {
     /// after each restart.
     pub const JOB_ID: &str = "BURN_MEGATRON_JOB_ID";
 
-    /// Returns a hash of the id of the run, or 0 if the run has no id.
+    /// Returns a hash of the id of the run. Returns 0 if the run has no id.
     pub fn world_id(&self) -> u64 {
         self.job.as_deref().map_or(0, world_id_of)
     }

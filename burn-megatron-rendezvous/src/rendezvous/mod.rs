@@ -60,7 +60,7 @@ pub enum RendezvousError {
     /// A rank has not joined, or a rank is incompatible with the other ranks.
     #[error("{message}")]
     Failed {
-        /// The rank that failed.
+        /// The rank that has failed.
         rank: usize,
         /// A description of the failure.
         message: String,
@@ -128,5 +128,5 @@ fn host_name() -> String {
     name.to_string_lossy().into_owned()
 }
 
-/// The minimum heartbeat timeout. A rank sends four heartbeats per second.
+/// The minimum heartbeat timeout. Each rank sends four heartbeats per second.
 pub const MIN_HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(1);

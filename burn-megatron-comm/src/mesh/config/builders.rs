@@ -1,4 +1,4 @@
-//! Builder methods of a layout.
+//! Builder methods of a parallel layout.
 
 use super::super::stages::LayerSplit;
 use super::super::{
@@ -40,7 +40,7 @@ impl ParallelConfig {
         /// Sets the number of ranks that share the experts.
         with_expert(size: usize) => expert = size;
 
-        /// Sets the number of ranks that share each expert's weight matrices. The default is `tensor`.
+        /// Sets the number of ranks that share each expert's weight matrices. The default is the tensor-parallel size.
         with_expert_tensor(size: usize) => expert_tensor = Some(size);
 
         /// Sets whether expert-parallel token exchanges overlap with the computation of another micro-batch.

@@ -1,4 +1,4 @@
-//! The sizes of a layout.
+//! The sizes that are derived from a parallel layout.
 
 use super::ParallelConfig;
 
@@ -9,7 +9,7 @@ impl ParallelConfig {
         self.expert > 1 || self.expert_tensor_size() != self.tensor
     }
 
-    /// Returns the number of model replicas, or 1 if it is derived from the world size.
+    /// Returns the number of model replicas. Returns 1 if the number is not set, but derived from the world size.
     pub fn data_size(&self) -> usize {
         self.data.unwrap_or(1)
     }
