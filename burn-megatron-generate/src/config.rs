@@ -16,8 +16,8 @@ pub struct GenerateConfig {
     pub prompt: String,
     /// The maximum number of new tokens. With 0, no token is generated.
     pub tokens: usize,
-    /// The sampling temperature, by which the logits are divided. With 0, the most likely token is selected (greedy
-    /// decoding).
+    /// The sampling temperature. The logits are divided by this number. With 0, the most likely token is selected
+    /// (greedy decoding).
     pub temperature: f64,
     /// Top-k sampling: only the `top_k` most likely tokens can be sampled. `None` allows all tokens.
     pub top_k: Option<usize>,

@@ -16,9 +16,9 @@ pub use link::{Link, LinkError, Transfer, hidden_share};
 /// Waiting for a call blocks until the simulated transfer is complete and the wrapped engine has the result.
 ///
 /// The number of bytes of a transfer is the number of bytes that a ring algorithm sends. With `d` ranks and a complete
-/// buffer of `n` bytes, an all_gather or a reduce_scatter sends `n(d-1)/d` bytes, and an all_reduce sends twice as
-/// much. Calls that are [started together](Communicator::start_all) pay the latency only once. A group of one rank does
-/// not use the link.
+/// buffer of `n` bytes, an all_gather or a reduce_scatter sends `n(d-1)/d` bytes, and an all_reduce sends `2n(d-1)/d`
+/// bytes. Calls that are [started together](Communicator::start_all) pay the latency only once. A group of one rank
+/// does not use the link.
 ///
 /// A message begins to arrive as soon as its send and its receive have been started and all earlier messages have
 /// arrived. The link is full duplex: it sends and receives at the same time.

@@ -30,7 +30,7 @@ pub struct ParallelConfig {
     /// The tensor-parallel size: the number of ranks that share each weight matrix outside the experts.
     #[schemars(extend("flag" = "tp"))]
     pub tensor: usize,
-    /// The data-parallel size: the number of model replicas, each of which processes a part of the batch. `None`
+    /// The data-parallel size: the number of model replicas. Each replica processes a part of the batch. `None`
     /// (`auto` on the command line) means the world size divided by the product of the other axes. The default in a
     /// recipe is 1.
     #[serde(skip_serializing_if = "Option::is_none")]

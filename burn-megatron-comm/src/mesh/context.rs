@@ -69,7 +69,7 @@ pub enum ContextExchange {
     multiples_around(*length, *divisor)
 )]
 pub struct ContextSplitError {
-    /// The name of what is split, such as a sequence.
+    /// The name of the split object, such as a sequence.
     pub what: &'static str,
     /// The length in tokens.
     pub length: usize,
@@ -79,7 +79,7 @@ pub struct ContextSplitError {
     pub sequence_parallel: String,
     /// The method of the split.
     pub split: ContextSplit,
-    /// The number of which the length must be a multiple.
+    /// The required divisor of the length.
     pub divisor: usize,
 }
 
@@ -92,7 +92,7 @@ impl ContextSplit {
         self.into()
     }
 
-    /// Returns the number of which every sequence length must be a multiple.
+    /// Returns the required divisor of every sequence length.
     ///
     /// `tensor` is the number of ranks over which sequence parallelism splits each part again. Pass 1 without sequence
     /// parallelism, and for a document of [`ZigzagPerDocument`](Self::ZigzagPerDocument).

@@ -38,7 +38,7 @@ impl CallTracker {
         &self.recorder
     }
 
-    /// Returns the counter of a group. Creates a counter with the value 0 if there is none.
+    /// Returns the counter of a group. If the group has no counter, creates a counter with the value 0.
     pub fn counter(&self, id: GroupId, group: &Arc<Group>) -> Arc<AtomicU64> {
         let mut groups = self.groups.lock();
         let started = groups.entry(id).or_insert_with(|| StartedCalls {

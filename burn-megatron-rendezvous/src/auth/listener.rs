@@ -27,8 +27,8 @@ const STACK_BYTES: usize = 256 << 10;
 /// The limits on connections that are not authenticated yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ListenerLimits {
-    /// The maximum number of open connections that are not authenticated. If there is one connection more, the oldest
-    /// of them is closed.
+    /// The maximum number of open connections that are not authenticated. If this number is exceeded, the oldest of
+    /// these connections is closed.
     pub pending: usize,
     /// The timeout of the complete handshake.
     pub hello: Duration,

@@ -1,4 +1,4 @@
-//! A rank that has joined the rendezvous, and the checks of a rank that wants to join.
+//! A rank that has joined the rendezvous, and the checks of a rank that requests to join.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

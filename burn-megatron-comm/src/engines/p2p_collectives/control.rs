@@ -35,7 +35,7 @@ pub enum MessageKind {
     Close,
 }
 
-/// The method by which the payload is sent.
+/// The method that is used to send the payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PayloadMode {
     /// There is no payload. The body describes the call for use in error messages.

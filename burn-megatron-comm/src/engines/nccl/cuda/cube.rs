@@ -56,7 +56,7 @@ impl TensorPair {
     /// `input`.
     ///
     /// With fusion, this method submits the operations that compute `input` to the device. Therefore, the calls of all
-    /// ranks are in the order of the ranks' programs, regardless of which operations are fused.
+    /// ranks are in the order of the ranks' programs, regardless of the fused operations.
     pub fn new(input: Tensor<1>, output: usize) -> Result<Self, String> {
         let primitive = input
             .try_into_primitive::<Cube>()

@@ -58,7 +58,7 @@ impl NcclWorker {
         self.shared.registration() == Registration::On(kind)
     }
 
-    /// Returns the addresses that the call uses. These are the addresses of its own memory, or the addresses of a
+    /// Returns the addresses that the call uses. These are the addresses of the call's memory, or the addresses of a
     /// window. If the call uses a window, copies the input to the window and returns the copy of the result that must
     /// follow the call.
     pub(super) fn through_window(
