@@ -6,8 +6,8 @@
 //!
 //! Two grids number the same ranks. The *dense* grid (tensor, context, data, pipeline) is used for all layers except
 //! experts. The *expert* grid (expert-tensor, expert, data, pipeline) is used for experts. The two grids may have
-//! different data sizes, but their pipelines contain the same ranks. The leftmost axis of the [`AxisOrder`] has stride
-//! 1. The groups and their order are the same as in Megatron-LM's `RankGenerator`.
+//! different data sizes, but their pipelines contain the same ranks. Ranks along the leftmost axis of
+//! the [`AxisOrder`] are consecutive. The groups and their order are the same as in Megatron-LM's `RankGenerator`.
 //!
 //! ```
 //! use burn_megatron_comm::mesh::{Axis, Grid, Mesh, ParallelConfig};

@@ -114,9 +114,9 @@ pub(crate) struct DeadlineWatcher {
 
 impl DeadlineWatcher {
     /// Starts the thread.
+    ///
     /// # Errors
     /// The error of the operating system if it cannot start the thread.
-    /// The error of the operating system if it cannot start a thread.
     pub fn start() -> io::Result<Self> {
         let (calls, watched) = mpsc::channel();
         let builder = thread::Builder::new().name("deadlines".into());
