@@ -155,7 +155,7 @@ impl ParallelContext {
     ///
     /// # Errors
     ///
-    /// [`CommError`] if `rank` is not a rank of the mesh.
+    /// Returns no error if `rank` is a rank of the mesh. Otherwise, this function panics.
     pub fn offline(mesh: Mesh, rank: usize) -> Result<Self, CommError> {
         let world = OfflineCommunicator::world(mesh.world_size(), rank);
         let embedding = match mesh.embedding_group(rank) {
