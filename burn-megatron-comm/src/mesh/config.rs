@@ -98,9 +98,9 @@ pub struct ParallelConfig {
     #[serde(skip_serializing_if = "is_default")]
     #[schemars(extend("needs" = "context > 1"))]
     pub context_narrow_gradients: bool,
-    /// Whether the number of ranks that share a document depends on the length of the document. The ranks of the
-    /// context and data axes together process the documents of a step. A short document is processed by one rank, a
-    /// longer document by a group of 2, 4, ... ranks.
+    /// Whether hybrid context parallelism is enabled: the number of ranks that share a document depends on the length
+    /// of the document. A short document is processed by one rank, a longer document by a group of 2, 4, ... ranks. The
+    /// ranks of the context and data axes together process the documents of a step.
     #[serde(skip_serializing_if = "is_default")]
     pub hybrid_context_parallel: bool,
     /// The maximum number of tokens per rank in a micro-batch. Only for hybrid context parallelism.
