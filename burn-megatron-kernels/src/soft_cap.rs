@@ -9,14 +9,14 @@ use crate::function::{Function, Gradients, Tensors, apply};
 /// The input from which tanh is 1 in f64. On some devices tanh overflows for larger inputs.
 const SATURATED: f64 = 20.0;
 
-/// Computes `cap tanh(x / cap)` in the type of `x`, computed in f32 (f64 for f64). The backward
-/// keeps only the output.
+/// Computes `cap tanh(x / cap)` in f32 (f64 for f64) and returns it in the type of `x`. The backward pass saves only
+/// the output.
 pub fn soft_cap<const D: usize>(x: Tensor<D>, cap: f64) -> Tensor<D> {
     apply(vec![x.into_dispatch()], SoftCap::<D> { cap })
 }
 
-/// Returns the derivative of [`soft_cap`] at the value `capped`, `1 - (capped / cap)^2`, in f32
-/// (f64 for f64).
+/// Returns the derivative of [`soft_cap`], `1 - (capped / cap)^2`, in f32 (f64 for f64). `capped` is the output of
+/// [`soft_cap`].
 pub fn soft_cap_slope<const D: usize>(capped: Tensor<D>, cap: f64) -> Tensor<D> {
     let wide = wide(capped.dtype());
     let share = capped.cast::<DType>(wide).div_scalar(cap);

@@ -1,4 +1,4 @@
-//! Reference activations, composed of Burn's own operations and differentiated by Burn.
+//! Reference activations, composed of Burn's own operations and differentiated by Burn's autodiff.
 
 use burn::tensor::activation::{relu, sigmoid};
 use burn::tensor::{DType, Tensor};
@@ -13,7 +13,7 @@ const SATURATED: f64 = 20.0;
 
 /// Computes [`activate`](super::activate) without fusion, one Burn operation at a time.
 ///
-/// Inputs in 16 bits are widened to f32 and rounded back at the end.
+/// 16-bit inputs are converted to f32. The output is rounded back to the input type.
 pub fn activate<const D: usize>(
     x: Tensor<D>,
     bias: Option<Tensor<1>>,
