@@ -59,8 +59,8 @@ impl Activation {
 /// Options of a gated [`Activation`].
 #[derive(Clone, Copy, Debug, PartialEq, Default)]
 pub struct ActivationOptions {
-    /// Clamp limit `c`, applied after the bias: the first half becomes `min(a, c)` and the second
-    /// half `min(max(b, -c), c)`. Gradients are zero outside these bounds.
+    /// Clamp limit `c`, applied after the bias. The first half becomes `min(a, c)` and the second half becomes
+    /// `min(max(b, -c), c)`. Gradients are zero outside these bounds.
     pub clamp: Option<f64>,
     /// The offset added to the second half after the clamp (1 in gpt-oss).
     pub offset: f64,

@@ -107,7 +107,7 @@ pub struct OutcomeRule {
     pub limit: f64,
     /// The maximum gradient norm (gradient clipping).
     pub clip: f64,
-    /// The loss scale, indexed by the kind of the previous outcome: `TAKEN`, `NOT_FINITE`,
+    /// The loss scale of this step for each kind of the previous outcome, in the order `TAKEN`, `NOT_FINITE`,
     /// `NO_TARGETS`.
     pub loss_scales: [f64; 3],
     /// The hyperparameters of this step. The first element applies if the previous step was taken, the second element

@@ -1,5 +1,5 @@
-//! Reference attention, composed of Burn's own operations. It keeps the scores `[batch, heads,
-//! queries, keys]` in memory and supports heads of any width.
+//! Reference attention, composed of Burn's own operations. It stores the scores `[batch, heads, queries, keys]` and
+//! supports heads of any width.
 
 use burn::tensor::{Bool, Int, Tensor};
 
@@ -27,7 +27,7 @@ pub fn flash_attention(
     attend(&problem, q, k, v, sink).0
 }
 
-/// Computes [`attention_forward`](super::attention_forward) without an engine.
+/// Computes [`attention_forward`](super::attention_forward) with Burn's operations.
 ///
 /// # Panics
 ///

@@ -1,12 +1,12 @@
-//! Products of tiles that stay in registers.
+//! Matrix multiplication of tiles that stay in registers.
 //!
-//! Matrices are padded, so that all tiles are complete: [`ROWS`] rows and [`LANES`] columns.
+//! Matrices are padded, so that all tiles are complete. A tile has [`ROWS`] rows and [`LANES`] columns.
 
 use crate::cpu::Real;
 
 /// The number of rows of a tile.
 pub(super) const ROWS: usize = 8;
-/// The number of columns of a tile. The widths of matrices are multiples of this number.
+/// The number of columns of a tile. The padded width of a matrix is a multiple of this number.
 pub(super) const LANES: usize = 16;
 
 /// A matrix whose rows are `stride` elements apart.
@@ -81,8 +81,8 @@ fn tile<T: Real, const FUSED: bool>(
     sums
 }
 
-/// The left factor of a tile, read one column of [`ROWS`] rows at a time. It is a trait because a
-/// closure may not be inlined.
+/// The left operand of a tile product, read one column of [`ROWS`] rows at a time. It is a trait because a closure may
+/// not be inlined.
 trait LeftColumns<T> {
     fn column(&self, k: usize) -> [T; ROWS];
 }
