@@ -1,4 +1,4 @@
-//! The complete loss as an autodiff function.
+//! The complete cross entropy loss as an autodiff function.
 
 use burn::backend::DispatchTensor;
 use burn::tensor::{Int, Tensor};
@@ -6,7 +6,7 @@ use burn::tensor::{Int, Tensor};
 use super::{CrossEntropyOptions, VocabularyShard, combined, gradient, statistics};
 use crate::function::{Function, Gradients, Tensors};
 
-/// The function from logits `[rows, width]` to the loss `[rows]`.
+/// The function that maps logits `[rows, width]` to the loss `[rows]`.
 #[derive(Debug)]
 pub(super) struct CrossEntropy {
     pub targets: Tensor<1, Int>,

@@ -1,4 +1,4 @@
-//! The reference loss, composed of Burn's own operations and differentiated by Burn.
+//! The reference cross entropy loss, composed of Burn's own operations and differentiated by Burn's autodiff.
 
 use burn::tensor::{Int, Tensor};
 
@@ -6,10 +6,10 @@ use super::{CrossEntropyOptions, VocabularyShard, check, ignored, ops::LossWeigh
 use crate::cpu::wide;
 use crate::error::accept;
 
-/// Returns the loss of each row; see [`cross_entropy`](super::cross_entropy).
+/// Returns the cross entropy loss of each row. See [`cross_entropy`](super::cross_entropy).
 ///
-/// The log-softmax is stored for the backward. Unlike the fused loss, the gradient of an ignored
-/// row with non-finite logits is NaN.
+/// The log-softmax is saved for the backward pass. Unlike the fused loss, the gradient of an ignored row is NaN if its
+/// logits are not finite.
 pub fn cross_entropy(
     logits: Tensor<2>,
     targets: Tensor<1, Int>,

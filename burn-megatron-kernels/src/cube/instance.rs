@@ -1,7 +1,7 @@
-//! Kernels as values, to compile them without a device.
+//! Kernels that can be compiled without a device.
 //!
-//! Each operation lists its AOT instances: every kernel in every type, with typical sizes.
-//! [`aot`](crate::aot) collects them.
+//! Each operation lists its AOT instances: every kernel in every element type, with typical sizes. [`aot`](crate::aot)
+//! collects these lists.
 
 use std::sync::Arc;
 
@@ -11,21 +11,21 @@ use cubecl::prelude::*;
 /// The device and the compiler for which kernels are expanded.
 #[derive(Clone, Debug)]
 pub struct AotTarget {
-    /// The device.
+    /// The properties of the device.
     pub device: Arc<DeviceProperties>,
-    /// The compiler of the device.
+    /// The properties of the device's compiler.
     pub compiler: Arc<TargetProperties>,
 }
 
 /// One kernel with concrete types and sizes, for ahead-of-time compilation.
 pub struct AotInstance {
-    /// The unique name, `operation/kernel/type/sizes`.
+    /// The unique name of the instance, `operation/kernel/type/sizes`.
     pub name: String,
     /// The kernel.
     pub kernel: Box<dyn CubeKernel>,
-    /// Whether the kernel streams rows, so that its loads must be 128 bits wide.
+    /// Whether the kernel reads rows from memory as a stream. The loads of such a kernel must be 128 bits wide.
     pub streams: bool,
-    /// Whether the kernel uses tensor cores, so that it must contain matrix instructions.
+    /// Whether the kernel uses tensor cores. Such a kernel must contain matrix instructions.
     pub multiplies: bool,
 }
 

@@ -4,10 +4,10 @@ use std::ops::Range;
 
 use super::SortedLookups;
 
-/// The maximum number of lookups per segment, and therefore per cube. Longer lists are split, so
-/// that no cube takes much longer than the others.
+/// The maximum number of lookups per segment, and therefore per cube. Longer lists of lookups are split, so that no
+/// cube takes much longer than the others.
 pub(super) const SEGMENT_LOOKUPS: usize = 128;
-/// The part number of a segment with all lookups of its id.
+/// The part number of a segment that holds all lookups of its id.
 pub(super) const WHOLE: u32 = u32::MAX;
 /// The numbers per segment: its first lookup, the number of lookups, the row, and the part number.
 pub(super) const SEGMENT: usize = 4;

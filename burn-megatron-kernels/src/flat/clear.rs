@@ -1,4 +1,4 @@
-//! Zeros in ranges of a flat buffer.
+//! Writes zeros to ranges of a flat buffer.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -16,11 +16,11 @@ use crate::launch::{SimpleOp, Spec, launch_one};
 
 const NAME: &str = "clear";
 
-/// The number of elements that a cube of the kernel clears.
+/// The number of elements that a cube of the kernel sets to 0.
 #[cfg_attr(not(feature = "cubecl"), allow(dead_code))]
 pub(super) const PIECE: usize = 4096;
 
-/// Ranges of a flat buffer on a device, created once for several calls of [`clear`].
+/// Ranges of a flat buffer, stored on a device so that several calls of [`clear`] can use them.
 #[derive(Clone, Debug)]
 pub struct Ranges {
     ranges: Arc<[Range<usize>]>,
@@ -30,8 +30,7 @@ pub struct Ranges {
 }
 
 impl Ranges {
-    /// Creates ranges on `device`, which must be the device of the buffer. Empty ranges are left
-    /// out.
+    /// Creates ranges on `device`, which must be the device of the buffer. Empty ranges are ignored.
     pub fn new(ranges: impl IntoIterator<Item = Range<usize>>, device: &Device) -> Self {
         let ranges = ranges.into_iter().filter(|range| !range.is_empty());
         let ranges: Arc<[_]> = ranges.collect();
@@ -64,9 +63,9 @@ impl Ranges {
     }
 }
 
-/// Writes zeros to these ranges of `flat`, `[length]`, in place if `flat` is uniquely owned.
+/// Writes zeros to these ranges of `flat`, `[length]`. `flat` is updated in place if no other tensor shares its memory.
 ///
-/// On CubeCL devices this is one launch for all ranges.
+/// On CubeCL devices, one kernel launch clears all ranges.
 ///
 /// # Panics
 ///

@@ -1,11 +1,10 @@
-//! The split of rows into strips. Each strip gives one partial sum per column.
+//! The split of the rows into strips. Each strip produces one partial sum per column.
 
 /// The number of units per cube.
 pub(crate) const STRIP_UNITS: u32 = 256;
-/// The minimum number of rows per strip, which keeps the number of partial sums small compared to
-/// the rows.
+/// The minimum number of rows per strip. It keeps the number of partial sums small compared to the number of rows.
 const MIN_ROWS: usize = 32;
-/// The number of units that fills a large device, which limits the number of strips.
+/// The number of units that fills a large device. It limits the number of strips.
 const MAX_UNITS: usize = 1 << 19;
 /// The minimum number of adjacent units that read complete sectors of memory.
 const MIN_ACROSS: usize = 32;

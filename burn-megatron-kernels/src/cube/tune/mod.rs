@@ -1,17 +1,19 @@
 //! The work split of element-wise kernels, measured with the autotuner of CubeCL.
 //!
-//! A launch that writes at least [`MIN_TUNED_ELEMENTS`] elements is tuned on every CubeCL device.
-//! The first launch of each [`TuneKey`] runs each of [`SPLITS`] a few times on the tensors of that
-//! call. The first launch and all later ones then use the fastest split. CubeCL caches the result
-//! as it does for matrix products: in the process, and on disk with its feature `persistence`.
+//! A launch that writes at least [`MIN_TUNED_ELEMENTS`] elements is tuned on every CubeCL device. The first launch with
+//! a new [`TuneKey`] runs each split of [`SPLITS`] a few times on the tensors of this launch. The first launch and all
+//! later launches then use the fastest split. CubeCL caches the result as it does for matrix multiplications: in the
+//! process, and on disk with its feature `persistence`.
 //!
-//! The kernel's default split is used for smaller launches. It is also used for a key without a measurement while a
-//! graph is captured, because measuring waits for the device. The same holds while another thread measures the key.
+//! The default split of the kernel is used in three cases:
+//! - for smaller launches,
+//! - for a key without a measurement during the capture of a graph, because a measurement waits for the device,
+//! - while another thread measures the key.
 //!
-//! A split only assigns vectors to units. The code per vector is the same in all splits, and no unit reads the results
-//! of another unit. Therefore processes with different measurements compute the same bits. Settings that determine the
-//! order of a sum are not tuned here: the units of a row and the rows that a cube sums. The vector size is not tuned
-//! either: it is the largest that the sizes allow.
+//! A split only assigns vectors to units. All splits run the same code per vector, and no unit reads the results of
+//! another unit. Therefore processes with different measurements compute the same bits. Settings that determine the
+//! order of a sum are not tuned: the number of units per row and the number of rows that a cube sums. The vector size
+//! is not tuned either. It is the largest size that the tensor allows.
 
 use core::fmt::{Display, Formatter};
 
@@ -25,8 +27,8 @@ use serde::{Deserialize, Serialize};
 use crate::activation::kind::Curve;
 use crate::dropout::kernel::alignment::MaskAlignment;
 
-/// The number of written elements from which a launch is tuned. Smaller launches take a few
-/// microseconds with any split.
+/// The minimum number of written elements for which a launch is tuned. Smaller launches take a few microseconds with
+/// any split.
 const MIN_TUNED_ELEMENTS: usize = 1 << 20;
 
 /// A division of work among units.
