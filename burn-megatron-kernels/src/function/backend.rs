@@ -1,7 +1,7 @@
 //! The only module that uses the backend traits of Burn.
 //!
-//! One extension operation serves every [`Function`](super::Function). Its primitives are wrapped
-//! into `DispatchTensor`s on the way in and unwrapped on the way out, on any backend.
+//! One extension operation runs every [`Function`](super::Function). It converts the primitive tensors of the backend
+//! to `DispatchTensor`s before the call and converts the results back, on any backend.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -82,7 +82,7 @@ impl FunctionOps for Flex {
     }
 }
 
-/// Runs the function on shapes without values.
+/// Runs the function on the shape-only backend, without values.
 impl FunctionOps for Capture {
     fn apply_function(inputs: TensorList<Self>, function: SharedFunction) -> TensorList<Self> {
         TensorList(run_function(inputs.0, function))
@@ -142,7 +142,7 @@ where
     (outputs, saved)
 }
 
-/// Computes the forward. Also returns the observed call, for its backward, if there is an observer.
+/// Computes the forward pass. If there is an observer, also returns the observed call for the backward pass.
 fn observed_forward<B: Backend>(
     inputs: Vec<FloatTensor<B>>,
     function: &SharedFunction,
@@ -163,7 +163,7 @@ where
     (outputs.collect(), saved, observed)
 }
 
-/// The gradients of the outputs of one call that the backward has computed so far.
+/// The gradients of the outputs of one call that the backward pass has computed so far.
 type OutputGradients<B> = Arc<Mutex<Vec<Option<FloatTensor<B>>>>>;
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

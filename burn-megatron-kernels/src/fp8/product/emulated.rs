@@ -1,4 +1,4 @@
-//! Products of decoded factors, in f32, or in f64 if the result is f64.
+//! FP8 matrix multiplication that decodes its operands. It computes in f32, or in f64 if the result is f64.
 
 use burn::tensor::{DType, Tensor};
 
