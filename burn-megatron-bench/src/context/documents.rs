@@ -367,7 +367,7 @@ fn check_losses(rows: &[DocumentsRow]) -> Result<(), Error> {
         let apart = (row.loss - expected).abs() / expected;
         if apart.is_nan() || apart >= TOLERANCE {
             return Err(format!(
-                "{} trains with a loss of {}, and {} with one of {expected}: expected the same within {TOLERANCE}",
+                "the losses differ: {} has {}, and {} has {expected}; expected a relative difference below {TOLERANCE}",
                 row.layout.name(),
                 row.loss,
                 rows[0].layout.name()
