@@ -1,8 +1,9 @@
-//! Products on the CPU with a BLAS library that is opened at run time: Intel MKL, OpenBLAS or BLIS.
+//! Matrix multiplication on the CPU with a BLAS library that is opened at run time: Intel MKL, OpenBLAS or BLIS.
 //!
-//! The library computes on the calling thread. The result is split over the threads of this process along its longer
-//! side. The parts depend only on the sizes and the number of threads. Therefore a product has the same bits in every
-//! run with the same number of threads. Unlike with the `gemm` crate, the bits of a row may depend on the other rows.
+//! The library computes on the thread that calls it. This module splits the result along its longer side and computes
+//! the parts on several threads. The parts depend only on the sizes and the number of threads. Therefore a result has
+//! the same bits in every run with the same number of threads. Unlike with the `gemm` crate, the bits of a row may
+//! depend on the other rows.
 
 use std::ffi::{c_int, c_void};
 use std::fmt::{self, Debug, Display};
@@ -15,12 +16,11 @@ use serde::{Deserialize, Serialize};
 use super::engine::Matrix;
 use crate::cpu::{Real, for_each_task};
 
-/// The library that computes products on the CPU.
+/// The library that multiplies matrices on the CPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CpuGemm {
-    /// The `gemm` crate, which is always available. The bits of a row do not depend on the other
-    /// rows.
+    /// The `gemm` crate, which is always available. The bits of a row of the result do not depend on the other rows.
     #[default]
     #[serde(rename = "gemm")]
     Crate,
@@ -36,7 +36,7 @@ impl CpuGemm {
     /// All libraries.
     pub const ALL: [Self; 4] = [Self::Crate, Self::Mkl, Self::OpenBlas, Self::Blis];
 
-    /// Returns the name used in recipes and flags.
+    /// Returns the name of the library in recipes and command-line flags.
     pub fn name(self) -> &'static str {
         match self {
             Self::Crate => "gemm",
@@ -46,7 +46,7 @@ impl CpuGemm {
         }
     }
 
-    /// Returns the file names to try, in order, on the library search path.
+    /// Returns the file names that are tried in this order on the library search path.
     fn files(self) -> &'static [&'static str] {
         match self {
             Self::Crate => &[],
@@ -56,7 +56,7 @@ impl CpuGemm {
         }
     }
 
-    /// Returns a command that installs the library.
+    /// Returns instructions to install the library.
     fn install(self) -> &'static str {
         match self {
             Self::Crate => "",
@@ -66,7 +66,7 @@ impl CpuGemm {
         }
     }
 
-    /// Returns the name of a function that takes 1 and makes each call compute on its own thread.
+    /// Returns the name of the library function that, called with 1, makes each multiplication run on its calling thread.
     fn sequential(self) -> &'static str {
         match self {
             Self::Crate => "",
@@ -88,11 +88,11 @@ impl CpuGemm {
         }
     }
 
-    /// Opens the library once per process. Returns `None` for the [crate](Self::Crate).
+    /// Opens the library once per process. Returns `None` for the `gemm` [crate](Self::Crate), which needs no library.
     ///
     /// # Errors
     ///
-    /// Returns [`BlasError`] if the library is missing or is another library.
+    /// Returns [`BlasError`] if the library is missing, or if the file is a different library.
     pub fn open(self) -> Result<Option<Blas>, BlasError> {
         if self == Self::Crate {
             return Ok(None);
@@ -120,30 +120,30 @@ impl FromStr for CpuGemm {
     }
 }
 
-/// The error for a name that is not a [`CpuGemm`].
+/// Error of parsing a name that is not the name of a [`CpuGemm`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("invalid gemm \"{0}\": expected gemm, mkl, openblas or blis")]
 pub struct UnknownCpuGemm(pub String);
 
-/// The reason why a library cannot be used.
+/// The reason why a BLAS library cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BlasError {
-    /// The library was not found.
+    /// The library file was not found.
     #[error("cannot open {}: {cause}; to install it: {}", .kind.files().join(" or "), .kind.install())]
     Missing {
         /// The library.
         kind: CpuGemm,
-        /// The error for the last file name.
+        /// The error of opening the last file name.
         cause: String,
     },
-    /// The library lacks a BLAS function.
+    /// The library does not have a required function.
     #[error("{file} has no function {function}; to install {kind}: {}", .kind.install())]
     Function {
         /// The library.
         kind: CpuGemm,
-        /// The file name that was opened.
+        /// The name of the opened file.
         file: &'static str,
-        /// The missing function.
+        /// The name of the missing function.
         function: &'static str,
     },
 }
@@ -262,16 +262,16 @@ impl Display for Blas {
     }
 }
 
-/// A slice that starts with a matrix.
+/// A slice, and the layout of the matrix at its beginning.
 type Factor<'a, W> = (&'a [W], Matrix);
 
 impl Blas {
-    /// Returns the kind of the library.
+    /// Returns the library.
     pub fn kind(self) -> CpuGemm {
         self.functions.kind
     }
 
-    /// Returns the number of calls of the library.
+    /// Returns the number of calls of the library so far.
     #[cfg(test)]
     pub(super) fn calls(self) -> usize {
         self.functions

@@ -1,4 +1,4 @@
-//! The engines of CubeCL devices, and their selection.
+//! The matrix multiplication engines of CubeCL devices, and their selection.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,13 +17,13 @@ use super::op::GemmOp;
 use crate::cube::{empty, own};
 use crate::flat::kernel::accumulate;
 
-/// The alignment in bytes with which a product is written directly to a flat buffer.
+/// The alignment in bytes that is required to write a result directly to a flat buffer.
 pub(crate) const FLAT_ALIGNMENT: usize = 16;
 
 /// The buffer alignment in bytes that cuBLASLt assumes. Other buffers are copied.
 const ALIGNMENT: u64 = 256;
 
-/// Computes the product of a kernel's inputs.
+/// Computes the matrix multiplication of an operation from its inputs.
 pub(crate) fn multiply(product: GemmOp, inputs: Vec<CubeTensor>) -> CubeTensor {
     let mut inputs = inputs.into_iter();
     let (Some(first), Some(second)) = (inputs.next(), inputs.next()) else {
@@ -59,7 +59,7 @@ pub(crate) fn multiply(product: GemmOp, inputs: Vec<CubeTensor>) -> CubeTensor {
     }
 }
 
-/// Returns the flat buffer with the product written or added. `plain` is the problem without the buffer.
+/// Returns the flat buffer with the result written to it or added to it. `plain` is the problem without the buffer.
 fn product_into_flat(
     engine: &dyn GemmEngine<CubeTensor>,
     plain: &GemmProblem,
@@ -124,7 +124,7 @@ pub(crate) fn aligned(tensor: CubeTensor) -> CubeTensor {
     }
 }
 
-/// Returns the result of a product with an empty sum, or without elements.
+/// Returns the result of a multiplication whose summed dimension is 0 or whose result has no elements.
 fn without_products(problem: &GemmProblem, operands: Operands<CubeTensor>) -> CubeTensor {
     let [rows, columns, _] = problem.sizes();
     let shape = Shape::from([rows, columns]);
@@ -253,7 +253,8 @@ pub(crate) fn warn_once(warning: String) {
     }
 }
 
-/// Returns the reason why a CUDA device uses Burn's matmul. Returns `None` if it does not, and for other devices.
+/// Returns the reason why a CUDA device uses Burn's matmul. Returns `None` if the device uses cuBLASLt or is not a CUDA
+/// device.
 pub(super) fn slow_reason(device: &CubeDevice) -> Option<String> {
     // cuBLASLt is only for CUDA.
     match device {
@@ -262,7 +263,7 @@ pub(super) fn slow_reason(device: &CubeDevice) -> Option<String> {
     }
 }
 
-/// Describes the engine of a device.
+/// Returns a description of the engine of a device.
 pub(super) fn describe(device: &CubeDevice) -> String {
     match fastest(device) {
         Ok(engine) => engine.name().to_string(),

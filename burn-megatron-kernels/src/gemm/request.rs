@@ -1,4 +1,4 @@
-//! A request to cuBLASLt, in types that do not require CUDA.
+//! A request for a cuBLASLt matrix multiplication, in types that do not require CUDA.
 
 use std::fmt::{self, Display};
 
@@ -7,10 +7,10 @@ use burn::tensor::DType;
 use super::engine::{ColumnMajor, Epilogue, GemmProblem, Operand};
 use crate::fp8::Format;
 
-/// A product of column-major matrices.
+/// A matrix multiplication of column-major matrices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Request {
-    /// The sizes, and the layouts of the factors.
+    /// The sizes, and the layouts of the operands.
     pub layout: ColumnMajor,
     /// The element types of `A` and `B`.
     pub factors: [Element; 2],
@@ -18,34 +18,32 @@ pub(crate) struct Request {
     pub result: DType,
     /// The epilogue.
     pub epilogue: Epilogue,
-    /// The activation of the product, applied after its epilogue.
+    /// The GELU epilogue, applied after the other epilogue.
     pub gelu: Option<Gelu>,
-    /// The scaling of 8-bit factors.
+    /// The scaling of FP8 operands.
     pub scaled: Option<Scaled>,
 }
 
-/// GELU (tanh approximation) next to a product. The auxiliary matrix has the sizes, the type and
-/// the layout of `D`.
+/// A GELU epilogue (tanh approximation). The auxiliary matrix has the sizes, the type and the layout of `D`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Gelu {
-    /// `D` is GELU of the product with its bias. The product with its bias is stored in the
-    /// auxiliary matrix.
+    /// `D` is GELU of the result with its bias. The result with its bias is stored in the auxiliary matrix.
     Forward,
-    /// `D` is the product times the derivative of GELU at the auxiliary matrix. A bias is not
-    /// added, but its gradient is computed.
+    /// `D` is the result times the derivative of GELU at the auxiliary matrix. The epilogue does not add a bias, but
+    /// computes the gradient of the bias.
     Gradient,
 }
 
-/// The element type of a factor.
+/// The element type of an operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Element {
-    /// A type that Burn has.
+    /// An element type that exists in Burn.
     Plain(DType),
-    /// A type that Burn lacks.
+    /// An FP8 type, which does not exist in Burn.
     Fp8(Format),
 }
 
-/// The scaling of 8-bit factors, and the accumulation of their products.
+/// The scaling of FP8 operands, and the precision of the accumulation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Scaled {
     /// The scale modes of `A` and of `B`.
@@ -54,9 +52,8 @@ pub(crate) struct Scaled {
     pub fast: bool,
 }
 
-/// The part of a matrix that shares a scale, with the values of `cublasLtMatmulMatrixScale_t`.
-/// Bindings for older CUDA versions lack some of the names, even if the opened library supports
-/// them.
+/// The part of a matrix that shares a scale, with the values of `cublasLtMatmulMatrixScale_t`. Bindings for older CUDA
+/// versions lack some of the names, even if the opened library supports them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(i32)]
 pub(crate) enum ScaleMode {
@@ -83,7 +80,7 @@ impl From<&GemmProblem> for Request {
     }
 }
 
-/// Formats the complete request as the key of stored algorithms: `m x n x k`, the types, each
+/// Formats the complete request as the key for stored algorithms. The key consists of `m x n x k`, the types, each
 /// matrix with its leading dimension and `T` if it is transposed, and the epilogues.
 impl Display for Request {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

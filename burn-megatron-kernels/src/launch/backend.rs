@@ -17,7 +17,7 @@ use super::{DeviceOp, Spec};
 use crate::KernelError;
 use crate::record::launch_on_shapes;
 
-/// Fails for element types that the device of the inputs does not support.
+/// Returns an error for element types that the device of the inputs does not support.
 pub(super) fn check_types(
     operation: &'static str,
     inputs: &[DispatchTensor],
@@ -31,7 +31,7 @@ pub(super) fn check_types(
     floats.try_for_each(|dtype| check_float(operation, dtype, &device))
 }
 
-/// Fails for a float type that a device does not support.
+/// Returns an error for a float type that a device does not support.
 pub(crate) fn check_float(
     operation: &'static str,
     dtype: DType,

@@ -1,6 +1,6 @@
-//! A device operation: one implementation per backend, run on the backend of its inputs.
+//! Device operations. A device operation has one implementation per backend, and runs on the backend of its inputs.
 //!
-//! [`launch`] is independent of autodiff. A [`Function`](crate::Function) calls it in its forward and in its backward.
+//! [`launch`] does not use autodiff. A [`Function`](crate::Function) calls it in its forward and backward passes.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -38,7 +38,7 @@ impl Spec {
         }
     }
 
-    /// Returns the shape and the type of a rank-erased tensor.
+    /// Returns the shape and the type of a tensor without a static number of dimensions.
     pub(crate) fn of_any(tensor: &DispatchTensor) -> Self {
         Self::new(tensor.shape(), tensor.dtype())
     }
@@ -49,7 +49,7 @@ impl Spec {
     }
 }
 
-/// The indices of an input and of the output that is written over it.
+/// The index of an input and the index of the output that is written to the same memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct InPlace {
     pub input: usize,
@@ -64,20 +64,20 @@ impl InPlace {
     };
 }
 
-/// One operation on plain tensors, with an implementation for each kind of backend.
+/// An operation on plain tensors, with an implementation for each kind of backend.
 ///
-/// [`outputs`](Self::outputs) is called first. The public function that launches the operation
-/// checks the shapes. Inputs are contiguous unless [`strided`](Self::strided) returns true. A
-/// uniquely owned input may be overwritten and returned as an output.
+/// [`outputs`](Self::outputs) is called before the implementation. The public function that launches the operation
+/// checks the shapes. Inputs are contiguous unless [`strided`](Self::strided) returns true. An implementation may
+/// overwrite an input whose memory no other tensor shares, and return it as an output.
 pub(crate) trait DeviceOp: Debug + Send + Sync + 'static {
-    /// Returns the name used in errors.
+    /// Returns the name of the operation for error messages.
     fn name(&self) -> &'static str;
 
     /// Returns the shapes and types of the outputs.
     fn outputs(&self, inputs: &[Spec]) -> Vec<Spec>;
 
-    /// Returns the input and the output that share memory if the input is uniquely owned and contiguous. A memory plan
-    /// uses this information. Gradient buffers do not need it.
+    /// Returns the input and the output that share memory, for an input that is contiguous and whose memory no other
+    /// tensor shares. The memory planner uses this information. It is not needed for gradient buffers.
     fn in_place(&self) -> Option<InPlace> {
         None
     }
