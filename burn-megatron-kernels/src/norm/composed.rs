@@ -1,6 +1,6 @@
 //! Reference norms, composed of Burn's own operations and differentiated by Burn.
 //!
-//! They use the same formulas in the same precision, with every intermediate tensor in memory.
+//! They use the same formulas in the same precision, but store every intermediate tensor.
 
 use burn::tensor::Tensor;
 

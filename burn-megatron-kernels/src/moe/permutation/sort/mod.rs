@@ -1,5 +1,5 @@
-//! The stable counting sort. Pairs are counted by expert, chunk by chunk. Then each pair is placed
-//! after the pairs before it.
+//! A stable counting sort of pairs by expert. First the pairs of each expert are counted, chunk by chunk. Then each
+//! pair is placed after the earlier pairs of its expert.
 
 use burn::backend::DispatchTensor;
 use burn::tensor::{DType, Int, Tensor};
@@ -13,13 +13,13 @@ mod cpu;
 #[cfg(feature = "cubecl")]
 pub(crate) mod kernel;
 
-/// The maximum number of experts. A cube keeps a number for each expert in shared memory.
+/// The maximum number of experts. A kernel keeps one number per expert in shared memory.
 pub const MAX_EXPERTS: usize = 2048;
 
 /// The number of pairs that are counted together.
 const CHUNK: usize = 512;
 
-/// Checks that there is at least one expert, and not too many.
+/// Checks that there is at least one expert, and at most [`MAX_EXPERTS`].
 pub(in crate::moe) fn check_experts(
     operation: &'static str,
     experts: usize,
