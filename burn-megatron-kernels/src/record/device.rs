@@ -136,7 +136,7 @@ fn wrap(dtype: DType, tensor: Primitive) -> DispatchTensor {
     }
 }
 
-/// Returns the representation of a recorded tensor, or `None` on another device.
+/// Returns the description of a recorded tensor, or `None` for a tensor on another device.
 fn described(tensor: &DispatchTensor) -> Option<TensorIr> {
     match &tensor.kind {
         DispatchTensorKind::Capture(tensor) => Some(primitive(tensor.clone()).into_ir()),
@@ -144,7 +144,7 @@ fn described(tensor: &DispatchTensor) -> Option<TensorIr> {
     }
 }
 
-/// Returns the identifier of a tensor in a recording, or `None` on another device.
+/// Returns the identifier of a tensor in a recording, or `None` for a tensor on another device.
 pub fn tensor_id<const D: usize, K: Basic>(tensor: &Tensor<D, K>) -> Option<TensorId> {
     described(&tensor.clone().into_dispatch()).map(|it| it.id)
 }
@@ -178,7 +178,7 @@ impl Recorder {
     }
 }
 
-/// Returns the outputs of a kernel with the shapes that it declares.
+/// Returns the outputs of a kernel. They have the shapes that the kernel declares, but no values.
 pub(crate) fn launch_on_shapes(
     kernel: &dyn DeviceOp,
     inputs: Vec<DispatchTensor>,
@@ -214,14 +214,14 @@ pub(crate) fn launch_on_shapes(
     wrapped.collect()
 }
 
-/// Returns a tensor that an operation creates.
+/// Returns the description of a tensor as the output of the operation that creates it.
 fn created(tensor: &Primitive) -> TensorIr {
     use burn::backend::TensorMetadata;
     TensorIr::uninit(tensor.id(), tensor.shape(), tensor.dtype())
 }
 
-/// Returns the input and the output of a recorded kernel that share memory. They share memory only if no other tensor
-/// uses the memory of the input.
+/// Returns the input and the output of a recorded kernel that share memory, or `None` if there are none. They share
+/// memory only if no other tensor uses the memory of the input.
 pub fn in_place(kernel: &CustomOpIr) -> Option<(&TensorIr, &TensorIr)> {
     let [ScalarIr::UInt(input), ScalarIr::UInt(output)] = kernel.scalars[..] else {
         return None;
@@ -230,7 +230,7 @@ pub fn in_place(kernel: &CustomOpIr) -> Option<(&TensorIr, &TensorIr)> {
     Some((input, kernel.outputs.get(output as usize)?))
 }
 
-/// Runs and records the forward of a function.
+/// Runs and records the forward pass of a function.
 pub(crate) fn run_function(inputs: Vec<Primitive>, function: SharedFunction) -> Vec<Primitive> {
     let described: Vec<TensorIr> = inputs.iter().map(|it| it.clone().into_ir()).collect();
     let name = function.name();

@@ -1,4 +1,4 @@
-//! The autodiff functions of rotations.
+//! The rotations as autodiff functions.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -78,7 +78,7 @@ pub(super) fn rotate(
     apply(vec![x.into_dispatch()], Rotate { angles, heads })
 }
 
-/// The function that rotates its input. It saves nothing for the backward.
+/// The function that rotates its input. It saves no tensor for the backward pass.
 #[derive(Debug)]
 struct Rotate {
     angles: AngleInputs,
@@ -91,18 +91,17 @@ impl Function for Rotate {
         (y, vec![])
     }
 
-    /// Rotates by the negative angle, which is the transpose of a rotation, including its
-    /// concentration.
+    /// Rotates by the negative angle. This is the transpose of the rotation, including the scaling of cosines and
+    /// sines.
     fn backward(&self, _saved: Tensors, gradient: DispatchTensor, _needed: &[bool]) -> Gradients {
         vec![Some(self.angles.rotate(gradient, self.heads, true))]
     }
 }
 
-/// Rotates queries and keys.
+/// Rotates the queries and keys of multi-head latent attention.
 ///
-/// An autodiff function has one output, so there are two functions. The function of the queries
-/// runs the launch, with keys and values as constants. The function of the keys takes the keys
-/// computed by that launch.
+/// An autodiff function has one output, so there are two functions. The function of the queries launches the kernel,
+/// with keys and values as constants. The function of the keys takes the keys that this kernel has computed.
 pub(super) fn rotate_mla(
     (q, kv, k_rope): (Tensor<4>, Tensor<4>, Tensor<3>),
     mla: MlaDims,

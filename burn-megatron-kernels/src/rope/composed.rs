@@ -1,4 +1,4 @@
-//! Reference operations, composed of Burn's own operations and differentiated by Burn.
+//! Reference rotations, composed of Burn's own operations and differentiated by Burn's autodiff.
 
 use burn::tensor::Tensor;
 
@@ -6,7 +6,7 @@ use super::{MlaDims, Pairing, Positions, RopeOptions, RopeTable, RotaryHeads, ch
 use crate::cpu::wide;
 use crate::error::accept;
 
-/// Computes [`rotate`](super::rotate) with slices, products and concatenations.
+/// Computes [`rotate`](super::rotate) with Burn's slices, multiplications and concatenations.
 ///
 /// # Panics
 ///
@@ -24,7 +24,7 @@ pub fn rotate(
     }
 }
 
-/// Computes [`rotate_mla`](super::rotate_mla) with slices, products and concatenations.
+/// Computes [`rotate_mla`](super::rotate_mla) with Burn's slices, multiplications and concatenations.
 ///
 /// # Panics
 ///

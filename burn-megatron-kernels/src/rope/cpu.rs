@@ -103,7 +103,7 @@ fn rotate_token<E: Element>(token: &mut [E], angle: TokenAngle<E::Wide>, heads: 
     }
 }
 
-/// Rotates `x`, in place if it is uniquely owned.
+/// Rotates `x`. `x` is updated in place if no other tensor shares its memory.
 pub(super) fn rotate<E: Element>(
     mut x: FlexTensor,
     angles: &CpuAngles<E>,
@@ -135,7 +135,8 @@ pub(super) fn rotate<E: Element>(
     y
 }
 
-/// Computes the keys. Each key is the part of its head without a position, then the rotated shared part.
+/// Computes the keys. The key of a head consists of its part without a position, followed by the rotated part that all
+/// heads share.
 pub(super) fn mla_forward<E: Element>(
     kv: &FlexTensor,
     shared: &FlexTensor,

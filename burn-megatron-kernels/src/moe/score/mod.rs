@@ -36,7 +36,7 @@ pub enum ScoreFunction {
 const SMALLEST_SUM: f64 = 1e-20;
 
 impl ScoreFunction {
-    /// Returns whether the score is a softmax over all experts or over the chosen experts.
+    /// Returns whether the score is a softmax, over all experts or over the chosen experts.
     pub(super) fn is_softmax(self) -> bool {
         matches!(self, Self::Softmax | Self::PreSoftmax)
     }
