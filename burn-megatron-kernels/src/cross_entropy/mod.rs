@@ -145,8 +145,8 @@ pub fn statistics(logits: Tensor<2>, targets: Tensor<1, Int>, part: &VocabularyS
     Tensor::from_dispatch(launch_one(op, inputs))
 }
 
-/// Computes the loss `[rows]` and the log-sum-exp `[rows]` from the [`statistics`] of all vocabulary shards, `[parts,
-/// rows, 4]`. Every rank computes the same result.
+/// Computes the loss `[rows]` and the log-sum-exp `[rows]` from the [`statistics`] of all vocabulary shards,
+/// `[parts, rows, 4]`. Every rank computes the same result.
 ///
 /// `tokens` is the number of tokens of the complete vocabulary. The function takes plain tensors and is not
 /// differentiable.

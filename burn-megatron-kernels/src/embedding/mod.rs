@@ -27,8 +27,8 @@ pub use sorted::SortedLookups;
 
 const NAME: &str = "accumulate_rows";
 
-/// Adds the gradient of embedding lookups, `[lookups, width]`, to the gradient of the table rows `rows`, `[rows,
-/// width]`.
+/// Adds the gradient of embedding lookups, `[lookups, width]`, to the gradient of the table rows `rows`,
+/// `[rows, width]`.
 ///
 /// The gradient of the table is stored at the place of `target` in a flat buffer. The function returns the flat buffer,
 /// which is updated in place if no other tensor shares its memory.

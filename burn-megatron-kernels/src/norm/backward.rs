@@ -99,8 +99,9 @@ pub(super) struct NormForwardOp {
     pub inputs: NormInputs,
 }
 
-/// The backward device operation. It computes the requested gradients from `[source, statistics, gradient, weight, so
-/// far?, flat?]`. If the parameter gradients have places, the flat buffer replaces them in the outputs.
+/// The backward device operation. It computes the requested gradients from
+/// `[source, statistics, gradient, weight, so far?, flat?]`. If the parameter gradients have places, the flat buffer
+/// replaces them in the outputs.
 #[derive(Debug)]
 pub(super) struct NormBackwardOp {
     pub formula: NormFormula,

@@ -136,8 +136,8 @@ pub fn normalise<const D: usize>(
     apply(inputs, function)
 }
 
-/// Adds `x` and a bias to a residual stream and normalizes the sum. Returns `(norm(sum), sum)` with `sum = (x + x_bias)
-/// + residual`.
+/// Adds `x` and a bias to a residual stream and normalizes the sum. Returns `(norm(sum), sum)` with
+/// `sum = (x + x_bias) + residual`.
 ///
 /// The norm is computed as in [`normalise`]. `x_bias` is an optional bias `[n]` of `x`, of any float type. The residual
 /// has the type of `x`. If `x` is f16 or bf16, the residual may be f32. The sum is computed in f32 and rounded once to

@@ -25,8 +25,8 @@ pub enum Scaling {
     ///
     /// - Frequencies with `w` above `original / low` are divided by `factor`.
     /// - Frequencies with `w` below `original / high` do not change.
-    /// - Frequencies in between are multiplied by `(1 - s) / factor + s`, where `s = (original / w - low) / (high -
-    ///   low)`.
+    /// - Frequencies in between are multiplied by `(1 - s) / factor + s`, where
+    ///   `s = (original / w - low) / (high - low)`.
     Llama3 {
         /// The factor by which the context is extended, at least 1.
         factor: f64,
@@ -41,10 +41,10 @@ pub enum Scaling {
     },
     /// The scaling YaRN (Peng et al. 2023, arXiv:2309.00071), as implemented in DeepSeek and Megatron-LM.
     ///
-    /// The pair that makes `r` full rotations within the original context has the index `d(r) = width ln(original / (2
-    /// pi r)) / (2 ln base)`. The frequencies of pairs up to `floor d(beta_fast)` do not change. The frequencies of
-    /// pairs from `ceil d(beta_slow)` on are divided by `factor`. Between these two indices, the scaling changes
-    /// linearly. If `truncate` is false, the two indices are not rounded.
+    /// The pair that makes `r` full rotations within the original context has the index
+    /// `d(r) = width ln(original / (2 pi r)) / (2 ln base)`. The frequencies of pairs up to `floor d(beta_fast)` do not
+    /// change. The frequencies of pairs from `ceil d(beta_slow)` on are divided by `factor`. Between these two indices,
+    /// the scaling changes linearly. If `truncate` is false, the two indices are not rounded.
     ///
     /// Cosines and sines are multiplied by `attention_factor`. Its default is `m(mscale) / m(mscale_all_dim)` with
     /// `m(s) = 0.1 s ln factor + 1`.

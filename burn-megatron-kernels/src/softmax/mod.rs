@@ -38,8 +38,8 @@ pub enum Mask {
     /// Causal mask: key `j` is visible to query `i` if `j <= i + (keys - queries)`. The last query has the position of
     /// the last key.
     Causal,
-    /// Sliding window: key `j` is visible to query `i` if `i + shift - left <= j <= i + shift + right`, with `shift =
-    /// keys - queries`.
+    /// Sliding window: key `j` is visible to query `i` if `i + shift - left <= j <= i + shift + right`, with
+    /// `shift = keys - queries`.
     Window {
         /// The number of visible keys before the position of the query.
         left: usize,
@@ -65,8 +65,8 @@ pub enum Sink {
     PerHead(Tensor<1>),
 }
 
-/// Multiplies scores by `scale`, masks them and returns their softmax over the keys. Scores and result are `[batch,
-/// heads, queries, keys]` in the same type. The softmax is computed in f32 (f64 for f64).
+/// Multiplies scores by `scale`, masks them and returns their softmax over the keys. Scores and result are
+/// `[batch, heads, queries, keys]` in the same type. The softmax is computed in f32 (f64 for f64).
 ///
 /// If no key of a row is visible, the row and its gradient are 0. The score of a masked key is ignored, even if it is
 /// infinite or NaN. If a visible score is NaN, the probabilities of all visible keys of its row are NaN. A visible

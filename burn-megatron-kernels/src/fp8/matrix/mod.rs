@@ -61,8 +61,8 @@ pub enum Scales {
         /// The number of rows that share a scale: 1 or [`BLOCK`].
         height: usize,
     },
-    /// One E8M0 scale per [`MX_BLOCK`] elements of a row. A u32 word holds four scales: `[rows, words]` with `words =
-    /// ceil(ceil(depth / 32) / 4)`.
+    /// One E8M0 scale per [`MX_BLOCK`] elements of a row. A u32 word holds four scales: `[rows, words]` with
+    /// `words = ceil(ceil(depth / 32) / 4)`.
     Mx(Tensor<2, Int>),
 }
 

@@ -55,8 +55,8 @@ pub enum Accumulation {
 ///
 /// Sums are computed in f32 (f64 if `dtype` is f64). The bias is added before the result is rounded once.
 ///
-/// Both operands may have any kind of scales and be E4M3 or E5M2. Any size may be 0. If `depth` is 0, the product `a
-/// b^T` is 0.
+/// Both operands may have any kind of scales and be E4M3 or E5M2. Any size may be 0. If `depth` is 0, the product
+/// `a b^T` is 0.
 ///
 /// # Panics
 ///

@@ -24,8 +24,8 @@ const NAME: &str = "destinations";
 /// The placement of experts on ranks, and of ranks in destinations.
 ///
 /// A destination is a group of `size` consecutive ranks, such as a single rank or a node of a cluster. There are
-/// `count` destinations, and the first one starts at rank `first`. Expert `e` is on the ranks `(e / experts_per_rank)
-/// stride + part part_stride`, for each `part` below `parts`.
+/// `count` destinations, and the first one starts at rank `first`. Expert `e` is on the ranks
+/// `(e / experts_per_rank) stride + part part_stride`, for each `part` below `parts`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ExpertPlacement {
     /// The total number of experts on all ranks.

@@ -180,8 +180,8 @@ impl RowMap {
         self.counts.clone()
     }
 
-    /// Returns the index of the first row of each expert, followed by the end of the last expert's rows, `[experts +
-    /// 1]`.
+    /// Returns the index of the first row of each expert, followed by the end of the last expert's rows,
+    /// `[experts + 1]`.
     pub fn offsets(&self) -> Tensor<1, Int> {
         self.offsets.clone()
     }
