@@ -31,7 +31,7 @@ impl FusedActivation {
     }
 }
 
-/// [`activate_with`](super::activate_with) as a [`Function`].
+/// The activation of [`activate_with`](super::activate_with) as a [`Function`].
 ///
 /// The inputs are `x`, the bias and the row weight. The function saves these inputs for the backward pass.
 #[derive(Debug)]

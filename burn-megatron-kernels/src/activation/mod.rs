@@ -125,7 +125,7 @@ fn check(
         let message = format!("a bias [{length}] beside {shape:?}: expected [{width}]");
         return Err(KernelError::shape(NAME, message));
     }
-    // The check of the tensor's size rejects a product that overflows.
+    // The check of the tensor's size rejects a number of elements that overflows.
     let rows = leading
         .iter()
         .fold(1usize, |rows, dim| rows.saturating_mul(*dim));
@@ -143,7 +143,7 @@ fn check_options(kind: Activation, options: ActivationOptions) -> Result<(), Ker
             let value = format!("{clamp} for {kind:?}");
             return Err(error("clamp", value, "no clamp, or a gated activation"));
         }
-        // The kernels compute in f32, where a clamp outside of this range would be infinite or zero.
+        // The kernels compute in f32. A clamp limit outside of this range would be infinite or zero in f32.
         if !((clamp as f32).is_finite() && clamp as f32 > 0.0) {
             return Err(error("clamp", clamp.to_string(), "a positive finite f32"));
         }

@@ -54,7 +54,7 @@ pub fn adamw(
     (buffers, copy)
 }
 
-/// Returns the factor of each of `length` elements. The first is element `first` of its block.
+/// Returns the factor of each of `length` elements. `first` is the position of the first element in its block.
 fn spread(factors: Tensor<1>, first: usize, length: usize) -> Tensor<1> {
     let [blocks] = factors.dims();
     let each = factors.reshape([blocks, 1]).repeat_dim(1, DECAY_BLOCK);

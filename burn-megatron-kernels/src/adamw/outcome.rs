@@ -50,7 +50,7 @@ pub mod elements {
     pub const DECAY: usize = 5;
     /// The norm of the gradient before clipping.
     pub const NORM: usize = 6;
-    /// The number of elements.
+    /// The number of elements of an outcome.
     pub const COUNT: usize = 7;
 
     /// Kind of an outcome: the step is taken.
@@ -178,8 +178,7 @@ fn narrow<E: Element>(value: f64) -> E {
 }
 
 impl OutcomeRule {
-    /// Returns the part of an outcome that depends on the hyperparameters, for both
-    /// [`steps`](Self::steps).
+    /// Returns the part of an outcome that depends on the hyperparameters, for each element of [`steps`](Self::steps).
     pub(super) fn scalars(&self) -> [[f64; 3]; 2] {
         self.steps.map(|step| {
             let StepScalars {
@@ -230,8 +229,7 @@ impl OutcomeRule {
 }
 
 impl StepScalars {
-    /// Returns these scalars with the numbers of an outcome, or returns `None` if the step is
-    /// skipped.
+    /// Replaces some of the scalars by the values of an outcome. Returns `None` if the outcome is a skipped step.
     pub(super) fn with_outcome(self, outcome: &[f64], decays: bool) -> Option<Self> {
         (outcome[elements::KIND] == elements::TAKEN).then(|| Self {
             scale: outcome[elements::FACTOR],

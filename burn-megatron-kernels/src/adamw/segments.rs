@@ -17,7 +17,7 @@ const NAME: &str = "largest_sums_of_squares";
 /// The alignment of segments. Parameters in a bucket have the same alignment.
 pub const SEGMENT_ALIGNMENT: usize = super::DECAY_BLOCK;
 
-/// The number of elements of a segment that one cube sums.
+/// The number of elements per chunk. A cube sums one chunk.
 pub(super) const CHUNK: usize = 8192;
 
 /// Disjoint ranges of a buffer. Each range has its own sum of squares.
@@ -171,7 +171,7 @@ fn largest_on_cpu(
     largest
 }
 
-/// Raises `largest` to `sum`. Both are non-negative, and NaN is larger than any number.
+/// Updates `largest` to the larger of `largest` and `sum`. Both are non-negative, and NaN is larger than any number.
 fn raise(largest: &mut f64, sum: f64) {
     if sum.to_bits() > largest.to_bits() {
         *largest = sum;

@@ -165,8 +165,8 @@ impl SmallProblem {
             (outputs.out, outputs.lse)
         };
         let (expected, found) = (forward(&Portable), forward(engine));
-        // Both engines get the same forward result, so that their gradients differ only by their
-        // own rounding.
+        // Both engines get the same result of the forward pass, so that their gradients differ only by their own
+        // rounding.
         let backward = |engine: &dyn AttentionEngine| {
             let inputs = BackwardInputs {
                 inputs: inputs.clone(),

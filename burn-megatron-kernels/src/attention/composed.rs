@@ -95,7 +95,7 @@ pub fn flash_attention_packed(
 struct SoftmaxSums {
     /// The largest score.
     largest: Tensor<4>,
-    /// The sum of `exp(score - largest)`; 0 if no key is visible.
+    /// The sum of `exp(score - largest)`. It is 0 if no key is visible.
     sum: Tensor<4>,
 }
 
@@ -136,7 +136,7 @@ fn attend(
         return (out, SoftmaxSums { largest, sum });
     }
     let by_head = |x: Tensor<4>| x.swap_dims(1, 2).cast(type_of_sums);
-    // The heads of a group are rows of one product.
+    // The heads of a group are rows of one matrix multiplication.
     let grouped = [batch, groups, heads / groups * queries, width];
     let q = by_head(q).reshape(grouped);
     let scores = q

@@ -84,7 +84,7 @@ use crate::gradient::FlatGradients;
 /// Panics with a [`KernelError`] if
 /// - shapes or types do not match,
 /// - a head is wider than [`MAX_WIDTH`],
-/// - the number of keys or queries differs from the number in the ranges of `options`,
+/// - the number of keys or queries differs from the numbers in the key ranges of `options`,
 /// - the device does not support the type.
 pub fn flash_attention(
     q: Tensor<4>,

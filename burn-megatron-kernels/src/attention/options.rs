@@ -11,7 +11,7 @@ use crate::KernelError;
 /// The last query has the position of the last key: query `i` has the position of key `i + keys - queries`.
 #[derive(Clone, Debug, Default)]
 pub struct AttentionOptions {
-    /// The factor of the scores. The default is `1 / sqrt(width)`.
+    /// The factor that multiplies the scores. The default is `1 / sqrt(width)`.
     pub scale: Option<f64>,
     /// Soft cap `c` of the scores: a scaled score `s` becomes `c tanh(s / c)`. Only the functions in
     /// [`composed`](super::composed) support it.
@@ -103,7 +103,7 @@ impl KeyRanges {
         }
         let of_queries = upload(&ranges, device);
         let transposed = transposed(&ranges, keys);
-        // Ranges of documents are symmetric.
+        // Documents have symmetric ranges.
         let of_keys = if transposed == ranges {
             of_queries.clone()
         } else {

@@ -133,7 +133,7 @@ fn compare_once(
 ) -> Result<(), EngineMismatch> {
     static COMPARED: Mutex<BTreeMap<String, Result<(), EngineMismatch>>> =
         Mutex::new(BTreeMap::new());
-    // Locked during the comparison, so that it runs once.
+    // The lock is held during the comparison, so that the comparison runs once.
     let mut compared = COMPARED.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(result) = compared.get(&key) {
         return result.clone();

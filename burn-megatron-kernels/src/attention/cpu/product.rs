@@ -17,7 +17,7 @@ pub(super) struct MatrixRows<'a, T> {
 }
 
 impl<'a, T> MatrixRows<'a, T> {
-    /// Returns the matrix without the rows before `row`.
+    /// Returns the matrix that starts at row `row`.
     #[inline(always)]
     pub(super) fn from(&self, row: usize) -> Self {
         Self {
@@ -53,7 +53,7 @@ fn plus<T: Real, const FUSED: bool>(mut sums: [T; LANES], a: T, b: &[T; LANES]) 
     sums
 }
 
-/// Repeats the body for each of [`ROWS`] rows. A loop would be vectorised over the wrong dim.
+/// Repeats the body for each of [`ROWS`] rows. A loop would be vectorized over the wrong dimension.
 macro_rules! unrolled {
     ($m:ident => $body:expr) => {
         unrolled!($m => $body, 0, 1, 2, 3, 4, 5, 6, 7)
@@ -108,7 +108,7 @@ impl<T: Real> LeftColumns<T> for RowColumns<'_, T> {
     }
 }
 
-/// The columns of a transposed matrix: [`ROWS`] neighbours in each row, starting at `first`.
+/// The columns of a transposed matrix: [`ROWS`] adjacent elements of each row, starting at `first`.
 struct Transposed<'a, T> {
     a: MatrixRows<'a, T>,
     first: usize,

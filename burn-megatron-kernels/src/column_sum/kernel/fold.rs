@@ -18,12 +18,12 @@ const MAX_UNITS: u32 = 1024;
 /// The maximum number of sets of sums per call.
 const MAX_SETS: usize = 3;
 
-/// The compile-time variant of the fold.
+/// The compile-time parameters of the fold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct FoldVariant {
     /// The number of sets of sums, up to [`MAX_SETS`].
     sets: usize,
-    /// Whether each set has its own target. Otherwise all sets go to target 0.
+    /// Whether each set has its own target. Otherwise all sets have target 0.
     apart: bool,
     /// Whether each set is added to the existing values.
     add: [bool; MAX_SETS],
@@ -31,8 +31,8 @@ struct FoldVariant {
     units: u32,
 }
 
-/// The layout of the partial sums of `sets * width` sums. Term `k` of sum `i` is element `first + i
-/// * stride + k * step`, with `k < count`.
+/// The layout of partial sums, for `sets * width` sums. Term `k` of sum `i` is the element
+/// `first + i * stride + k * step`, with `k < count`.
 pub(crate) struct Partials {
     /// The partial sums in f32.
     pub tensor: CubeTensor,
