@@ -60,7 +60,7 @@ impl CudaGraph {
         let device = device.clone().inner();
         let began = Dispatch::graph_start_capture(device.as_dispatch());
         began.map_err(|error| failed("graph_start_capture", &device, error))?;
-        // The capture must end even after a panic. Otherwise the device would record all later work.
+        // The capture must end even after a panic. Otherwise the device would capture all later work.
         let result = catch_unwind(AssertUnwindSafe(body));
         let graph = Dispatch::graph_stop_capture(device.as_dispatch());
         let result = result.unwrap_or_else(|panic| resume_unwind(panic));
@@ -79,7 +79,7 @@ impl CudaGraph {
     /// Every tensor that the captured function used but did not create must still have the same memory. No work on
     /// another stream or thread may use memory that the graph reads or writes.
     pub unsafe fn replay(&self) -> Result<(), CudaGraphError> {
-        // SAFETY: the caller keeps the tensors of the body.
+        // SAFETY: the caller keeps the tensors that the captured function used.
         let replayed = unsafe { Dispatch::graph_replay(self.device.as_dispatch(), &self.graph) };
         replayed.map_err(|error| failed("graph_replay", &self.device, error))
     }

@@ -58,7 +58,7 @@ mod driver {
     }
 
     pub fn return_freed(device: &Device) {
-        // `Device::flush` would end the operations that Burn's fusion collects.
+        // `Device::flush` would also end the collection of operations by Burn's fusion.
         let Some(cuda @ CubeDevice::Cuda(_)) = cube_device(device.as_dispatch()) else {
             return;
         };
@@ -78,7 +78,7 @@ mod tests {
         assert_eq!(driver_memory(&Device::flex()), None);
     }
 
-    /// The pages of small tensors are replaced by larger pages after a larger tensor is allocated.
+    /// Pages of small tensors are replaced by larger pages after a larger tensor is allocated.
     #[cfg(feature = "cuda")]
     #[test]
     fn freed_pages_go_back_to_the_driver() {

@@ -14,7 +14,7 @@ pub enum KernelError {
     /// The shapes of the inputs do not match.
     #[error("{operation}: {message}")]
     Shape {
-        /// The operation.
+        /// The name of the operation.
         operation: &'static str,
         /// The actual and the expected shapes.
         message: String,
@@ -22,19 +22,19 @@ pub enum KernelError {
     /// The operation or the device does not support the element type.
     #[error("{operation} does not support {dtype:?} on {device}: expected {fits}")]
     Type {
-        /// The operation.
+        /// The name of the operation.
         operation: &'static str,
-        /// The type that was given.
+        /// The element type that was given.
         dtype: DType,
         /// A description of the device.
         device: String,
-        /// The supported types.
+        /// The supported element types.
         fits: String,
     },
     /// An option is out of range.
     #[error("{operation}: invalid {name} = {value}: expected {fits}")]
     Option {
-        /// The operation.
+        /// The name of the operation.
         operation: &'static str,
         /// The name of the option.
         name: &'static str,
@@ -46,7 +46,7 @@ pub enum KernelError {
     /// A tensor has more than [`MAX_ELEMENTS`] elements.
     #[error("{operation}: tensor {shape:?} has too many elements: expected at most {MAX_ELEMENTS}")]
     TooLarge {
-        /// The operation.
+        /// The name of the operation.
         operation: &'static str,
         /// The shape that was given.
         shape: Vec<usize>,
@@ -125,7 +125,7 @@ pub(crate) fn check_option(
     }
 }
 
-/// Returns an error if a tensor is not of type `fits`. `named` is the name of this type in the error.
+/// Returns an error if a tensor does not have the type `fits`. `named` is the name of this type for the error message.
 pub(crate) fn check_type(
     operation: &'static str,
     name: &'static str,
@@ -136,10 +136,10 @@ pub(crate) fn check_type(
     check_option(operation, dtype == fits, name, value, named)
 }
 
-/// The argument of [`check_type`] for f32.
+/// The argument of [`check_type`] that requires f32.
 pub(crate) const F32: (DType, &str) = (DType::F32, "F32");
 
-/// The argument of [`check_type`] for u32.
+/// The argument of [`check_type`] that requires u32.
 pub(crate) const U32: (DType, &str) = (DType::U32, "U32");
 
 /// Returns an error if a tensor has a type different from the type of `x`.

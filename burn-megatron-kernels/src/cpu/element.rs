@@ -18,8 +18,8 @@ pub(crate) trait Element: burn::tensor::Element + bytemuck::Pod + Send + Sync {
     fn narrow(value: Self::Wide) -> Self;
 }
 
-/// A float type in which the CPU implementations compute. The functions have no branches, so that
-/// loops over them become SIMD code.
+/// A float type in which the CPU implementations compute. Its functions have no branches, so that loops over them are
+/// compiled to SIMD code.
 pub(crate) trait Real:
     Element<Wide = Self>
     + Copy
@@ -47,7 +47,7 @@ pub(crate) trait Real:
     fn larger(self, other: Self) -> Self;
     /// Returns the square root.
     fn root(self) -> Self;
-    /// Returns `e^self` within 2 units in the last place. Underflows to 0 and overflows to
+    /// Returns `e^self` with an error of at most 2 units in the last place. The result underflows to 0 and overflows to
     /// infinity.
     fn exponential(self) -> Self;
     /// Returns the natural logarithm.

@@ -1,4 +1,4 @@
-//! Loops over the values of a row.
+//! Loops over the values of a row: conversion and addition.
 
 use super::{Element, Real};
 

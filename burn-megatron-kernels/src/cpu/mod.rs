@@ -30,8 +30,8 @@ pub(crate) fn slice<T: burn::tensor::Element + Pod>(tensor: &FlexTensor) -> &[T]
     }
 }
 
-/// Returns the elements of a contiguous tensor for writing. Copies them first if the storage is
-/// shared.
+/// Returns the elements of a contiguous tensor for writing. Copies the elements first if another tensor shares the
+/// memory.
 pub(crate) fn slice_mut<E: Element>(tensor: &mut FlexTensor) -> &mut [E] {
     match tensor.layout().contiguous_offsets() {
         Some((start, end)) => &mut tensor.storage_mut::<E>()[start..end],
@@ -39,7 +39,7 @@ pub(crate) fn slice_mut<E: Element>(tensor: &mut FlexTensor) -> &mut [E] {
     }
 }
 
-/// Returns the tensor itself if it is uniquely owned and contiguous, otherwise a contiguous copy.
+/// Returns the tensor itself if it is contiguous and no other tensor shares its memory, otherwise a contiguous copy.
 pub(crate) fn own<E: Element>(flex: FlexTensor) -> FlexTensor {
     if flex.is_unique() && flex.is_contiguous() {
         flex

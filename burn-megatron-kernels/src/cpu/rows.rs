@@ -1,4 +1,4 @@
-//! Parallel loops over rows, with SIMD inside.
+//! Parallel loops over rows, whose bodies use SIMD instructions.
 
 use pulp::Simd;
 

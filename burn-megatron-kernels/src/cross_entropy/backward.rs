@@ -29,7 +29,7 @@ impl Function for CrossEntropy {
         if !needed[0] {
             return vec![None];
         }
-        // Moved out of `saved`, so that the logits may be uniquely owned.
+        // The logits are moved out of `saved`, so that no other tensor may share their memory.
         let logits = Tensor::from_dispatch(saved.remove(0));
         let lse = Tensor::from_dispatch(saved.remove(0));
         let output = Tensor::from_dispatch(output);

@@ -118,7 +118,7 @@ pub fn bias_dropout_add_with<const D: usize>(
     crate::apply(inputs, function)
 }
 
-/// The sizes of the tensor as rows.
+/// The number of elements of the tensor and the width of its rows.
 #[derive(Clone, Copy, Debug)]
 struct RowSizes {
     elements: usize,
@@ -138,9 +138,9 @@ struct DropoutMask {
     first: u64,
     run: usize,
     pitch: u64,
-    /// The threshold below which a word is kept.
+    /// A random word is kept if it is below this threshold.
     threshold: u32,
-    /// The factor of kept values.
+    /// The factor by which kept values are multiplied.
     scale: f32,
 }
 
@@ -149,7 +149,7 @@ impl DropoutMask {
     fn new(draw: Draw, elements: usize) -> Option<Self> {
         let keep = 1.0 - draw.probability;
         let threshold = u32::try_from((keep * 4_294_967_296.0) as u64).ok()?;
-        // Consecutive runs form a single run.
+        // If the runs are consecutive, they form a single run.
         let (run, pitch) = if draw.run >= elements || draw.pitch == draw.run as u64 {
             (elements, 0)
         } else {
@@ -166,15 +166,14 @@ impl DropoutMask {
         })
     }
 
-    /// Returns the draw of an element.
+    /// Returns the index of the random number of an element.
     #[inline(always)]
     fn draw(&self, element: usize) -> u64 {
         let (run, offset) = (element / self.run, element % self.run);
         self.first + run as u64 * self.pitch + offset as u64
     }
 
-    /// Returns whether four elements, starting at a multiple of four, use the four words of one
-    /// block.
+    /// Returns whether any four elements, starting at a multiple of four, use the four words of one Philox block.
     #[cfg(feature = "cubecl")]
     fn is_aligned(&self) -> bool {
         let runs = self.pitch == 0 || self.run.is_multiple_of(4) && self.pitch.is_multiple_of(4);

@@ -120,9 +120,9 @@ fn check_count(count: usize, lookups: &SortedLookups) -> Result<(), KernelError>
 #[derive(Debug)]
 struct AccumulateRowsOp {
     lookups: Arc<SortedLookups>,
-    /// The indices of the ids in the rows of this rank.
+    /// The index range of the ids whose rows are on this rank.
     found: Range<usize>,
-    /// The id of the first row of this rank.
+    /// The id of the first table row on this rank.
     first_row: usize,
     offset: usize,
     width: usize,

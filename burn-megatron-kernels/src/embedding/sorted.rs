@@ -5,11 +5,11 @@ use std::ops::Range;
 /// Embedding lookups, sorted by id. Lookups with the same id keep their order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SortedLookups {
-    /// The lookups, as indices into the ids.
+    /// The lookups sorted by id, as indices into the original ids.
     lookups: Vec<i32>,
     /// The distinct ids in increasing order.
     ids: Vec<i32>,
-    /// The start of the lookups of each id, followed by the end of the last lookups.
+    /// The index of the first lookup of each id, followed by the number of lookups.
     starts: Vec<i32>,
 }
 
@@ -55,7 +55,7 @@ impl SortedLookups {
         before(ids.start)..before(ids.end)
     }
 
-    /// Returns the id with this index.
+    /// Returns the id that has this index among the distinct ids.
     pub(super) fn id(&self, index: usize) -> usize {
         self.ids[index] as usize
     }

@@ -24,7 +24,7 @@ pub(super) const PIECE: usize = 4096;
 #[derive(Clone, Debug)]
 pub struct Ranges {
     ranges: Arc<[Range<usize>]>,
-    /// The first element and the length of each piece, `[2 * pieces]`, on CubeCL devices.
+    /// The first element and the length of each piece, `[2 * pieces]`. It exists only on CubeCL devices.
     table: Option<Tensor<1, Int>>,
     pieces: usize,
 }
@@ -40,7 +40,7 @@ impl Ranges {
         );
         let piece = |range: &Range<usize>, start| {
             let length = PIECE.min(range.end - start);
-            // The kernel reads them as unsigned numbers.
+            // The kernel reads the numbers as unsigned numbers.
             [start as u32 as i32, length as i32]
         };
         let pieces = |range: &Range<usize>| {
@@ -85,7 +85,7 @@ pub fn clear(flat: Tensor<1>, ranges: &Ranges) -> Tensor<1> {
         #[cfg(feature = "cubecl")]
         cube: |(ranges, pieces), inputs| {
             let [flat, table] = exactly(inputs);
-            // A power of two divides the bitwise or only if it divides every start and end.
+            // A power of two divides the bitwise or of several numbers only if it divides all of them.
             let bits = |bits, range: &Range<usize>| bits | range.start | range.end;
             let bits = ranges.iter().fold(0, bits);
             vec![super::kernel::clear(flat, table, *pieces, bits)]

@@ -58,8 +58,8 @@ impl Display for Split {
     }
 }
 
-/// The measured splits: more loads in flight per unit, or more units. With more than two portions,
-/// a unit of some kernels runs out of registers.
+/// The splits that are measured. They have more loads in flight per unit, or more units. With more than two portions, a
+/// unit of some kernels would run out of registers.
 pub(crate) const SPLITS: [Split; 5] = [
     Split::new(128, 2),
     Split::new(256, 1),
@@ -68,7 +68,7 @@ pub(crate) const SPLITS: [Split; 5] = [
     Split::new(512, 2),
 ];
 
-/// A tuned kernel, with the compile-time parameters that affect its speed.
+/// A kernel that is tuned, with the compile-time parameters that affect its speed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) enum Operation {
     /// An activation, or the gradient of its input.
@@ -77,22 +77,22 @@ pub(crate) enum Operation {
         gated: bool,
         backward: bool,
     },
-    /// Bias, dropout and residual addition. The input may have its own type.
+    /// Bias, dropout and residual addition. The input may have a different type than the output.
     Dropout {
         input: DType,
         bias: bool,
         residual: bool,
         draws: MaskAlignment,
     },
-    /// Rotary positions. `copies`: whether features and heads that are not rotated are copied.
+    /// Rotary position embedding. `copies` is true if features and heads that are not rotated are copied.
     Rope { copies: bool },
-    /// The kernel of the tests.
+    /// The kernel that the tests use.
     #[cfg(all(test, feature = "wgpu"))]
     Counted,
 }
 
-/// The key shared by launches with the same measurement. The number of elements is rounded to a
-/// power of two.
+/// The key of a measurement. All launches with the same key share the measurement. The number of elements is rounded to
+/// a power of two.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, AutotuneKey)]
 pub(crate) struct TuneKey {
     operation: Operation,
@@ -104,13 +104,12 @@ pub(crate) struct TuneKey {
     elements: usize,
 }
 
-/// A launch of a kernel that accepts any [`Split`] and gives the same bits with each.
+/// A launch of an element-wise kernel that accepts any [`Split`] and computes the same bits with each split.
 pub(crate) trait Elementwise: Clone + Send + Sync + 'static {
-    /// The default split, used without a measurement. Every device must support its number of
-    /// units.
+    /// The split that is used without a measurement. Every device must support its number of units.
     const STATIC: Split;
 
-    /// Returns the kernel's part of the key.
+    /// Returns the part of the key that describes the kernel.
     fn operation(&self) -> Operation;
 
     /// Returns the number of elements per load.
@@ -119,8 +118,8 @@ pub(crate) trait Elementwise: Clone + Send + Sync + 'static {
     /// Returns the output, whose type and size are part of the key.
     fn output(&self) -> &CubeTensor;
 
-    /// Returns a launch to measure, which is repeated many times. It may write to an output that no other operation
-    /// reads, as this default does. A kernel that works in place must override it.
+    /// Returns a launch for the measurement, which repeats it many times. It may write to an output that no other
+    /// operation reads, as this default implementation does. A kernel that works in place must override this function.
     fn trial(&self) -> Self {
         self.clone()
     }
@@ -158,9 +157,9 @@ fn launch_measured<K: Elementwise>(kernel: K) {
     }
 }
 
-/// Returns the candidate splits for a device whose cubes have up to `most` units.
+/// Returns the candidate splits for a device whose cubes have at most `most` units.
 ///
-/// The kernel's default comes first, because it is used while another thread measures.
+/// The default split of the kernel comes first, because it is used while another thread measures.
 fn candidates<K: Elementwise>(most: u32) -> TunableSet<TuneKey, K, (), Split> {
     let others = SPLITS
         .into_iter()
@@ -191,7 +190,7 @@ thread_local! {
     static FORCED_SPLIT: std::cell::Cell<Option<Split>> = const { std::cell::Cell::new(None) };
 }
 
-/// Runs `work` with the tuned kernels of this thread in `split`, or in their default split.
+/// Runs `work` with the tuned kernels of this thread in `split`, or in their default split if `split` is `None`.
 #[cfg(all(test, feature = "wgpu"))]
 fn with_split<T>(split: Option<Split>, work: impl FnOnce() -> T) -> T {
     FORCED_SPLIT.set(split);
