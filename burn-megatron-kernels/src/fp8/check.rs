@@ -26,7 +26,7 @@ pub(super) fn one(
     check_type(operation, name, tensor.dtype(), F32)
 }
 
-/// Checks that scales are in f32 and have element `index`.
+/// Checks that scales are in f32 and have an element `index`.
 pub(super) fn element(
     operation: &'static str,
     scales: &Tensor<1>,

@@ -82,7 +82,7 @@ impl Format {
     /// Returns the code of the nearest value. Ties are rounded to the even code. Values beyond the largest finite
     /// value, including infinities, saturate to the largest finite value. The infinities of E5M2 are therefore never
     /// produced.
-    // No branch, so that loops over it become SIMD code.
+    // The function has no branches, so that loops over it are compiled to SIMD code.
     #[inline(always)]
     pub fn encode(self, value: f32) -> u8 {
         let bits = value.to_bits();
@@ -155,7 +155,7 @@ pub mod e8m0 {
             return NAN;
         }
         let (exponent, mantissa) = (bits >> 23 & 0xff, bits & 0x007f_ffff);
-        // 2^-127 is subnormal in f32: its mantissa is half of the range below 2^-126.
+        // 2^-127 is subnormal in f32. Its mantissa is half of the mantissa range.
         let up = match (rounding, exponent) {
             (Rounding::Nearest, 0) => mantissa >= 0x0060_0000,
             (Rounding::Nearest, _) => mantissa >= 0x0040_0000,

@@ -149,7 +149,7 @@ impl<F: Function> MultiFunction for SingleOutput<F> {
     }
 }
 
-/// A function shared by the backends that a call passes through.
+/// A function that is shared by the backends through which a call passes.
 #[derive(Clone, Debug)]
 pub(crate) struct SharedFunction(pub(crate) Arc<dyn MultiFunction>);
 

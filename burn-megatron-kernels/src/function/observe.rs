@@ -39,7 +39,7 @@ thread_local! {
     static CURRENT: RefCell<Option<Arc<dyn CallObserver>>> = const { RefCell::new(None) };
 }
 
-/// Restores the outer observer, even if the body unwinds.
+/// Restores the outer observer when it is dropped, even if the body panics.
 struct Restore(Option<Arc<dyn CallObserver>>);
 
 impl Drop for Restore {

@@ -78,7 +78,7 @@ impl ScaleRules {
                 let recent = u32::from(rule.most_recent);
                 (rule.history as u32, rule.numerator.to_bits(), recent)
             });
-            // The kernel reads them as unsigned numbers.
+            // The kernel reads the numbers as unsigned numbers.
             [*start as u32, history, numerator, most_recent].map(|number| number as i32)
         };
         let table = (!on_cpu && !rules.is_empty()).then(|| {

@@ -38,8 +38,8 @@ const CODES: &str = "type of the codes";
 /// change the result of a multiplication.
 #[derive(Clone, Debug)]
 pub struct Fp8Matrix {
-    /// The codes, `[rows, words]` in u32 with four codes per word, the first in the lowest bits.
-    /// `words` is `4 ceil(depth / 16)`.
+    /// The codes, `[rows, words]` in u32 with `words = 4 ceil(depth / 16)`. A word holds four codes, the first in the
+    /// lowest bits.
     pub codes: Tensor<2, Int>,
     /// The scales, which multiply the codes.
     pub scales: Scales,
@@ -103,7 +103,6 @@ impl Fp8Matrix {
     /// x 128, this equals the other copy that [`quantize`](fn@super::quantize) computes of the same matrix.
     ///
     /// On CubeCL devices this is one kernel launch. The scales of blocks need a second launch.
-    /// On CubeCL devices this is one launch, and one more for the scales of blocks.
     ///
     /// # Panics
     ///

@@ -97,8 +97,8 @@ pub(super) fn accumulate_at(
     }
 }
 
-/// Returns whether the library adds this bias without rounding. With an f32 result it supports only
-/// bias types that would round an f32 bias.
+/// Returns whether cuBLASLt adds this bias without rounding it. With an f32 result, cuBLASLt supports only bias types
+/// to which an f32 bias would be rounded.
 fn inside(bias: DType, result: DType) -> bool {
     bias == result && result != DType::F32
 }

@@ -7,7 +7,7 @@
 //! | scales | compute capability | library |
 //! |---|---|---|
 //! | single | 8.9 and later | cuBLASLt 12 |
-//! | 1 x 128 and 128 x 128, not both factors 128 x 128 | 9.0 only | cuBLASLt 12.9 |
+//! | 1 x 128 and 128 x 128, not both operands 128 x 128 | 9.0 only | cuBLASLt 12.9 |
 //! | MXFP8 | 10.0 and later | cuBLASLt 12.8 |
 //!
 //! cuBLASLt also requires that the number of rows of both operands is a multiple of 16 and that at least one operand is
@@ -159,7 +159,7 @@ pub fn engine_of_fp8(device: &Device) -> String {
 fn store_flat(product: Tensor<2>, flat: Tensor<1>, offset: usize, add: bool) -> Tensor<1> {
     let len = product.shape().num_elements();
     if len == 0 {
-        // Burn's reshape reads a 0 as "keep this dimension".
+        // Burn's reshape interprets a 0 as "keep this dimension".
         return flat;
     }
     let product = product.cast(wide(flat.dtype())).reshape([len]);

@@ -25,9 +25,9 @@ pub(super) struct Fp8Problem {
     pub b: Fp8Factor,
     /// The type of the result.
     pub result: DType,
-    /// The epilogue.
+    /// The operation after the multiplication.
     pub epilogue: Epilogue,
-    /// The accumulation of the sums.
+    /// The precision of the accumulation.
     pub accumulation: Accumulation,
 }
 
@@ -94,7 +94,7 @@ impl Fp8Problem {
         on_chip(self.pair()?, chip)
     }
 
-    /// Returns the kinds of scales of both factors, if they can be combined.
+    /// Returns the scale mode of both operands if the operands can be combined.
     fn pair(&self) -> Result<ScaleMode, String> {
         use ScaleMode::{Mx, Rows, Squares, Tensor};
         match (self.a.scales, self.b.scales) {
@@ -128,8 +128,8 @@ impl Fp8Problem {
     }
 }
 
-/// Checks whether the tensor cores of this GPU and this library support a kind of scales. Both
-/// kinds of blocks count as the same kind.
+/// Checks whether the tensor cores of this GPU and this library support a kind of scales. The two kinds of blocks count
+/// as one kind.
 pub(super) fn on_chip(scales: ScaleMode, chip: Chip) -> Result<(), String> {
     let (capabilities, has, least) = match scales {
         ScaleMode::Tensor => ("8.9 and later have", chip.capability >= (8, 9), 120_000),

@@ -64,7 +64,7 @@ impl QuantizerInput {
     /// Returns the activation and its inputs for an operation that computes the activation.
     pub(super) fn into_inputs(self) -> (Option<FusedActivation>, Vec<DispatchTensor>) {
         let Some((kind, bias)) = self.activation else {
-            // The kernels compute in f32 at most.
+            // The kernels compute in f32 and do not support f64.
             let x = match self.x.dtype() {
                 DType::F64 => self.x.cast(FloatDType::F32),
                 _ => self.x,

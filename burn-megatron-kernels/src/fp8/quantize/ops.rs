@@ -21,9 +21,9 @@ pub(super) struct QuantizeOp {
     pub format: Format,
     pub kind: ScalingKind,
     pub usage: QuantizerUsage,
-    /// The activation that computes the matrix.
+    /// The activation that computes the matrix, if the input is an activation.
     pub activation: Option<FusedActivation>,
-    /// The index of the given scale.
+    /// The index of the given scale in the tensor of scales.
     pub given: usize,
     /// The entry of the log to which the statistics are added.
     pub slot: Option<usize>,

@@ -14,9 +14,9 @@ pub enum Scaling {
     Tensor(Tensor<1>),
     /// A given scale that is one element of a tensor with the scales of many matrices.
     Element {
-        /// The scales, `[count]` in f32.
+        /// The tensor of scales, `[count]` in f32.
         scales: Tensor<1>,
-        /// The index of the scale.
+        /// The index of the scale in the tensor.
         index: usize,
     },
     /// One scale per 128 elements of a row. In the columnwise copy, one scale per 128 elements of a column.
@@ -67,7 +67,7 @@ pub struct CurrentScale {
     pub power_of_two: bool,
 }
 
-/// [`Scaling`] without its tensor.
+/// The kind of a [`Scaling`], without its tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum ScalingKind {
     Tensor,
@@ -103,8 +103,7 @@ impl ScalingKind {
         }
     }
 
-    /// Returns whether both copies have the same codes, so that one copy is the transpose of the
-    /// other.
+    /// Returns whether both copies have the same codes. In this case one copy is the transpose of the other copy.
     pub(super) fn shares_codes(self) -> bool {
         match self {
             Self::Tensor => true,
@@ -121,8 +120,8 @@ impl ScalingKind {
         }
     }
 
-    /// Returns the number of scale rows for `rows` rows that begin with a block; 0 if the scale is
-    /// given.
+    /// Returns the number of rows of scales for `rows` rows that start at the first row of a block. Returns 0 if the
+    /// scale is given.
     pub(super) fn scale_rows(self, rows: usize) -> usize {
         match self {
             Self::Tensor => 0,
@@ -130,7 +129,7 @@ impl ScalingKind {
         }
     }
 
-    /// Wraps the tensor of scales in this kind.
+    /// Creates the scales of this kind from a tensor.
     pub(super) fn scales(self, tensor: DispatchTensor) -> Scales {
         match self {
             Self::Tensor => Scales::Tensor(Tensor::from_dispatch(tensor)),

@@ -81,7 +81,7 @@ pub fn statistics(x: Tensor<2>, matrix: &Fp8Matrix) -> Statistics {
     let beyond = magnitude.clone().greater(limit);
     let nonzero = magnitude.greater_elem(0.0);
     let flushed = nonzero.clone().bool_and(codes.clone().equal_elem(0.0));
-    // Squares are taken relative to the largest value, so they cannot overflow.
+    // Squares are computed relative to the largest value, so that they cannot overflow.
     let noise = (x.clone() - codes * scales) / largest;
     let signal = x / largest;
     let total = |x: Tensor<2>| x.clone().mul(x).sum();
@@ -95,7 +95,7 @@ pub fn statistics(x: Tensor<2>, matrix: &Fp8Matrix) -> Statistics {
     }
 }
 
-/// Returns the values of the codes without scales, and the scale of each code.
+/// Returns the values of the codes without their scales, and the scale of each code.
 fn codes_and_scales(matrix: &Fp8Matrix) -> (Tensor<2>, Tensor<2>) {
     let device = matrix.codes.device();
     let one = match matrix.format {

@@ -28,7 +28,6 @@ const NAME: &str = "keep_within_capacity";
 ///   first pairs.
 ///
 /// An index outside `0..experts` selects no expert and is returned unchanged. The function is not differentiable.
-/// differentiable.
 ///
 /// # Panics
 ///
