@@ -31,8 +31,8 @@
 //! The feature flags have Burn's names and enable the features of the same names in Burn: `cuda`, `wgpu`, `fusion`,
 //! `tracing`.
 
-// CubeCL kernels are expanded before they are compiled. A compile-time condition cannot be joined
-// with a runtime condition, and only ranges are unrolled, not iterators.
+// CubeCL expands kernels before they are compiled. In kernels, a compile-time condition cannot be joined with a runtime
+// condition, and only loops over ranges can be unrolled, not loops over iterators.
 #![cfg_attr(
     feature = "cubecl",
     allow(

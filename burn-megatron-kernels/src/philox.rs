@@ -155,7 +155,7 @@ mod tests {
         assert_ne!(first(0, 0), first(0, 1 << 32));
     }
 
-    /// Mean, variance and kurtosis of a normal, within five standard errors.
+    /// The mean, the variance and the kurtosis of a normal distribution, within five standard errors.
     #[test]
     fn normals_have_the_moments_of_a_normal() {
         let n = 100_000;

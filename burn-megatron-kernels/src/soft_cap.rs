@@ -1,4 +1,4 @@
-//! Soft caps `cap tanh(x / cap)`, which bound scores and logits (Gemma 2).
+//! Soft caps, `cap tanh(x / cap)`, which limit the absolute value of scores and logits (as in Gemma 2).
 
 use burn::backend::DispatchTensor;
 use burn::tensor::{DType, Tensor};
@@ -6,7 +6,7 @@ use burn::tensor::{DType, Tensor};
 use crate::cpu::wide;
 use crate::function::{Function, Gradients, Tensors, apply};
 
-/// The input from which tanh is 1 in f64. On some devices tanh overflows for larger inputs.
+/// The input above which tanh rounds to 1 in f64. On some devices, tanh overflows for larger inputs.
 const SATURATED: f64 = 20.0;
 
 /// Computes `cap tanh(x / cap)` in f32 (f64 for f64) and returns it in the type of `x`. The backward pass saves only

@@ -70,7 +70,7 @@ impl CpuGemm {
     fn sequential(self) -> &'static str {
         match self {
             Self::Crate => "",
-            // 1 is the sequential layer.
+            // The value 1 selects the sequential threading layer.
             Self::Mkl => "MKL_Set_Threading_Layer",
             Self::OpenBlas => "openblas_set_num_threads",
             Self::Blis => "bli_thread_set_num_threads",
@@ -131,7 +131,7 @@ pub enum BlasError {
     /// The library file was not found.
     #[error("cannot open {}: {cause}; to install it: {}", .kind.files().join(" or "), .kind.install())]
     Missing {
-        /// The library.
+        /// The library that is missing.
         kind: CpuGemm,
         /// The error of opening the last file name.
         cause: String,
@@ -139,7 +139,7 @@ pub enum BlasError {
     /// The library does not have a required function.
     #[error("{file} has no function {function}; to install {kind}: {}", .kind.install())]
     Function {
-        /// The library.
+        /// The library that lacks the function.
         kind: CpuGemm,
         /// The name of the opened file.
         file: &'static str,
@@ -148,7 +148,7 @@ pub enum BlasError {
     },
 }
 
-/// The type of `cblas_sgemm` and `cblas_dgemm`.
+/// The C type of `cblas_sgemm` and `cblas_dgemm`.
 type Gemm<W> = unsafe extern "C" fn(
     c_int,
     c_int,
@@ -170,10 +170,11 @@ const ROW_MAJOR: c_int = 101;
 const NOT_TRANSPOSED: c_int = 111;
 const TRANSPOSED: c_int = 112;
 
-/// `MKL_CBWR_AUTO`: one code path for all calls, whose results do not depend on the alignment of memory.
+/// The value of `MKL_CBWR_AUTO`, which selects one code path for all calls. With this code path, results do not depend
+/// on the alignment of memory.
 const MKL_CBWR_AUTO: c_int = 2;
 
-/// A library and its functions.
+/// An opened library and its functions.
 struct Functions {
     kind: CpuGemm,
     file: &'static str,
@@ -189,7 +190,7 @@ impl Functions {
     fn open(kind: CpuGemm) -> Result<Self, BlasError> {
         let mut cause = String::new();
         for file in kind.files() {
-            // SAFETY: the initialisers of these libraries have no requirements.
+            // SAFETY: the initializers of these libraries have no requirements.
             match unsafe { Library::new(file) } {
                 Ok(library) => return Self::of(kind, file, library),
                 Err(error) => cause = error.to_string(),
@@ -208,7 +209,7 @@ impl Functions {
                 function,
             };
             let name = kind.sequential();
-            // The argument is an `int` or an `int64_t`, which one register holds.
+            // The argument is an `int` or an `int64_t`. Both are passed in one register.
             let set = library.get::<unsafe extern "C" fn(i64) -> c_int>(name.as_bytes());
             set.map_err(|_| missing(name))?(1);
             if kind == CpuGemm::Mkl {
@@ -235,7 +236,7 @@ impl Functions {
     }
 }
 
-/// An opened library.
+/// A BLAS library that has been opened.
 #[derive(Clone, Copy)]
 pub struct Blas {
     functions: &'static Functions,
@@ -255,7 +256,7 @@ impl Debug for Blas {
     }
 }
 
-/// Formats as `openblas (libopenblas.so.0)`.
+/// Formats the library as `openblas (libopenblas.so.0)`.
 impl Display for Blas {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} ({})", self.kind(), self.functions.file)
@@ -279,8 +280,8 @@ impl Blas {
             .load(std::sync::atomic::Ordering::Relaxed)
     }
 
-    /// Computes `result = left right`, or `result += left right`, for matrices inside their slices.
-    /// The result is row-major.
+    /// Computes `result = left right`, or `result += left right` if `add` is true. The matrices must lie inside their
+    /// slices. The result is row-major.
     pub(super) fn multiply<W: Real>(
         self,
         left: Factor<'_, W>,
@@ -320,12 +321,12 @@ impl Blas {
         }
     }
 
-    /// Runs one call on this thread.
+    /// Calls the library function on this thread.
     ///
     /// # Safety
     ///
-    /// `result` must be valid for the rows of `left`, each with the columns of `right`, at a
-    /// distance of `leading` elements. Nothing else may read or write these elements.
+    /// `result` must be valid for a matrix with the rows of `left` and the columns of `right`, whose rows are `leading`
+    /// elements apart. Nothing else may read or write these elements.
     unsafe fn call<W: Real>(
         self,
         (left, left_matrix): Factor<'_, W>,
@@ -376,10 +377,10 @@ impl Blas {
     }
 }
 
-/// The granularity of the parts of a result, in rows or columns.
+/// The granularity with which a result is split into parts, in rows or columns.
 const PART: usize = 16;
 
-/// Returns some rows of a matrix.
+/// Returns `count` rows of a matrix, starting at row `first`.
 fn rows_of<W>((values, matrix): Factor<'_, W>, first: usize, count: usize) -> Factor<'_, W> {
     let offset = match matrix.transposed {
         true => first,
@@ -392,7 +393,7 @@ fn rows_of<W>((values, matrix): Factor<'_, W>, first: usize, count: usize) -> Fa
     (&values[offset.min(values.len())..], matrix)
 }
 
-/// A result whose parts are written by different threads.
+/// A result that is written by several threads. Each thread writes a different part.
 #[derive(Clone, Copy)]
 struct Out<W>(*mut W);
 
@@ -403,7 +404,7 @@ unsafe impl<W: Send> Sync for Out<W> {}
 impl<W> Out<W> {
     /// # Safety
     ///
-    /// The element must be in the result.
+    /// The index must be inside the result.
     unsafe fn at(&self, element: usize) -> *mut W {
         // SAFETY: guaranteed by the caller.
         unsafe { self.0.add(element) }

@@ -34,14 +34,14 @@ const FEW_ROWS: usize = 16;
 /// The minimum number of elements of the right operand for which several threads read it.
 const MIN_PARALLEL_READ: usize = 256 * 1024;
 
-/// The largest result that the crate may sum in a different order.
+/// The maximum number of elements of a result for which the `gemm` crate may sum in a different order.
 const SMALL_RESULT: usize = 256;
-/// The largest depth that the crate may sum in a different order.
+/// The maximum depth for which the `gemm` crate may sum in a different order.
 const SMALL_DEPTH: usize = 2;
-/// The largest depth that the crate sums in one chain.
+/// The maximum depth that the `gemm` crate sums in one chain.
 const MAX_CHAIN: usize = 512;
 
-/// The `gemm` crate, or a library.
+/// The `gemm` crate, or a BLAS library.
 #[derive(Debug)]
 struct CpuEngine {
     blas: Option<Blas>,
@@ -76,7 +76,7 @@ fn matrix_of(tensor: &FlexTensor) -> Option<Matrix> {
     Matrix::of([shape[0], shape[1]], [strides[0], strides[1]])
 }
 
-/// Returns the tensor and its layout. Copies the tensor if its strides are not supported.
+/// Returns the tensor and its matrix layout. Copies the tensor if its strides are not supported.
 fn to_matrix(tensor: FlexTensor) -> (FlexTensor, Matrix) {
     match matrix_of(&tensor) {
         Some(matrix) => (tensor, matrix),
@@ -191,7 +191,7 @@ pub(crate) fn singles(tensor: &FlexTensor) -> Cow<'_, [f32]> {
     }
 }
 
-/// Returns a tensor in f32, f16 or bf16 with values given in f32.
+/// Converts f32 values to a tensor in f32, f16 or bf16.
 pub(crate) fn of_singles(values: Vec<f32>, dtype: DType, shape: [usize; 2]) -> FlexTensor {
     match dtype {
         DType::F16 => tensor(converted(&values, f16::narrow), shape),
@@ -258,7 +258,7 @@ fn into_flat<W: Real>(
     flat
 }
 
-/// Computes `result = left right`, or `result += left right`.
+/// Computes `result = left right`, or `result += left right` if `add` is true.
 fn gemm_into<W: Real>(
     blas: Option<Blas>,
     problem: &GemmProblem,
@@ -283,8 +283,8 @@ fn gemm_into<W: Real>(
     blas.multiply(left, right, result, add, parallel);
 }
 
-/// Computes `result = left right`, or `result += left right`, on the calling thread. The factors
-/// start at the beginning of their slices, and the result is row-major.
+/// Computes `result = left right`, or `result += left right`, on the calling thread. The operands start at the
+/// beginning of their slices, and the result is row-major.
 pub(crate) fn multiply_alone<W: Real>(
     left: (&[W], Matrix),
     right: (&[W], Matrix),
@@ -355,7 +355,7 @@ fn multiply_into<W: Real>(
     }
 }
 
-/// Asserts that the factors are inside their slices, and that all sizes agree.
+/// Asserts that the operands are inside their slices, and that all sizes match.
 fn check<W>(left: (&[W], Matrix), right: (&[W], Matrix), result: &[W]) {
     for (values, matrix) in [left, right] {
         assert!(
@@ -377,7 +377,7 @@ pub(super) fn depths(depth: usize) -> impl Iterator<Item = Range<usize>> {
         .map(move |first| first..(first + size).min(depth))
 }
 
-/// Returns the number of elements from the first to the last element of a matrix, inclusive.
+/// Returns the distance from the first to the last element of a matrix in memory, plus one.
 fn extent(matrix: Matrix) -> usize {
     let (count, length) = if matrix.transposed {
         (matrix.columns, matrix.rows)

@@ -20,7 +20,7 @@ use crate::flat::kernel::accumulate;
 /// The alignment in bytes that is required to write a result directly to a flat buffer.
 pub(crate) const FLAT_ALIGNMENT: usize = 16;
 
-/// The buffer alignment in bytes that cuBLASLt assumes. Other buffers are copied.
+/// The alignment of buffers in bytes that cuBLASLt assumes. Buffers with a smaller alignment are copied.
 const ALIGNMENT: u64 = 256;
 
 /// Computes the matrix multiplication of an operation from its inputs.
@@ -91,7 +91,7 @@ fn matrix_of(tensor: &CubeTensor) -> Option<Matrix> {
     )
 }
 
-/// Returns the tensor and its layout. Copies the tensor if no engine supports its strides.
+/// Returns the tensor and its matrix layout. Copies the tensor if no engine supports its strides.
 pub(super) fn to_matrix(tensor: CubeTensor) -> (CubeTensor, Matrix) {
     let tensor = aligned(tensor);
     match matrix_of(&tensor) {
@@ -106,7 +106,8 @@ pub(super) fn to_matrix(tensor: CubeTensor) -> (CubeTensor, Matrix) {
     }
 }
 
-/// Makes the epilogue tensor contiguous, and uniquely owned if it is written to.
+/// Makes the epilogue tensor contiguous. If the result is written to it, also ensures that no other tensor shares its
+/// memory.
 fn prepare_epilogue(tensor: CubeTensor, epilogue: Epilogue) -> CubeTensor {
     let tensor = into_contiguous(aligned(tensor));
     match epilogue {
@@ -130,7 +131,7 @@ fn without_products(problem: &GemmProblem, operands: Operands<CubeTensor>) -> Cu
     let shape = Shape::from([rows, columns]);
     match (operands.epilogue, problem.epilogue) {
         (Some(flat), Epilogue::Flat { add: false }) if rows * columns > 0 => {
-            // Allocated as one row, because CUDA leaves gaps between the rows of a matrix.
+            // The result is allocated as one row, because a matrix on CUDA may be allocated with gaps between its rows.
             let shape = Shape::from([rows * columns]);
             let zeros = CubeBackend::float_zeros(shape, &flat.device, float(problem.result));
             accumulate(flat, operands.offset, zeros, false)
@@ -160,7 +161,7 @@ fn float(dtype: DType) -> FloatDType {
     }
 }
 
-/// The engine that uses Burn's matmul, followed by an addition.
+/// The engine that uses Burn's matmul and adds the bias or accumulates afterwards.
 #[derive(Debug)]
 struct BurnMatmul;
 
@@ -189,7 +190,7 @@ impl GemmEngine<CubeTensor> for BurnMatmul {
             epilogue,
             ..
         } = operands;
-        // A bias is added before the rounding to 16 bits.
+        // A bias is added before the result is rounded to 16 bits.
         let between = match epilogue {
             Some(_) => crate::cpu::wide(problem.result),
             None => problem.result,
@@ -220,14 +221,14 @@ fn choose(device: &CubeDevice, problem: &GemmProblem) -> Arc<dyn GemmEngine<Cube
         },
         Err(reason) => reason,
     };
-    // cuBLASLt is only for CUDA, so other devices get no warning.
+    // cuBLASLt is only for CUDA, so other devices log no warning.
     if matches!(device, CubeDevice::Cuda(_)) {
         warn_once(format!("matrices are multiplied by {BURN}: {refusal}"));
     }
     Arc::new(BurnMatmul)
 }
 
-/// Returns the engine that is faster than Burn's matmul, or the reason why it is not available.
+/// Returns the engine that is faster than Burn's matmul, or the reason why the device does not have this engine.
 #[cfg(feature = "cuda")]
 fn fastest(device: &CubeDevice) -> Result<Arc<dyn GemmEngine<CubeTensor>>, String> {
     match device {
@@ -243,7 +244,7 @@ fn fastest(_device: &CubeDevice) -> Result<Arc<dyn GemmEngine<CubeTensor>>, Stri
 
 const ONLY_CUDA: &str = "cuBLASLt is for CUDA devices, with the feature `cuda`";
 
-/// Logs a warning once per process.
+/// Logs a warning, but each text only once per process.
 pub(crate) fn warn_once(warning: String) {
     static WARNED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     let mut warned = WARNED.lock().unwrap_or_else(PoisonError::into_inner);

@@ -44,7 +44,7 @@ pub enum Epilogue {
     Bias,
     /// Stores the result row by row in a flat buffer of the same type. The other elements of the buffer do not change.
     Flat {
-        /// Whether to add to the existing elements. Otherwise they are overwritten.
+        /// Whether the result is added to the existing elements. Otherwise it overwrites them.
         add: bool,
     },
 }
@@ -70,7 +70,7 @@ pub struct Matrix {
     pub rows: usize,
     /// The number of columns.
     pub columns: usize,
-    /// The number of elements between the starts of two rows, or of two columns if `transposed`.
+    /// The number of elements between the starts of two rows, or between the starts of two columns if `transposed`.
     pub leading: usize,
     /// Whether columns are contiguous in memory instead of rows.
     pub transposed: bool,
@@ -91,7 +91,7 @@ impl Matrix {
     /// rows nor the columns are contiguous, or if they overlap in memory.
     pub fn of([rows, columns]: [usize; 2], strides: [isize; 2]) -> Option<Self> {
         let [row, column] = strides;
-        // An empty matrix has every layout. Its strides may be 0.
+        // An empty matrix fits every layout. Its strides may be 0.
         let nothing = rows == 0 || columns == 0;
         // The stride of a dimension of size 1 is irrelevant.
         let leading = |count: usize, stride: isize, least: usize| match count {

@@ -48,7 +48,7 @@ pub use engine::{ColumnMajor, Epilogue, GemmEngine, GemmProblem, Matrix, Operand
 
 use op::GemmOp;
 
-/// Computes `x weight + bias`.
+/// Computes a linear layer, `x weight + bias`.
 ///
 /// - `x`: `[rows, in]`.
 /// - `weight`: `[in, out]`.
@@ -79,7 +79,7 @@ pub fn linear(x: Tensor<2>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> Tenso
     linear_by(None, x, weight, bias)
 }
 
-/// Computes [`linear`] with the given library on the CPU. Other devices ignore the library.
+/// Computes [`linear`]. On the CPU, the given BLAS library multiplies. Other devices ignore the library.
 ///
 /// # Panics
 ///
@@ -112,7 +112,7 @@ pub fn accumulate_weight_gradient(x: Tensor<2>, gradient: Tensor<2>, into: Tenso
     accept(check_accumulate(&x, &gradient, &into));
     let [inputs, outputs] = into.dims();
     if inputs * outputs == 0 {
-        // Burn's reshape reads a 0 as "keep this dimension".
+        // Burn's reshape interprets a 0 as "keep this dimension".
         return into;
     }
     let flat = into.reshape([inputs * outputs]);
@@ -159,8 +159,8 @@ pub fn accumulate_weight_gradient_at(
     accumulate_weight_gradient_at_by(None, x, gradient, flat, offset, add)
 }
 
-/// Computes [`accumulate_weight_gradient_at`] with the given library on the CPU. Other devices
-/// ignore the library.
+/// Computes [`accumulate_weight_gradient_at`]. On the CPU, the given BLAS library multiplies. Other devices ignore the
+/// library.
 ///
 /// # Panics
 ///

@@ -27,7 +27,7 @@ pub(crate) enum GemmOp {
     WeightGradient {
         /// The element of the buffer at which the result begins.
         offset: usize,
-        /// Whether to add to the existing elements.
+        /// Whether the result is added to the existing elements.
         add: bool,
         /// The BLAS library that multiplies on the CPU. With `None`, the `gemm` crate multiplies.
         blas: Option<Blas>,

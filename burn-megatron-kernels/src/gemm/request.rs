@@ -48,7 +48,7 @@ pub(crate) enum Element {
 pub(crate) struct Scaled {
     /// The scale modes of `A` and of `B`.
     pub modes: [ScaleMode; 2],
-    /// Whether sums may stay in the registers of the tensor cores.
+    /// Whether sums may stay in the accumulators of the tensor cores.
     pub fast: bool,
 }
 
@@ -57,13 +57,13 @@ pub(crate) struct Scaled {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(i32)]
 pub(crate) enum ScaleMode {
-    /// The complete matrix: `SCALAR_32F`.
+    /// One scale for the complete matrix: `SCALAR_32F`.
     Tensor = 0,
-    /// 32 elements of a row, as E8M0: `VEC32_UE8M0`.
+    /// One E8M0 scale for 32 elements of a row: `VEC32_UE8M0`.
     Mx = 2,
-    /// 128 elements of a row: `VEC128_32F`.
+    /// One scale for 128 elements of a row: `VEC128_32F`.
     Rows = 4,
-    /// 128 elements of 128 rows: `BLK128x128_32F`.
+    /// One scale for 128 elements of 128 rows: `BLK128x128_32F`.
     Squares = 5,
 }
 
@@ -132,7 +132,7 @@ impl Display for Request {
 pub(crate) struct Chip {
     /// The compute capability, for example 9.0 for Hopper.
     pub capability: (i32, i32),
-    /// The version number of the library, for example 120901 for 12.9.1.
+    /// The version number of cuBLASLt, for example 120901 for version 12.9.1.
     pub version: usize,
 }
 

@@ -21,7 +21,7 @@ mod tests;
 /// The place of one gradient in a flat buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// The index of the first element.
+    /// The index of the first element of the gradient in the buffer.
     pub offset: usize,
     /// Whether the gradient is added to the existing elements. Otherwise it overwrites them.
     pub add: bool,
@@ -75,7 +75,7 @@ pub struct Parameter {
 }
 
 impl Parameter {
-    /// Splits an optional parameter into its value and its destination.
+    /// Splits an optional parameter into its value and the destination of its gradient.
     pub(crate) fn into_parts(parameter: Option<Self>) -> (Option<Tensor<1>>, Option<Destination>) {
         match parameter {
             Some(Self { value, destination }) => (Some(value), destination),

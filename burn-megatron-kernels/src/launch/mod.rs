@@ -30,7 +30,7 @@ pub(crate) struct Spec {
 }
 
 impl Spec {
-    /// Creates the spec of a tensor with these dimensions and this type.
+    /// Creates the description of a tensor with these dimensions and this type.
     pub(crate) fn new(shape: impl Into<Shape>, dtype: DType) -> Self {
         Self {
             shape: shape.into(),
@@ -82,7 +82,7 @@ pub(crate) trait DeviceOp: Debug + Send + Sync + 'static {
         None
     }
 
-    /// Returns whether the implementations support strided inputs.
+    /// Returns whether the implementations support inputs that are not contiguous.
     fn strided(&self) -> bool {
         false
     }
@@ -95,11 +95,11 @@ pub(crate) trait DeviceOp: Debug + Send + Sync + 'static {
     fn cube(&self, inputs: Vec<CubeTensor>) -> Vec<CubeTensor>;
 }
 
-/// A [`DeviceOp`] with one function per kind of backend, and outputs of known shapes.
+/// A [`DeviceOp`] that is built from one function per kind of backend. The shapes of its outputs are known in advance.
 #[derive(Debug)]
 pub(crate) struct SimpleOp<P> {
     pub name: &'static str,
-    /// The argument of both functions that is not a tensor.
+    /// The argument of both functions, in addition to the tensors.
     pub parameters: P,
     pub outputs: Vec<Spec>,
     pub cpu: fn(&P, Vec<FlexTensor>) -> Vec<FlexTensor>,
@@ -126,7 +126,7 @@ impl<P: Debug + Send + Sync + 'static> DeviceOp for SimpleOp<P> {
     }
 }
 
-/// Runs `kernel` on plain tensors of one device.
+/// Runs a device operation on plain tensors of one device.
 ///
 /// # Panics
 ///
@@ -143,7 +143,7 @@ pub(crate) fn launch(kernel: impl DeviceOp, inputs: Vec<DispatchTensor>) -> Vec<
     backend::run(Arc::new(kernel), inputs, outputs)
 }
 
-/// Returns a known number of inputs or outputs of a kernel.
+/// Converts a list of tensors to an array of known length.
 pub(crate) fn exactly<T, const N: usize>(tensors: Vec<T>) -> [T; N] {
     match <[T; N]>::try_from(tensors) {
         Ok(tensors) => tensors,
@@ -151,7 +151,7 @@ pub(crate) fn exactly<T, const N: usize>(tensors: Vec<T>) -> [T; N] {
     }
 }
 
-/// Runs [`launch`] for a kernel with one output.
+/// Runs [`launch`] for an operation with one output.
 pub(crate) fn launch_one(kernel: impl DeviceOp, inputs: Vec<DispatchTensor>) -> DispatchTensor {
     launch(kernel, inputs).remove(0)
 }

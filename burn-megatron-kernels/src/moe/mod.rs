@@ -15,8 +15,8 @@
 //! | [`activation::activate`](crate::activation::activate) | `[N, 2 f]`, weights of the rows | `[N, f]` |
 //! | [`permutation::unpermute`] | `[N, h]` | `[T, h]`: the sum of the rows of each token |
 //!
-//! The layer adds auxiliary losses, which are computed from the sums of [`statistics`]. All operations are
-//! differentiable, except for choices and counts.
+//! The layer adds auxiliary losses, which are computed from the sums of [`statistics`]. The operations are
+//! differentiable, except for choices, counts and integers.
 
 pub mod capacity;
 pub mod destinations;

@@ -32,17 +32,17 @@ impl NormFormula {
     }
 }
 
-/// The inputs other than `x` and the weight: `[x, residual?, weight, bias?, x_bias?]`.
+/// The optional inputs of a norm. The order of all inputs is `[x, residual?, weight, bias?, x_bias?]`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct NormInputs {
-    /// Whether there is a residual, which is added to `x`.
+    /// Whether there is a residual to which `x` is added.
     pub residual: bool,
     pub bias: bool,
-    /// The type of the bias of `x`, which requires a residual.
+    /// The type of the bias of `x`. A norm with this bias must have a residual or get the sum.
     pub x_bias: Option<DType>,
 }
 
-/// [`NormInputs`] by name.
+/// The inputs of a norm, by name.
 pub(super) struct NamedInputs<T> {
     pub x: T,
     pub residual: Option<T>,
@@ -70,17 +70,17 @@ impl NormInputs {
     }
 }
 
-/// Values for the weight, the bias and the bias of `x`, in this order.
+/// One value for each of the weight, the bias and the bias of `x`, in this order.
 pub(super) type EachParameter<T> = [T; 3];
 
 /// The index of the bias of `x` in [`EachParameter`].
 const X_BIAS: usize = 2;
 
-/// The requested gradients of the input (or of the sum) and of the parameters.
+/// The gradients that are requested: of the input (or of the sum) and of the parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct NormGradients {
-    /// Whether the gradient of the input is requested. It is also needed for the gradient of the
-    /// bias of `x`, which is the sum of its rows.
+    /// Whether the gradient of the input is requested. It is also needed for the gradient of the bias of `x`, which is
+    /// the sum of its rows.
     pub input: bool,
     pub parameters: EachParameter<bool>,
 }
@@ -111,7 +111,7 @@ pub(super) struct NormBackwardOp {
     pub places: Option<Vec<Place>>,
 }
 
-/// A norm with the destinations of its gradients.
+/// A norm, and the destinations of its parameter gradients.
 #[derive(Debug)]
 pub(super) struct Norm {
     pub formula: NormFormula,
@@ -148,7 +148,7 @@ impl Norm {
         launch(op, tensors)
     }
 
-    /// Returns the norm of `[sum, weight, bias?, ..]` and its statistics.
+    /// Computes the norm and its statistics from `[sum, weight, bias?, ..]`.
     fn of_sum(&self, mut tensors: Tensors) -> [DispatchTensor; 2] {
         let of_sum = NormInputs {
             residual: false,
@@ -160,7 +160,7 @@ impl Norm {
     }
 }
 
-/// A norm without a residual and without a bias of `x`.
+/// The function of a norm without a residual and without a bias of `x`.
 #[derive(Debug)]
 pub(super) struct NormFunction(pub Norm);
 
@@ -189,7 +189,7 @@ impl Function for NormFunction {
 /// [`StreamNorm::into_function`](super::StreamNorm::into_function) for the inputs.
 #[derive(Debug)]
 pub struct StreamNormFunction<const D: usize> {
-    /// The norm. Without a residual the first input is the sum.
+    /// The norm. If it has no residual, the first input is the sum.
     pub(super) norm: Norm,
     /// The type of `x`. The sum has the type of the residual.
     pub(super) dtype: DType,
@@ -240,7 +240,7 @@ impl<const D: usize> MultiFunction for StreamNormFunction<D> {
 }
 
 impl<const D: usize> StreamNormFunction<D> {
-    /// Returns the number of inputs that are added.
+    /// Returns the number of inputs whose sum is normalized, without the bias.
     fn terms(&self) -> usize {
         if self.norm.inputs.residual { 2 } else { 1 }
     }
@@ -323,7 +323,7 @@ impl BackwardSource<'_> {
                 (results, sums.collect())
             })
         };
-        // The gradient of the input is computed even if only the bias of `x` needs it.
+        // The gradient of the input is also computed if only the bias of `x` needs it.
         let input = wanted.input && !needed[0];
         let mut results = results.into_iter().skip(usize::from(input));
         needed
@@ -352,8 +352,7 @@ impl BackwardSource<'_> {
         results
     }
 
-    /// Returns the requested gradients. With a target, the flat buffer replaces the parameter
-    /// gradients.
+    /// Returns the requested gradients. If there is a target, the flat buffer replaces the parameter gradients.
     fn launch(self, wanted: NormGradients, sums: DType, target: Option<FlatGradients>) -> Tensors {
         let mut inputs = self.saved;
         let formula = self.norm.formula;

@@ -33,12 +33,12 @@ mod tests;
 pub use backward::StreamNormFunction;
 use backward::{EachParameter, Norm, NormFormula, NormFunction, NormInputs};
 
-/// The kind of a norm.
+/// The kind of a normalization.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NormKind {
-    /// LayerNorm.
+    /// LayerNorm, with a weight and an optional bias.
     Layer,
-    /// RMSNorm, which has no bias.
+    /// RMSNorm, with a weight and without a bias.
     Rms,
 }
 
@@ -280,7 +280,7 @@ impl GivenParameters {
         }
     }
 
-    /// Returns the number of parameters whose gradients go to the graph.
+    /// Returns the number of parameters whose gradients go to autodiff.
     fn tracked(&self) -> usize {
         let is_tracked = |parameter: &&Parameter| {
             let Parameter { value, destination } = parameter;
@@ -289,7 +289,7 @@ impl GivenParameters {
         self.each().into_iter().flatten().filter(is_tracked).count()
     }
 
-    /// Returns the values. The bias is converted to the type of the weight.
+    /// Returns the tensors of the parameters. The bias is converted to the type of the weight.
     fn into_values(self) -> Vec<DispatchTensor> {
         let dtype = self.weight.value.dtype();
         let bias = self.bias.map(|bias| bias.value.cast::<DType>(dtype));

@@ -1,4 +1,4 @@
-//! The only module of a recording that uses the backend types of Burn.
+//! The only module of the recording that uses the backend types of Burn.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -22,12 +22,12 @@ use crate::launch::{DeviceOp, InPlace, Spec};
 /// A tensor of the recording device, of any type.
 pub(super) type Primitive = FloatTensor<Capture>;
 
-/// The operation that marks an event among the recorded operations.
+/// The name of the operation that marks an event among the recorded operations.
 const EVENT: &str = "burn-megatron event";
 
 thread_local! {
-    /// One capture device per thread, for all recordings of the thread. A process may create at most 65,536 capture
-    /// devices.
+    /// The capture device of a thread, which all recordings of the thread use. A process may create at most 65,536
+    /// capture devices.
     static DEVICE: Device = Device::capture();
 }
 
@@ -93,7 +93,7 @@ pub(super) fn capture<T>(
     ))
 }
 
-/// The error of a body that panicked.
+/// The panic value of a body whose operation could not be recorded.
 struct Failure(RecordError);
 
 impl Failure {
@@ -114,7 +114,7 @@ fn handle(device: &Device) -> Primitive {
     }
 }
 
-/// Returns the primitive, which is the same for floats, integers and booleans on this backend.
+/// Returns the primitive tensor. Floats, integers and booleans have the same primitive type on this backend.
 fn primitive(tensor: BackendTensor<Capture>) -> Primitive {
     match tensor {
         BackendTensor::Float(tensor) | BackendTensor::Int(tensor) | BackendTensor::Bool(tensor) => {
@@ -293,7 +293,8 @@ pub(super) fn run_backward(call: usize, needed: &[bool]) {
     let Some(Some((((function, saved), outputs), client, needed))) = taken else {
         return;
     };
-    // Recorded as created here. They come from the backward of the operations that use the outputs.
+    // The gradients of the outputs are recorded as created here. In a real backward pass, the operations that use the
+    // outputs compute them.
     let gradient = |ir: &TensorIr| {
         let tensor = RouterTensor::new(
             client.create_empty_handle(),

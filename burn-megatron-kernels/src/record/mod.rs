@@ -64,7 +64,7 @@ pub struct RecordedCall {
     function: SharedFunction,
 }
 
-/// The gradients of a [`RecordedCall`].
+/// The gradients of the outputs and inputs of a [`RecordedCall`].
 #[derive(Clone, Debug)]
 pub struct RecordedGradients {
     /// The gradients of the outputs, which the recording creates when it starts the backward pass.
@@ -76,7 +76,7 @@ pub struct RecordedGradients {
 /// A recorded step. A step refers to a call by the index of the call in [`Recording::calls`].
 #[derive(Clone, Debug)]
 pub enum RecordedStep {
-    /// An operation.
+    /// An operation of Burn, or a kernel of this crate.
     Operation(OperationIr),
     /// The start of the forward pass of a call. The steps up to [`ForwardEnd`](Self::ForwardEnd) belong to the call.
     Forward(usize),
@@ -126,13 +126,13 @@ pub enum RecordError {
 /// The state of the recording of a thread.
 struct Recorder {
     settings: ShapeSettings,
-    /// A tensor of the device, which has the client that records operations.
+    /// A tensor of the recording device. It holds the client that records operations.
     handle: Primitive,
     events: Vec<RecordedStep>,
     calls: Vec<RecordedCall>,
     /// For each call, the function and the saved tensors for the backward pass.
     backwards: Vec<Option<(SharedFunction, Vec<DispatchTensor>)>>,
-    /// The functions that contain the current operation, outermost first.
+    /// The calls that contain the current operation, outermost first.
     inside: Vec<usize>,
     /// The name of the last function that was entered, even if it panicked.
     last: Option<String>,

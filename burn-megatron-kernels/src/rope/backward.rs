@@ -10,7 +10,7 @@ use super::{MlaDims, Positions, RopeTable, RotaryHeads};
 use crate::function::{Function, Gradients, Tensors, apply};
 use crate::launch::{exactly, launch};
 
-/// The table and the positions of one call, as inputs of launches.
+/// The table and the positions of a rotation, which are inputs of its launch.
 #[derive(Clone, Debug)]
 struct AngleInputs {
     cosine: Tensor<2>,
@@ -27,8 +27,7 @@ impl AngleInputs {
             Positions::From(start) => (*start, None),
             Positions::Each(each) => {
                 let each = each.clone().inner();
-                // Kernels clamp positions too, but a wider type must not wrap around before they
-                // do.
+                // The kernels clamp positions too, but a wider type must not wrap around before this.
                 let each = match each.dtype() {
                     DType::I32 => each,
                     _ => each.clamp(0, last).cast(DType::I32),
@@ -44,7 +43,7 @@ impl AngleInputs {
         }
     }
 
-    /// Returns the inputs of a launch: the given tensors, then the angles.
+    /// Returns the inputs of a launch: the tensors, followed by the table and the positions.
     fn after(&self, tensors: Tensors) -> Tensors {
         let table = [self.cosine.clone(), self.sine.clone()].map(Tensor::into_dispatch);
         let each = self.each.clone().map(Tensor::into_dispatch);
@@ -126,7 +125,7 @@ pub(super) fn rotate_mla(
     (q, apply(keys, RotateMlaKeys(rotation)))
 }
 
-/// The keys, passed from the forward of the queries to the forward of the keys.
+/// The keys, passed from the forward pass of the queries to the forward pass of the keys.
 type MlaKeysSlot = Arc<Mutex<Option<DispatchTensor>>>;
 
 #[derive(Clone, Debug)]

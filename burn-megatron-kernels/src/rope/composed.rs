@@ -63,7 +63,7 @@ fn angles(table: &RopeTable, positions: &Positions, heads: RotaryHeads) -> Angle
     let half = heads.width / 2;
     let last = table.rows() as i64 - 1;
     let at = |table: Tensor<2>| match positions {
-        // The number of tokens is taken from the tensor with which the slice is multiplied.
+        // The slice has the number of tokens of the tensor with which it is multiplied.
         Positions::From(start) => {
             let rest = table.dims()[0] - start;
             table.narrow(0, *start, rest).reshape([1, rest, 1, half])

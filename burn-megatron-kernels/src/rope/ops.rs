@@ -33,12 +33,12 @@ pub(super) enum Rotation {
 pub(super) struct RotateOp {
     pub rotation: Rotation,
     pub heads: RotaryHeads,
-    /// The position of the first token, unless every token has its own position.
+    /// The table row of the first token, unless every token has its own position.
     pub start: usize,
 }
 
 impl RotateOp {
-    /// Returns the number of inputs before the angles.
+    /// Returns the number of inputs before the table and the positions.
     fn rotated_inputs(&self) -> usize {
         match self.rotation {
             Rotation::Mla(_) => 3,

@@ -228,7 +228,7 @@ impl RopeConfig {
         }
     }
 
-    /// Checks that there is a factor for each pair, and that frequencies stay finite.
+    /// Checks that there is a factor for each pair, and that the frequencies stay finite.
     fn check_factors(&self, name: &'static str, factors: &[f64]) -> Result<(), KernelError> {
         if factors.len() != self.width / 2 {
             let found = format!("{} factors for {} features", factors.len(), self.width);
@@ -321,7 +321,7 @@ impl RopeConfig {
             (from, to) = (from.floor(), to.ceil());
         }
         let (from, to) = (from.max(0.0), to.min(width - 1.0));
-        // Equal ends form a step. The published models use this small distance.
+        // If both ends are equal, the transition is a step. The published models use this small distance.
         let to = if to == from { from + 0.001 } else { to };
         ((pair as f64 - from) / (to - from)).clamp(0.0, 1.0)
     }
@@ -414,7 +414,7 @@ impl RopeTable {
         self.rows() - self.short_rows
     }
 
-    /// Returns the number of rows; see [`RopeConfig::rows`].
+    /// Returns the number of rows. See [`RopeConfig::rows`].
     pub fn rows(&self) -> usize {
         self.cosine.dims()[0]
     }

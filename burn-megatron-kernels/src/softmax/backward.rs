@@ -13,12 +13,12 @@ use crate::launch::{SimpleOp, Spec, launch};
 #[derive(Debug)]
 pub(super) struct MaskedSoftmax {
     pub plan: SoftmaxProblem,
-    /// The lengths, or the tensor that hides keys.
+    /// The lengths of the sequences, or the tensor that masks keys.
     pub mask: Option<DispatchTensor>,
 }
 
 impl MaskedSoftmax {
-    /// Returns the specs of the scores or their gradient, and of the values of a learned sink.
+    /// Returns the shapes and types of the scores (or their gradient) and of the values of a learned sink.
     fn outputs(&self, scores: &DispatchTensor, of_sink: &[usize]) -> Vec<Spec> {
         let mut outputs = vec![Spec::of_any(scores)];
         if self.plan.sink == SinkKind::Learned {
@@ -49,7 +49,7 @@ impl Function for MaskedSoftmax {
     /// lengths, it computes the gradients of the scores and of the sink.
     fn backward(&self, mut saved: Tensors, gradient: DispatchTensor, _: &[bool]) -> Gradients {
         saved.insert(1, gradient);
-        // A key masked by a tensor has probability 0.
+        // If a key is masked by a tensor, its probability is 0.
         if self.plan.span == KeyRange::Lengths {
             saved.extend(self.mask.clone());
         }

@@ -71,8 +71,7 @@ pub fn largest_scores(scores: Tensor<4>, scale: f64, mask: &Mask) -> Tensor<3> {
     seen.max_dim(3).squeeze_dim(3)
 }
 
-/// Returns a tensor that is true for masked keys, in a shape that expands to the shape of the
-/// scores.
+/// Returns a tensor that is true for masked keys. Its shape can be expanded to the shape of the scores.
 fn hidden(shape: [usize; 4], mask: &Mask, device: &Device) -> Option<Tensor<4, Bool>> {
     let [batch, _, queries, keys] = shape;
     let device = device.clone().inner();

@@ -142,7 +142,7 @@ struct SoftmaxProblem {
     shape: [usize; 4],
     scale: f64,
     span: KeyRange,
-    /// The batches and heads of the tensor that hides keys.
+    /// The numbers of batches and heads of the mask tensor.
     hidden: Option<[usize; 2]>,
     sink: SinkKind,
 }
@@ -153,7 +153,7 @@ impl SoftmaxProblem {
     }
 }
 
-/// The visible keys of a row, before a mask tensor is applied.
+/// The visible keys of a row, without the mask tensor.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum KeyRange {
     All,
@@ -162,7 +162,7 @@ enum KeyRange {
 }
 
 impl KeyRange {
-    /// Returns a window clipped to the sizes, so that sums of its sides stay small.
+    /// Returns a window that is limited by the number of queries and keys, so that sums with its sides do not overflow.
     fn window(left: usize, right: usize, queries: usize, keys: usize) -> Self {
         Self::Window {
             left: left.min(queries + keys),

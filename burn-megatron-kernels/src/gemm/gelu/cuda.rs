@@ -14,7 +14,7 @@ use crate::gemm::engine::{ColumnMajor, Epilogue, Matrix};
 use crate::gemm::request::{Element, Gelu, Request};
 use crate::launch::{DeviceOp, Spec, launch};
 
-/// The number of rows to check if the number of rows is not known yet.
+/// The number of rows for the check if the actual number of rows is not known yet.
 const SOME_ROWS: usize = 128;
 
 /// Checks whether the epilogues are supported. See [`check_gelu_epilogues`](super::check_gelu_epilogues).

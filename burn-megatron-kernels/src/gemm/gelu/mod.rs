@@ -133,7 +133,7 @@ pub fn check_gelu_shape(dtype: DType, width: usize) -> Result<(), String> {
     }
 }
 
-/// The alignment of the leading dimension of cuBLASLt's auxiliary matrix, in elements
+/// The required alignment of the leading dimension of cuBLASLt's auxiliary matrix, in elements
 /// (`CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD`).
 const WIDTH_MULTIPLE: usize = 8;
 

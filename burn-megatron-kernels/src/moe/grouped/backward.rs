@@ -79,7 +79,7 @@ fn weight_gradient(
     if flat.dtype() == wide(x.dtype()) {
         accumulate_grouped_weight_gradient_at(x, gradient, sizes, flat, offset, add)
     } else {
-        // The buffer has a 16-bit type.
+        // In this case the buffer has a 16-bit type.
         accumulate(flat, offset, alone(x, gradient), add)
     }
 }

@@ -23,7 +23,7 @@ pub(super) fn product(op: &ProductOp, mut inputs: Vec<CubeTensor>) -> CubeTensor
     let x = into_contiguous(x);
     let rows = x.meta.shape()[0];
     let columns = weights.meta.shape()[2];
-    // Weights are sliced as they are stored.
+    // The weights are sliced without changing their layout in memory.
     let strides = weights.meta.strides();
     let exchanged = strides[1] < strides[2];
     let weights = if exchanged {

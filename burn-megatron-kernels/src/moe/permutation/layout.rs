@@ -20,19 +20,19 @@ pub enum RowLayout {
     Capacity(usize),
 }
 
-/// A layout as numbers.
+/// The numbers that define a [`RowLayout`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct LayoutSizes {
-    /// The alignment of the number of rows of a group.
+    /// The number of rows of a group is padded to a multiple of this number.
     pub align: usize,
-    /// The number of rows of each group, regardless of its pairs.
+    /// The number of rows of each group, regardless of the number of its pairs. `None` if it depends on the pairs.
     pub capacity: Option<usize>,
-    /// The maximum number of rows of all groups.
+    /// The maximum total number of rows of all groups.
     pub limit: usize,
 }
 
 impl LayoutSizes {
-    /// Returns the number of rows of a group with `pairs` pairs, before the limit.
+    /// Returns the number of rows of a group with `pairs` pairs, before [`limit`](Self::limit) is applied.
     pub fn group(&self, pairs: usize) -> usize {
         self.capacity
             .unwrap_or_else(|| pairs.next_multiple_of(self.align))
@@ -57,8 +57,8 @@ impl RowLayout {
         }
     }
 
-    /// Returns the number of rows of each expert. Calls `counts` only if needed. Returns `None` for
-    /// [`Rows`](Self::Rows).
+    /// Returns the number of rows of each expert. Calls `counts` only if the layout depends on the counts. Returns
+    /// `None` for [`Rows`](Self::Rows).
     pub(super) fn group_sizes(
         self,
         experts: usize,

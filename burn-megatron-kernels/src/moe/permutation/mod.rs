@@ -42,9 +42,9 @@ pub struct RowMap {
     top_k: usize,
     experts: usize,
     rows: usize,
-    /// The number of rows of each expert, including empty rows. `None` if it is only on the device.
+    /// The number of rows of each expert, including empty rows. `None` if the numbers are only on the device.
     group_sizes: Option<Vec<usize>>,
-    /// The pair `(t, j)` of each row as `t * k + j`, or -1 for an empty row, `[rows]`.
+    /// The index `t * k + j` of the pair `(t, j)` of each row, or -1 for an empty row, `[rows]`.
     pub(super) row_to_pair: Tensor<1, Int>,
     pub(super) slot_to_row: Tensor<2, Int>,
     counts: Tensor<1, Int>,

@@ -40,7 +40,7 @@ use backward::{RouterOp, RouterWeights};
 
 const NAME: &str = "top_k_router";
 
-/// The lowest score.
+/// The score that replaces NaN and lower scores.
 const LOWEST: f32 = f32::MIN;
 
 /// Chooses `k` experts for each token. Returns the indices of the experts, best first, `[tokens, k]` in I32, and their

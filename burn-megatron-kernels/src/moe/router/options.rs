@@ -44,7 +44,7 @@ pub enum GroupScore {
 }
 
 impl GroupScore {
-    /// Returns the number of experts whose scores are added.
+    /// Returns the number of experts whose scores are added to the score of a group.
     pub(super) fn terms(self) -> usize {
         match self {
             Self::Max => 1,
@@ -65,7 +65,7 @@ impl RouterOptions {
         }
     }
 
-    /// Returns whether the weights of the chosen experts are divided by a sum.
+    /// Returns whether the weights of the chosen experts are divided by their sum.
     pub(super) fn normalizes(&self) -> bool {
         self.score.is_softmax() || self.normalized.unwrap_or(self.top_k > 1)
     }

@@ -32,7 +32,7 @@ pub enum ScoreFunction {
     SqrtSoftplus,
 }
 
-/// Keeps a sum of underflowed scores above 0.
+/// The number that is added to a sum of scores. It keeps the sum above 0 if all scores underflow.
 const SMALLEST_SUM: f64 = 1e-20;
 
 impl ScoreFunction {

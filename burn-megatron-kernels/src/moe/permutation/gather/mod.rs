@@ -99,7 +99,7 @@ fn run(x: Tensor<2>, mut forward: Gather, mut backward: Gather) -> Tensor<2> {
 }
 
 impl RowMap {
-    /// Returns the gathers from tokens to rows, and back. The width is set later.
+    /// Returns the gather from tokens to rows, and the gather from rows to tokens. The width is set later.
     fn gathers(&self) -> [Gather; 2] {
         let gather = |index, rows, terms, divisor| Gather {
             index,
@@ -120,8 +120,8 @@ impl RowMap {
     }
 }
 
-/// The sizes of a gather. Row `i` of the result is the sum of the input rows `index[i * terms + j]
-/// / divisor` over all `j` whose index is not negative.
+/// The sizes of a gather. Row `i` of the result is the sum of the input rows `index[i * terms + j] / divisor`, over all
+/// `j` for which the index is not negative.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct GatherSizes {
     rows: usize,
@@ -130,7 +130,7 @@ struct GatherSizes {
     width: usize,
 }
 
-/// A gather and its indices.
+/// A gather, and the indices that it reads.
 #[derive(Clone, Debug)]
 struct Gather {
     /// The indices, `[rows * terms]` in I32.
@@ -157,7 +157,7 @@ impl Gather {
     }
 }
 
-/// A gather whose backward is another gather.
+/// A gather whose backward pass is another gather.
 #[derive(Debug)]
 struct GatherFunction {
     forward: Gather,

@@ -75,7 +75,7 @@ pub fn permute_words(left: Tensor<2, Int>, right: Tensor<2, Int>, map: &RowMap) 
 struct WordSizes {
     rows: usize,
     top_k: usize,
-    /// The widths of the parts.
+    /// The widths of the left and the right part.
     widths: [usize; 2],
 }
 
