@@ -140,7 +140,7 @@ struct DropoutMask {
     pitch: u64,
     /// A random word is kept if it is below this threshold.
     threshold: u32,
-    /// The factor by which kept values are multiplied.
+    /// The factor that multiplies kept values.
     scale: f32,
 }
 

@@ -33,7 +33,7 @@ pub type Gradients = Vec<Option<DispatchTensor>>;
 /// Inputs, saved tensors and gradients are `DispatchTensor`s, which do not have a static number of dimensions. Convert
 /// them to `Tensor<D>` with `Tensor::from_dispatch`. None of them is tracked by autodiff.
 pub trait Function: Debug + Send + Sync + 'static {
-    /// Computes the output, and the tensors to save for the backward pass.
+    /// Computes the output. Also returns the tensors that the backward pass needs.
     ///
     /// The saved tensors are dropped immediately if autodiff tracks none of the inputs.
     fn forward(&self, inputs: Vec<DispatchTensor>) -> (DispatchTensor, Vec<DispatchTensor>);
@@ -53,7 +53,7 @@ pub trait MultiFunction: Debug + Send + Sync + 'static {
         std::any::type_name::<Self>()
     }
 
-    /// Computes the outputs, and the tensors to save for the backward pass.
+    /// Computes the outputs. Also returns the tensors that the backward pass needs.
     fn forward(&self, inputs: Vec<DispatchTensor>) -> (Vec<DispatchTensor>, Vec<DispatchTensor>);
 
     /// Computes the gradient of each input from the gradients of the outputs. The gradient of an output is `None` if

@@ -220,8 +220,8 @@ fn created(tensor: &Primitive) -> TensorIr {
     TensorIr::uninit(tensor.id(), tensor.shape(), tensor.dtype())
 }
 
-/// Returns the input and the output of a recorded kernel that share memory, or `None` if there are none. They share
-/// memory only if no other tensor uses the memory of the input.
+/// Returns the input and the output of a recorded kernel that share memory, or `None` if no input and output share
+/// memory. They share memory only if no other tensor uses the memory of the input.
 pub fn in_place(kernel: &CustomOpIr) -> Option<(&TensorIr, &TensorIr)> {
     let [ScalarIr::UInt(input), ScalarIr::UInt(output)] = kernel.scalars[..] else {
         return None;

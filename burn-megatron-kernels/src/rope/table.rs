@@ -28,7 +28,7 @@ pub enum Scaling {
     /// - Frequencies in between are multiplied by `(1 - s) / factor + s`, where
     ///   `s = (original / w - low) / (high - low)`.
     Llama3 {
-        /// The factor by which the context is extended, at least 1.
+        /// The factor of the context extension, at least 1.
         factor: f64,
         /// The limit for low frequencies. A frequency with fewer full rotations than this within the original context
         /// is divided by `factor`.
@@ -49,7 +49,7 @@ pub enum Scaling {
     /// Cosines and sines are multiplied by `attention_factor`. Its default is `m(mscale) / m(mscale_all_dim)` with
     /// `m(s) = 0.1 s ln factor + 1`.
     Yarn {
-        /// The factor by which the context is extended, at least 1.
+        /// The factor of the context extension, at least 1.
         factor: f64,
         /// The length of the original context in tokens.
         original: usize,
@@ -68,7 +68,7 @@ pub enum Scaling {
         /// integers. It is false in gpt-oss.
         #[serde(default = "rounded")]
         truncate: bool,
-        /// The factor by which cosines and sines are multiplied. The default is computed from `factor`, `mscale` and
+        /// The factor that multiplies cosines and sines. The default is computed from `factor`, `mscale` and
         /// `mscale_all_dim`.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         attention_factor: Option<f64>,
@@ -76,7 +76,7 @@ pub enum Scaling {
     /// Position interpolation (Chen et al. 2023, arXiv:2306.15595), as in Gemma 3. All frequencies are divided by
     /// `factor`.
     Linear {
-        /// The factor by which the context is extended, at least 1.
+        /// The factor of the context extension, at least 1.
         factor: f64,
     },
     /// LongRoPE (Ding et al. 2024, arXiv:2402.13753), as in Phi-3. The frequency of each pair is divided by its own
@@ -95,7 +95,7 @@ pub enum Scaling {
         long_factor: Vec<f64>,
         /// The length of the original context in tokens.
         original: usize,
-        /// The factor by which cosines and sines are multiplied, for sequences of any length.
+        /// The factor that multiplies cosines and sines, for sequences of any length.
         attention_factor: f64,
     },
     /// Dynamic NTK scaling of `transformers`. It does not change the frequencies within the original context. Longer
@@ -326,7 +326,7 @@ impl RopeConfig {
         ((pair as f64 - from) / (to - from)).clamp(0.0, 1.0)
     }
 
-    /// Returns the factor by which cosines and sines are multiplied. It is 1 except for YaRN and LongRoPE.
+    /// Returns the factor that multiplies cosines and sines. It is 1 except for YaRN and LongRoPE.
     pub fn concentration(&self) -> f64 {
         match self.scaling {
             Scaling::LongRope {

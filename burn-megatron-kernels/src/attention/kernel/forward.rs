@@ -131,8 +131,8 @@ pub(crate) fn attention_forward<F: Float, N: Size>(
     }
 }
 
-/// Returns the factor by which the sums of a row are multiplied, the largest score of the row, and the total, including
-/// the sink of the head.
+/// Returns the factor for the sums of a row, the largest score of the row, and the total, all including the sink of the
+/// head.
 #[cube]
 pub(super) fn with_sink(
     largest: f32,

@@ -53,7 +53,7 @@ impl QuantizerInput {
         self.x.device()
     }
 
-    /// Returns the values of the matrix, after computing the activation if there is one.
+    /// Returns the values of the matrix. If the input is an activation, computes it first.
     pub fn into_values(self) -> Tensor<2> {
         match self.activation {
             Some((kind, bias)) => activate(self.x, bias, None, kind, ActivationOptions::default()),

@@ -107,7 +107,7 @@ fn sizes(logits: &FlexTensor) -> [usize; 2] {
     [shape[0], shape[1]]
 }
 
-/// Returns the sum by which the weights of a token are divided.
+/// Returns the divisor of a token's weights.
 #[inline(always)]
 fn denominator<W: Real>(
     options: &RouterOptions,

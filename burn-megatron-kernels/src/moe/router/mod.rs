@@ -91,8 +91,8 @@ pub fn top_k_router(
 /// - `logits`: `[tokens, experts]`.
 /// - `indices`: `[tokens, k]`, the chosen experts, for example from an earlier call of [`top_k_router`].
 ///
-/// The experts of a token must differ. An index outside `0..experts` has weight 0 and no gradient. It does not count in
-/// the sum by which the other weights are divided.
+/// The experts of a token must differ. An index outside `0..experts` has weight 0 and no gradient. It is not included
+/// in the sum that normalizes the other weights.
 ///
 /// # Panics
 ///

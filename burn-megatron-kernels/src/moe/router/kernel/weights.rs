@@ -40,7 +40,7 @@ fn is_expert(index: i32, experts: u32) -> bool {
     index >= 0i32 && index < experts as i32
 }
 
-/// Returns the sum by which the weights of a token are divided. All units of the cube must call this function.
+/// Returns the divisor of a token's weights. All units of the cube must call this function.
 #[cube]
 fn denominator<F: Float>(
     logits: &Tensor<F>,
