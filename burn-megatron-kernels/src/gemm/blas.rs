@@ -66,7 +66,8 @@ impl CpuGemm {
         }
     }
 
-    /// Returns the name of the library function that, called with 1, makes each multiplication run on its calling thread.
+    /// Returns the name of the library function that disables multithreading if it is called with 1. Each multiplication
+    /// then runs on its calling thread.
     fn sequential(self) -> &'static str {
         match self {
             Self::Crate => "",
