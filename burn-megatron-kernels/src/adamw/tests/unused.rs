@@ -41,7 +41,7 @@ fn an_epsilon_of_zero_leaves_what_was_never_used_to_its_decay() {
                         let what = format!("{dtype:?}, element {i}: {after}, {still}");
                         assert!(after.is_finite() && still.is_finite(), "{what}");
                         // Only weight decay changes these weights. It removes at most the fraction
-                        // `rate * weight_decay`, or twice this value in a block with a decay factor of 2.
+                        // `rate * weight_decay`, or twice this value in a block with a learning rate factor of 2.
                         let least = 1.0 - 2.0 * step.rate * step.weight_decay - 1e-6;
                         assert!((least..=1.0).contains(still), "{what}");
                         if i % 3 != 0 {
