@@ -3,7 +3,7 @@
 use std::env;
 
 /// The name of an environment variable. If it is set to 1, a run does not verify the results of its devices at the
-/// start. It is meant for drivers that compute nothing, to measure only the host.
+/// start. It is meant for measurements of the host with a driver that computes nothing.
 pub const UNCHECKED: &str = "BURN_MEGATRON_UNCHECKED_DEVICE";
 
 /// Returns whether [`UNCHECKED`] is set to 1. In this case the results may be wrong.

@@ -45,7 +45,7 @@ impl ActivationFunction {
     /// Creates an activation without a row weight and with default options.
     ///
     /// `bias` is `None` for an activation without a bias. Otherwise `bias` holds the optional destination of the bias
-    /// gradient. With a destination, the gradient goes to a flat buffer instead of to autodiff.
+    /// gradient. With a destination, the gradient goes to a flat buffer. Otherwise autodiff receives the gradient.
     pub fn new(kind: Activation, bias: Option<Option<Destination>>) -> Self {
         let fused = FusedActivation {
             bias: bias.is_some(),
@@ -80,7 +80,7 @@ impl ActivationFunction {
         self.fused.kind
     }
 
-    /// Returns whether the gradient of the bias goes to a flat buffer instead of to autodiff.
+    /// Returns whether the gradient of the bias goes to a flat buffer.
     pub fn has_destination(&self) -> bool {
         self.destination.is_some()
     }

@@ -28,8 +28,8 @@ const NAME: &str = "activate";
 ///
 /// - `x`: `[.., width]`. The leading dimensions form the rows.
 /// - `bias`: `[width]`, converted to the type of `x`.
-/// - `row_weight`: `[rows]`, one factor per output row, in f32 (f64 if `x` is f64). For example, it holds the router
-///   weights of a mixture of experts.
+/// - `row_weight`: `[rows]`, one factor per output row, such as the router weights of a mixture of experts. It is f32
+///   (f64 if `x` is f64).
 /// - returns `[.., width]`, or `[.., width / 2]` for a gated `kind`, in the type of `x`.
 ///
 /// All intermediate values are f32 (f64 for f64) and the result is rounded once at the end. Large finite inputs give

@@ -180,8 +180,8 @@ fn refused(name: &'static str, value: impl ToString, fits: &'static str) -> Kern
     KernelError::option("visible keys", name, value, fits)
 }
 
-/// Returns for each key the range of queries to which the key is visible. It starts at the first query whose range ends
-/// after the key. It ends after the last query whose range starts at or before the key.
+/// Returns the range of queries to which each key is visible. A range starts at the first query whose own range ends
+/// after the key. It ends after the last query whose own range starts at or before the key.
 fn transposed(ranges: &[Range<usize>], keys: usize) -> Vec<Range<usize>> {
     let (mut start, mut end) = (0, 0);
     let of_key = |key| {

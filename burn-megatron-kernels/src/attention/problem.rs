@@ -88,11 +88,11 @@ pub struct BackwardInputs {
 pub enum Projections {
     /// Queries, keys and values in separate tensors.
     Separate {
-        /// `[batch, queries, heads, width]`.
+        /// The queries, `[batch, queries, heads, width]`.
         q: Tensor<4>,
-        /// `[batch, keys, groups, width]`.
+        /// The keys, `[batch, keys, groups, width]`.
         k: Tensor<4>,
-        /// `[batch, keys, groups, value width]`.
+        /// The values, `[batch, keys, groups, value width]`.
         v: Tensor<4>,
     },
     /// A joint projection, `[batch, seq, (heads + 2 groups) * width]`. Its features are all query heads, then the key
@@ -116,16 +116,16 @@ pub struct AttentionGradients {
 pub enum ProjectionGradients {
     /// Gradients of queries, keys and values in separate tensors.
     Separate {
-        /// `[batch, queries, heads, width]`.
+        /// The gradient of the queries, `[batch, queries, heads, width]`.
         dq: Tensor<4>,
-        /// `[batch, keys, groups, width]`.
+        /// The gradient of the keys, `[batch, keys, groups, width]`.
         dk: Tensor<4>,
-        /// `[batch, keys, groups, value width]`.
+        /// The gradient of the values, `[batch, keys, groups, value width]`.
         dv: Tensor<4>,
     },
     /// The gradient of the queries, and the flat buffer with the gradients of keys and values.
     Flat {
-        /// `[batch, queries, heads, width]`.
+        /// The gradient of the queries, `[batch, queries, heads, width]`.
         dq: Tensor<4>,
         /// The flat buffer, see [`BackwardInputs::sums`].
         flat: Tensor<1>,

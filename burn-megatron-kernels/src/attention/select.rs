@@ -126,7 +126,8 @@ pub(super) fn first_usable(
     Err(skipped.join("; "))
 }
 
-/// Returns the result of the comparison with this key, which runs only once. Logs a warning if the comparison fails.
+/// Returns the result of the comparison with this key. The comparison runs only once per key. Logs a warning if the
+/// comparison fails.
 fn compare_once(
     key: String,
     compare: impl FnOnce() -> Result<(), EngineMismatch>,

@@ -47,7 +47,7 @@ impl GroupedMatmul {
         }
     }
 
-    /// Returns whether the gradient of the weights goes to a flat buffer instead of to autodiff.
+    /// Returns whether the gradient of the weights goes to a flat buffer.
     pub fn has_destination(&self) -> bool {
         self.destination.is_some()
     }
