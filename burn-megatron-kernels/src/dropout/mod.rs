@@ -24,7 +24,7 @@ const NAME: &str = "bias_dropout_add";
 
 /// The random numbers of a dropout mask.
 ///
-/// Element `e` is the element with this flat, row-major index in the tensor of a rank. It uses the random number with
+/// `e` is the flat, row-major index of an element in the tensor of a rank. The element uses the random number with
 /// index `first + (e / run) * pitch + e % run` of [`Stream::new(key, position)`](crate::philox::Stream::new). The
 /// element is kept if this random word is less than `(1 - probability) * 2^32`.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -7,12 +7,12 @@
 /// A floating-point format of 8 or 4 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Format {
-    /// 4 exponent bits and 3 mantissa bits. The largest value is 448. There is no infinity and one NaN.
+    /// 4 exponent bits and 3 mantissa bits. The largest value is 448. The format has one NaN and no infinity.
     E4M3,
-    /// 5 exponent bits and 2 mantissa bits. The largest value is 57 344. There are infinities and NaN.
+    /// 5 exponent bits and 2 mantissa bits. The largest value is 57 344. The format has infinities and NaN.
     E5M2,
-    /// 2 exponent bits and 1 mantissa bit. The values are 0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives. There is no
-    /// infinity and no NaN.
+    /// 2 exponent bits and 1 mantissa bit. The values are 0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives. The format
+    /// has no infinity and no NaN.
     E2M1,
 }
 
@@ -128,8 +128,8 @@ impl Format {
 /// The rounding of a value to one of the two adjacent powers of two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Rounding {
-    /// To the nearest power of two. A value halfway between two powers, `1.5 * 2^n`, is rounded up. This equals
-    /// rounding to nearest even, if the significands of both powers are written in halves of the upper power: 1 and 2.
+    /// To the nearest power of two. A value halfway between two powers, `1.5 * 2^n`, is rounded up. This is rounding to
+    /// nearest even: in units of half the upper power, the lower power is 1 and the upper power is 2.
     Nearest,
     /// To the next larger power of two.
     Up,

@@ -48,7 +48,8 @@ pub struct Quantized {
 /// same pass. See [`QuantizerInput::activated`].
 ///
 /// A value `v` is multiplied by a factor `s`, and `v s` is converted to a code by [`Format::encode`]. The scale in the
-/// copy is `1 / s`, rounded to f32. `max` is [`Format::max`], and `amax` is the largest magnitude of a block:
+/// copy is `1 / s`, rounded to f32. The factor depends on the scaling method. In the formulas, `max` is
+/// [`Format::max`], and `amax` is the largest magnitude of a block:
 ///
 /// ```text
 /// Tensor   s is given
@@ -205,8 +206,8 @@ pub fn amax(x: Tensor<2>) -> Tensor<1> {
 /// Returns the scale for a tensor whose largest magnitude is `amax`. Both are `[1]` in f32. The scale multiplies the
 /// values before they are encoded. It is `max / amax`, where `max` is [`Format::max`].
 ///
-/// `amax` is first replaced by [`CurrentScale::epsilon`] if it is smaller. If the result is 0, infinite or NaN, the
-/// scale is 1. If the quotient is infinite, the scale is the largest f32. With [`CurrentScale::power_of_two`], the
+/// If `amax` is smaller than [`CurrentScale::epsilon`], epsilon is used instead. If the result is 0, infinite or NaN,
+/// the scale is 1. If the quotient is infinite, the scale is the largest f32. With [`CurrentScale::power_of_two`], the
 /// scale is rounded down to a power of two. On CubeCL devices this is one kernel launch. See [`quantize`] for the
 /// accuracy of the division.
 ///
