@@ -27,7 +27,7 @@ pub mod columns {
     pub const TOKENS_HIGH: usize = 3;
     /// The number of tokens of the rank modulo [`TOKENS_UNIT`].
     pub const TOKENS_LOW: usize = 4;
-    /// The number of columns before other columns and the losses.
+    /// The number of columns that this module defines. Other columns and the losses follow.
     pub const COUNT: usize = 5;
     /// The divisor that splits the number of tokens into [`TOKENS_HIGH`] and [`TOKENS_LOW`]. With this split, sums over
     /// 16384 ranks are exact in f32 up to 2^34 tokens.
@@ -40,13 +40,13 @@ pub mod elements {
     pub const KIND: usize = 0;
     /// The factor of the gradient: the clip factor divided by the number of tokens and by the loss scale.
     pub const FACTOR: usize = 1;
-    /// `rate / (1 - beta1^t)`.
+    /// The step size, `rate / (1 - beta1^t)`.
     pub const SIZE: usize = 2;
     /// The factor of the gradient without the clip factor.
     pub const UNCLIPPED: usize = 3;
-    /// `1 / sqrt(1 - beta2^t)`.
+    /// The factor of the square root of the second moment, `1 / sqrt(1 - beta2^t)`.
     pub const ROOT: usize = 4;
-    /// `rate * weight_decay`.
+    /// The weight decay of the step, `rate * weight_decay`.
     pub const DECAY: usize = 5;
     /// The norm of the gradient before clipping.
     pub const NORM: usize = 6;

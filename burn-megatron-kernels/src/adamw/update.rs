@@ -37,13 +37,13 @@ pub(super) struct StepScalars {
     pub first: [f64; 2],
     /// `beta2` and `1 - beta2`.
     pub second: [f64; 2],
-    /// `rate / (1 - beta1^t)`.
+    /// The step size, `rate / (1 - beta1^t)`.
     pub size: f64,
-    /// `1 / sqrt(1 - beta2^t)`.
+    /// The factor of the square root of the second moment, `1 / sqrt(1 - beta2^t)`.
     pub root: f64,
     /// The number added to the square root of the second moment.
     pub epsilon: f64,
-    /// `rate * weight_decay`, or 0 if weight decay applies to no weights.
+    /// The weight decay of the step, `rate * weight_decay`. It is 0 if weight decay applies to no weights.
     pub decay: f64,
 }
 

@@ -96,7 +96,8 @@ pub fn linear_by(
     Tensor::from_dispatch(launch_one(GemmOp::Linear { blas }, inputs))
 }
 
-/// Computes `into + x^T gradient`. `into` is updated in place if no other tensor shares its memory.
+/// Computes the weight gradient `x^T gradient` and adds it to `into`. `into` is updated in place if no other tensor
+/// shares its memory.
 ///
 /// - `x`: `[rows, in]`.
 /// - `gradient`: `[rows, out]`, in the type of `x`.
