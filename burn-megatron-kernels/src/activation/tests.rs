@@ -21,7 +21,7 @@ const GPT_OSS: ActivationOptions = ActivationOptions {
     offset: 1.0,
 };
 
-/// A test case: the inputs next to `x`, and the options.
+/// A test case: the inputs in addition to `x`, and the options.
 #[derive(Clone, Debug)]
 struct Case {
     rows: usize,
@@ -123,7 +123,7 @@ fn every_width_is_taken() {
         Case::new(5, width, kind, true, false).compare();
         Case::new(5, width, kind, false, true).compare();
     }
-    // A row spans several tiles, so that the weight gradient is a sum of partial sums.
+    // A row spans several tiles, so that the gradient of the row weight is a sum of partial sums.
     Case::new(2, 4097, Activation::SwiGlu, true, true).compare();
 }
 
@@ -247,7 +247,7 @@ fn large_values_give_the_limits_of_the_formulas() {
     let values = [65504.0, 1e4, 300.0, 24.5, 12.0, 5.0, 1e-4, 0.0];
     for kind in KINDS {
         let mut case = Case::new(1, 16, kind, false, false);
-        // The square of a larger number overflows f16.
+        // For larger numbers, the square would overflow in f16.
         let most = if kind == Activation::SquaredRelu {
             240.0
         } else {
@@ -270,7 +270,7 @@ fn large_values_give_the_limits_of_the_formulas() {
     }
 }
 
-/// Compares element by element, because large elements would hide errors of small ones.
+/// Compares element by element, because otherwise large elements would hide errors of small elements.
 fn assert_each(case: &Case, inputs: &[Input]) {
     for (device, dtypes) in devices() {
         for dtype in dtypes {

@@ -1,4 +1,4 @@
-//! Input checks of products.
+//! Input checks of FP8 matrix multiplications.
 
 use burn::tensor::{Device, FloatDType, Tensor};
 

@@ -4,8 +4,8 @@ use insta::assert_snapshot;
 use super::*;
 use crate::testing::{Input, assert_close, compare_within, devices, evaluate, tolerance};
 
-/// Returns rows per expert, inputs and outputs. Cases: equal, skewed, several blocks, empty experts in all positions,
-/// no rows.
+/// Returns the rows per expert, the inputs and the outputs of test cases. The cases are equal groups, skewed groups,
+/// several blocks, empty experts in all positions, and no rows.
 fn cases() -> Vec<(Vec<usize>, usize, usize)> {
     vec![
         (vec![4, 4, 4], 8, 16),
@@ -51,7 +51,7 @@ fn products_and_gradients_equal_a_loop_over_experts() {
                 let product = composed::grouped_matmul(matrix(&x[0], rows), weights(&x[1]), &sizes);
                 product.reshape([rows * outputs])
             };
-            // The longest sums have as many terms as the largest dimension of the three products.
+            // The number of terms of the longest sums is the largest dimension of the three matrix multiplications.
             let factor = (inputs.max(outputs).max(rows) as f64).sqrt();
             let name =
                 format!("groups {sizes:?} of [{inputs}, {outputs}], transposed {transposed}");
@@ -59,8 +59,8 @@ fn products_and_gradients_equal_a_loop_over_experts() {
                 compare_within(factor, &name, &leaves, ours, composed);
                 continue;
             }
-            // Other cases run only on the CPU. On other devices, each size is tuned, and products are covered by the
-            // tests of `gemm`.
+            // Other cases run only on the CPU. On other devices each size would be tuned, and single multiplications
+            // are covered by the tests of `gemm`.
             let (cpu, types) = devices().remove(0);
             for dtype in types {
                 let expected = evaluate(&leaves, &cpu, DType::F64, dtype, &composed);

@@ -1,4 +1,4 @@
-//! Threads, invalid arguments and random cases.
+//! Tests with several threads, with invalid arguments and with random cases.
 
 use proptest::prelude::*;
 

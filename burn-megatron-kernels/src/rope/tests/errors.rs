@@ -2,7 +2,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::*;
 
-/// Asserts that the fused and the composed form panic with this message on every device.
+/// Asserts that the fused and the composed function panic with this message on every device.
 fn refused(message: &str, call: impl Fn(&Device, bool)) {
     for (device, _) in devices() {
         for fused in [true, false] {

@@ -1,4 +1,4 @@
-//! Requests to cuBLASLt. These tests do not need the library.
+//! Tests of the requests to cuBLASLt. These tests do not need the library.
 
 use insta::assert_snapshot;
 

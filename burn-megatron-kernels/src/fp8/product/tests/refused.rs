@@ -1,4 +1,4 @@
-//! Error messages of products.
+//! Tests the error messages of FP8 matrix multiplications.
 
 use insta::{allow_duplicates, assert_snapshot};
 
