@@ -7,33 +7,35 @@ use serde::{Deserialize, Serialize};
 
 use super::Bias;
 
-/// The activation function of an MLP. Gated variants split the last dim into two halves, `a` and `b`.
+/// The activation function of an MLP. Gated variants split the last dimension of the input into two halves, `a` and
+/// `b`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Activation {
-    /// `x Phi(x)`, exact (Hendrycks and Gimpel 2016).
+    /// Exact GELU: `x Phi(x)`, where `Phi` is the standard normal distribution function (Hendrycks and Gimpel 2016).
     Gelu,
     /// The tanh approximation of GELU, as in GPT-2.
     GeluTanh,
-    /// `x sigmoid(1.702 x)`.
+    /// The sigmoid approximation of GELU: `x sigmoid(1.702 x)`.
     QuickGelu,
-    /// `max(x, 0)^2` (So et al. 2021).
+    /// Squared ReLU: `max(x, 0)^2` (So et al. 2021).
     SquaredRelu,
-    /// `a sigmoid(a) b` (Shazeer 2020).
+    /// Gated SiLU: `a sigmoid(a) b` (Shazeer 2020).
     SwiGlu,
-    /// `gelu(a) b` with the tanh approximation (Shazeer 2020).
+    /// Gated GELU: `gelu(a) b`, with the tanh approximation of GELU (Shazeer 2020).
     GeGlu,
-    /// `a sigmoid(1.702 a) b`.
+    /// Gated GELU with the sigmoid approximation: `a sigmoid(1.702 a) b`.
     QuickGeGlu,
-    /// `min(a, 7) sigmoid(1.702 min(a, 7)) (min(max(b, -7), 7) + 1)`, as in gpt-oss.
+    /// The activation of gpt-oss, with both halves clamped:
+    /// `min(a, 7) sigmoid(1.702 min(a, 7)) (min(max(b, -7), 7) + 1)`.
     ClampedSwiGlu,
 }
 
-/// The bound of both halves of [`Activation::ClampedSwiGlu`] (`swiglu_limit`).
+/// The clamping limit of both halves of [`Activation::ClampedSwiGlu`] (`swiglu_limit`).
 const CLAMP: f64 = 7.0;
 
 impl Activation {
-    /// Whether the input is twice as wide as the output.
+    /// Returns whether the activation function is gated: its input then has twice as many features as its output.
     pub fn is_gated(self) -> bool {
         self.kernel().is_gated()
     }

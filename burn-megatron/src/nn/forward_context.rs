@@ -33,12 +33,12 @@ use burn_megatron_kernels::record;
 
 use super::deferred_lookups::DeferredLookups;
 
-/// The direction in which a model runs. It determines which parameters are needed next.
+/// The direction of a pass through a model. The direction determines which parameters are needed next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pass {
-    /// From the input to the loss.
+    /// The forward pass, from the input to the loss.
     Forward,
-    /// From the loss to the input.
+    /// The backward pass, from the loss to the input.
     Backward,
 }
 
@@ -126,7 +126,7 @@ pub(crate) fn constant<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     }
 }
 
-/// Runs `body` with parameters anchored to `anchor`.
+/// Runs `body` with its parameters anchored to `anchor`: in the autodiff graph, the parameters depend on this tensor.
 ///
 /// The loss must depend on `anchor`. If `anchor` is not tracked, the outer anchor stays in place.
 pub fn with_anchor<const D: usize, T>(anchor: &Tensor<D>, body: impl FnOnce() -> T) -> T {

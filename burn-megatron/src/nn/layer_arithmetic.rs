@@ -1,4 +1,4 @@
-//! The arithmetic of a linear layer: in the type of its input, or in FP8.
+//! The arithmetic of a linear layer: in the dtype of its input, or in FP8.
 
 use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;
@@ -10,9 +10,10 @@ use super::arithmetic::{
 use super::fp8::{Fp8Arithmetic, Fp8Gradient};
 use super::hook::Pass;
 
-/// The three products of a linear layer, or of one expert.
+/// The three matmuls of a linear layer or of one expert.
 ///
-/// All tensors are plain. Inputs and output gradients are `[rows, width]`, and weights are `[in, out]`.
+/// No tensor is tracked by autodiff. Inputs and output gradients have the shape `[rows, width]`, and weights have the
+/// shape `[in, out]`.
 #[derive(Clone, Debug)]
 pub(super) enum LayerArithmetic {
     Float(FloatArithmetic),
@@ -46,8 +47,8 @@ impl LayerArithmetic {
         matches!(self, Self::Fp8(fp8) if fp8.saves_codes())
     }
 
-    /// Returns the number of tensors that a forward saves in addition to the input. `has_copies` is true if both 8-bit
-    /// copies of the weight were available.
+    /// Returns the number of tensors that a forward pass saves in addition to the input. `has_copies` is true if both
+    /// FP8 copies of the weight were available.
     pub fn saved_extras(&self, has_copies: bool) -> usize {
         match self {
             Self::Float(_) => 0,
@@ -64,7 +65,7 @@ impl LayerArithmetic {
     }
 }
 
-/// The gradient of an output, in the form that the other two products read.
+/// The gradient of an output, in the form that the two matmuls of the backward pass read.
 pub(super) enum OutputGradient {
     Float(FloatArithmetic, Tensor<2>),
     Fp8(Fp8Arithmetic, Box<Fp8Gradient>),
@@ -81,7 +82,8 @@ impl OutputGradient {
         }
     }
 
-    /// Computes the flat weight gradient `x^T dy`, in the single place of `target` if there is a target.
+    /// Computes the flattened weight gradient `x^T dy`. If `target` is given, the gradient is written to its only
+    /// place.
     pub fn weight(
         self,
         x: SavedInput,
