@@ -12,7 +12,7 @@ pub struct Fp8Config {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("flag" = "fp8"))]
     pub recipe: Option<Fp8Recipe>,
-    /// The FP8 formats of values and of gradients.
+    /// The FP8 formats of forward values (inputs and weights) and of gradients.
     #[schemars(extend("follows" = "recipe set"))]
     pub format: Fp8Format,
     /// The number of transformer blocks that do not use FP8 at the beginning of the model, and also at the end. These
@@ -21,8 +21,8 @@ pub struct Fp8Config {
     pub first_last_bf16: usize,
     /// Whether the forward pass saves an FP8 copy of each input for the backward pass, with one byte per element.
     /// Otherwise it saves the input in the dtype of the model, and the backward pass quantizes the input again. The
-    /// results are the same. Under sequence parallelism, an input that is gathered is always saved in the dtype of the
-    /// model, and gathered again.
+    /// results are the same. An input that is all-gathered under sequence parallelism is an exception: each rank saves
+    /// its part in the dtype of the model, and the backward pass gathers the input again.
     #[schemars(extend("resume" = "may_differ", "follows" = "recipe set"))]
     pub save_activations: bool,
     /// The limit of the fraction of saturated values of a tensor, which exceed the largest value of its FP8 format. A
@@ -60,7 +60,7 @@ pub struct Fp8Layers {
     pub recipe: Option<Fp8Recipe>,
 }
 
-/// The FP8 formats of values and of gradients.
+/// The FP8 formats of forward values (inputs and weights) and of gradients.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Fp8Format {
