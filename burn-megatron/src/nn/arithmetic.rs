@@ -52,7 +52,7 @@ pub(super) enum SavedInput {
     Codes([DispatchTensor; 2]),
 }
 
-/// The gradients that a backward has to compute.
+/// The gradients that a backward pass has to compute.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct NeededGradients {
     pub input: bool,

@@ -21,7 +21,7 @@ pub(super) enum LayerArithmetic {
 }
 
 impl LayerArithmetic {
-    /// Returns `x weight + bias`, and the tensors that the backward needs.
+    /// Returns `x weight + bias`, and the tensors that the backward pass needs.
     pub fn output(
         &self,
         x: Tensor<2>,
@@ -42,7 +42,7 @@ impl LayerArithmetic {
         matches!(self, Self::Fp8(_))
     }
 
-    /// Returns whether the forward saves [codes](SavedTensors::input_codes) in place of the input.
+    /// Returns whether the forward pass saves [codes](SavedTensors::input_codes) in place of the input.
     pub fn saves_codes(&self) -> bool {
         matches!(self, Self::Fp8(fp8) if fp8.saves_codes())
     }
@@ -72,7 +72,7 @@ pub(super) enum OutputGradient {
 }
 
 impl OutputGradient {
-    /// Returns `dy weight^T`. `extra` are the tensors that the forward saved in addition to the input.
+    /// Returns `dy weight^T`. `extra` are the tensors that the forward pass saved in addition to the input.
     pub fn input(&self, weight: WeightSource<'_>, extra: &[DispatchTensor]) -> Tensor<2> {
         match self {
             Self::Float(float, dy) => {

@@ -49,7 +49,7 @@ pub struct ParallelMlpConfig {
 ///     let y = mlp.forward(Tensor::ones([1, 4, 8], &Device::flex()));
 ///     Ok::<_, AnyError>((mlp.up.weight.val().dims(), mlp.down.weight.val().dims(), y.dims()))
 /// })?;
-/// // The gate and the value have 6 columns each on a rank.
+/// // Each rank has 6 columns of the gate and 6 columns of the value.
 /// assert_eq!(shapes, [([8, 12], [6, 8], [1, 4, 8]); 2]);
 /// # Ok::<(), AnyError>(())
 /// ```

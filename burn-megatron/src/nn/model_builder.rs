@@ -41,7 +41,7 @@ use crate::kernel_selection::{KernelChoices, KernelSelection};
 /// let model = builder.finish(linear)?;
 /// assert_eq!(model.table.num_elements(), 4 * 2 + 2);
 ///
-/// // A parameter that was not created by the builder is an error.
+/// // `finish` returns an error if a parameter was not created by the builder.
 /// let builder = ModelBuilder::new(&ParallelContext::single(), &Device::flex());
 /// let error = builder.finish(config.init(&Device::flex())).unwrap_err();
 /// assert!(error.to_string().contains("weight, bias"));

@@ -199,7 +199,7 @@ fn entered<const D: usize>(
 ) -> Tensor<D> {
     match crossing {
         Some(crossing) => {
-            // Unlike a leaf, this operation does not keep its tensor until the backward.
+            // Unlike a leaf, this operation does not keep its tensor until the backward pass.
             let inputs = vec![x.into_dispatch(), anchor.clone().into_dispatch()];
             let slot = crossing.after.clone();
             identity("NodeInput", inputs, move |gradient| {
@@ -340,7 +340,8 @@ impl BackwardNodes {
         }
     }
 
-    /// Waits for the gradients of the next node and runs its backward without weight gradients, unless it has begun.
+    /// Waits for the gradients of the next node and runs its backward pass without weight gradients, unless it has
+    /// begun.
     fn begin(&mut self) {
         let Some(root) = self.root.take() else {
             return;
@@ -409,7 +410,7 @@ impl BackwardNodes {
     }
 }
 
-/// Defers weight gradients until it is dropped, even if a backward panics.
+/// Defers weight gradients until it is dropped, even if a backward pass panics.
 struct DeferGuard<'a>(&'a dyn DeferringSink);
 
 impl<'a> DeferGuard<'a> {

@@ -275,8 +275,8 @@ mod tests {
         assert_eq!(cost.backward, inside.backward + between.backward);
     }
 
-    /// A ring with `s / c >= 2 kv / q F / B` tokens per rank hides the communication of its forward. With one group
-    /// per four heads, this is 500 tokens on NVLink.
+    /// A ring with `s / c >= 2 kv / q F / B` tokens per rank hides the communication of its forward pass. With one
+    /// group per four heads, this is 500 tokens on NVLink.
     #[test]
     fn a_ring_hides_its_transfers_behind_enough_tokens() {
         let nvlink = LinkSpeed::NVLINK;

@@ -41,7 +41,7 @@ pub trait WeightQuantizer: Debug + Send + Sync {
 #[derive(Debug)]
 pub(super) struct CachedWeight {
     weight: Arc<QuantizedWeight>,
-    /// The statistics of the quantizer and the number of values, until a recorded forward uses the weight.
+    /// The statistics of the quantizer and the number of values, until a recorded forward pass uses the weight.
     seen: Option<(Tensor<1>, usize)>,
 }
 

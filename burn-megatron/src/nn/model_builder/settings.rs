@@ -147,7 +147,7 @@ impl ModelBuilder {
     /// let mlp = ParallelMlpConfig::new(8, 12, Activation::GeluTanh).init(&builder)?;
     /// let model = builder.finish(mlp)?;
     /// model.lora.unwrap().check_whole_model()?;
-    /// // Each of the two adapters has a matrix of 8 x 2 and a matrix of 12 x 2 elements.
+    /// // Each of the two adapters has a matrix with 8 x 2 elements and a matrix with 12 x 2 elements.
     /// assert_eq!(model.table.filtered(false).num_elements(), 2 * 2 * (8 + 12));
     /// # Ok::<(), AnyError>(())
     /// ```

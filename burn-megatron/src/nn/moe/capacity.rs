@@ -64,7 +64,7 @@ impl Capacity {
     /// use burn_megatron::nn::moe::{Capacity, KeepPolicy};
     ///
     /// let capacity = Capacity { factor: 1.5, keep: KeepPolicy::LargestWeights, pad: false };
-    /// // 8 tokens choose 2 of 4 experts: an equal share is 4 tokens per expert.
+    /// // 8 tokens choose 2 of 4 experts each. With an even load each expert gets 4 tokens.
     /// assert_eq!(capacity.of(8, 2, 4), 6);
     /// ```
     pub fn of(&self, tokens: usize, k: usize, experts: usize) -> usize {

@@ -118,7 +118,7 @@ impl RecomputeConfig {
     /// ```
     /// use burn_megatron::nn::{RecomputeConfig, RecomputeMethod, RecomputeModule};
     ///
-    /// // Keep the inputs of norms and activations instead of their outputs.
+    /// // Keep the inputs of norms and activation functions instead of their outputs.
     /// let selective = RecomputeConfig::selective([RecomputeModule::Norm, RecomputeModule::Activation]);
     /// selective.check()?;
     /// // Recompute the first 8 layers of each stage. A stage needs at least 8 layers.

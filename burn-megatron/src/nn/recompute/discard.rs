@@ -109,8 +109,8 @@ pub(in crate::nn) trait SavesInput: Function {
         true
     }
 
-    /// Returns whether the backward reads the input. `needed` tells for each of the other inputs whether its gradient
-    /// is needed.
+    /// Returns whether the backward pass reads the input. `needed` tells for each of the other inputs whether its
+    /// gradient is needed.
     fn reads_input(&self, needed: &[bool]) -> bool;
 }
 
@@ -124,7 +124,7 @@ struct DiscardingProduct<F, P> {
 }
 
 /// Returns the outputs of `input` for `inputs`. The first output is replaced by its matmul with `others`. The first
-/// output itself is not kept, and the backward recomputes it.
+/// output itself is not kept, and the backward pass recomputes it.
 pub(in crate::nn) fn apply_discarding<const O: usize, const K: usize>(
     input: impl ProductInput,
     inputs: Vec<DispatchTensor>,

@@ -1,8 +1,8 @@
 //! Activation recomputation (gradient checkpointing).
 //!
 //! The first pass of a block runs in the forward pass. It is not recorded on the autodiff graph, and only its input is
-//! saved. In the backward pass, a second pass runs the block again, records it, and runs its backward immediately (Chen
-//! et al. 2016, arXiv:1604.06174). This costs an additional forward pass of the block. It frees the memory of:
+//! saved. In the backward pass, a second pass runs the block again, records it, and runs its backward pass immediately
+//! (Chen et al. 2016, arXiv:1604.06174). This costs an additional forward pass of the block. It frees the memory of:
 //!
 //! - the activations inside the block;
 //! - the gathered parameters of the block, under full sharding
@@ -104,7 +104,7 @@ fn recompute_outputs<const D: usize, const E: usize, const K: usize>(
         // In the first block of a model, parameters need a tracked input.
         vec![x.into_dispatch(), anchor]
     };
-    // A second pass is part of the backward, so the input of a nested block is used immediately.
+    // A second pass is part of the backward pass, so the input of a nested block is used immediately.
     let is_first = forward_context::mode() != forward_context::ForwardMode::SecondPass;
     let store = store.filter(|_| is_first);
     // A recording has only shapes.
@@ -159,7 +159,7 @@ impl<const D: usize, const E: usize, const K: usize, F> RecomputedBlock<D, E, K,
 where
     F: Fn(Tensor<D>) -> [Tensor<E>; K],
 {
-    /// Runs the second pass and its backward in a recording, which has no autodiff.
+    /// Runs the second pass and its backward pass in a recording, which has no autodiff.
     fn backward_on_shapes(
         &self,
         x: DispatchTensor,
@@ -175,7 +175,7 @@ where
     }
 }
 
-/// Returns an input with or without autodiff, as in a recorded forward, but on no graph.
+/// Returns an input with or without autodiff, as in a recorded forward pass, but on no graph.
 fn input<const D: usize>(plain: DispatchTensor, autodiff: bool) -> Tensor<D> {
     let plain = Tensor::from_dispatch(plain);
     if autodiff {

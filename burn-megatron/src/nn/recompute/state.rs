@@ -26,7 +26,7 @@ pub struct Recompute(Arc<Shared>);
 struct Shared {
     config: RecomputeConfig,
     globs: Vec<Glob>,
-    /// Whether the micro-batch of the current forward is recomputed.
+    /// Whether the micro-batch of the current forward pass is recomputed.
     is_active: AtomicBool,
     regions: Mutex<Regions>,
     /// The store of the inputs of recomputed blocks, if some may be kept on the host.

@@ -107,7 +107,7 @@ impl<const D: usize> SavedInput<D> {
     }
 }
 
-/// Drops the input of a block without a backward.
+/// Drops the input of a block without a backward pass.
 impl<const D: usize> Drop for SavedInput<D> {
     fn drop(&mut self) {
         if let Some((number, _)) = self.saved.get_mut().take() {

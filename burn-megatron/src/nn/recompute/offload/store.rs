@@ -121,8 +121,8 @@ impl ActivationStore {
         self.shared.state.lock().forward += 1;
     }
 
-    /// Simulates the transfers over a link and records them. `forward` and `backward` are the times of the forward and
-    /// backward pass of a block.
+    /// Simulates the transfers over a link and records them. `forward` and `backward` are the times of the forward pass
+    /// and backward pass of a block.
     pub fn simulate(&self, link: SimulatedHostLink, forward: Duration, backward: Duration) {
         let clock = &mut self.shared.state.lock().clock;
         (clock.forward, clock.backward) = (forward, backward);
@@ -228,7 +228,7 @@ impl ActivationStore {
         input.arrives = state.clock.transfer(kind, copy, input.arrives);
     }
 
-    /// Drops an input that no backward has taken.
+    /// Drops an input that no backward pass has taken.
     pub fn forget(&self, number: u64) {
         let state = &mut *self.shared.state.lock();
         if let Some(input) = state.inputs.remove(&number) {

@@ -41,7 +41,7 @@ fn take(store: &ActivationStore, saved: Vec<(u64, usize)>) {
     }
 }
 
-/// Runs a forward and a backward of four blocks of 15 and 30 ms. The link copies an input in 10 ms.
+/// Runs a forward pass and a backward pass of four blocks of 15 and 30 ms. The link copies an input in 10 ms.
 fn recorded(prefetch: usize) -> (OffloadRecord, ActivationUsage) {
     let store = store(1 << 20, prefetch);
     let link = SimulatedHostLink::new(ms(2), 64_000.0).unwrap();
