@@ -36,7 +36,7 @@
 //!
 //! # Example
 //!
-//! A linear layer on two ranks, of which each rank holds half of the columns:
+//! A linear layer on two ranks. Each rank holds half of the columns of the weight:
 //!
 //! ```
 //! use burn::tensor::{Device, Tensor};

@@ -49,7 +49,8 @@ pub struct ParallelAttentionConfig {
     /// Whether each head has an attention sink: a learned logit in the softmax denominator, as in gpt-oss.
     #[config(default = false)]
     pub sinks: bool,
-    /// The factor by which the attention scores are multiplied. `None` uses `1 / sqrt(head_width)`.
+    /// The scale of the attention scores (`scale` in PyTorch's `scaled_dot_product_attention`). `None` uses `1 /
+    /// sqrt(head_width)`.
     pub scale: Option<f64>,
     /// The soft cap `c`: a scaled score `s` is replaced by `c tanh(s / c)`, as in Gemma 2. Attention with a soft cap is
     /// not fused.
@@ -248,9 +249,9 @@ pub fn unfused_reason(dropout: f64, head_width: usize, soft_cap: Option<f64>) ->
 }
 
 impl ParallelAttention {
-    /// Replaces the implementation by which outer groups of the context axis exchange keys and values. `exchange` is
-    /// called once per outer group and returns the new implementation. Without context parallelism this method has no
-    /// effect.
+    /// Replaces the implementation that exchanges keys and values between outer groups of the context axis. `exchange`
+    /// is called once per outer group and returns the new implementation. Without context parallelism this method has
+    /// no effect.
     pub fn with_exchange(
         mut self,
         exchange: impl Fn(OuterGroup) -> Arc<dyn KeyValueExchange>,

@@ -45,10 +45,10 @@ pub struct Dropout {
     fused: bool,
 }
 
-/// The distribution of an activation over the ranks of the tensor axis.
+/// The layout of an activation over the ranks of the tensor axis: replicated or split.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ActivationLayout {
-    /// Every rank has the complete activation.
+    /// The activation is replicated on every rank.
     Whole,
     /// The activation is split evenly along the dimension `dim`, which must not be the batch dimension 0.
     SplitAlong {

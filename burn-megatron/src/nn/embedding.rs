@@ -70,8 +70,8 @@ impl Vocabulary {
 
 /// A token embedding. The rows of its weight `[vocabulary, hidden]` are split over the tensor axis.
 ///
-/// Each rank looks up the tokens of its own rows and uses zeros for the other tokens. The sum over the tensor axis is
-/// the embedding.
+/// Each rank looks up the tokens whose rows it holds, and uses zeros for the other tokens. The sum over the tensor axis
+/// is the embedding.
 ///
 /// ```
 /// use burn::tensor::Device;
@@ -114,8 +114,8 @@ pub struct VocabParallelEmbeddingConfig {
     /// The initializer of the weight.
     #[config(default = "Init::Normal(0.02)")]
     pub init: Init,
-    /// The factor by which the features are multiplied, rounded to the dtype of the features. `None` does not scale the
-    /// features.
+    /// The embeddings are multiplied by this factor, which is rounded to the dtype of the embeddings. `None` does not
+    /// scale the embeddings.
     pub scale: Option<f64>,
 }
 

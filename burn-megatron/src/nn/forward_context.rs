@@ -117,7 +117,7 @@ pub(crate) fn is_training<const D: usize>(x: &Tensor<D>) -> bool {
     x.is_autodiff() || record::is_recording()
 }
 
-/// Converts a plain tensor to a constant of a training forward pass.
+/// Converts a tensor without autodiff to a constant of a training forward pass.
 pub(crate) fn constant<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     if record::is_recording() {
         x

@@ -2,7 +2,7 @@
 
 use burn::tensor::Tensor;
 
-/// The number of tokens by which a cache without a window grows.
+/// The number of tokens that are added when a cache without a window grows.
 const GROWTH_TOKENS: usize = 256;
 
 /// The granularity of the first token of a cache with a window, in tokens. The granularity is a multiple of the tile

@@ -20,7 +20,7 @@ pub struct ParallelMlpConfig {
     pub hidden: usize,
     /// The number of intermediate features, counted after the activation.
     pub width: usize,
-    /// The activation function. With a gated activation the first layer has twice as many output features.
+    /// The activation function. With a gated activation the first layer has `2 width` output features.
     pub activation: Activation,
     /// Whether the linear layers have biases.
     #[config(default = true)]

@@ -67,7 +67,7 @@ pub struct LocalSection {
     pub whole: Range<usize>,
     /// The range of the part in the dimension of the rank's local tensor.
     pub local: Range<usize>,
-    /// The section of which this is a part.
+    /// The section that contains the part.
     pub section: Section,
 }
 

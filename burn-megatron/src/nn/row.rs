@@ -180,7 +180,7 @@ impl RowParallelLinear {
         let Some(lora) = &self.lora else {
             return linear(x, operands);
         };
-        // Both products read the values.
+        // The matmul of the layer and the matmul of its adapter both read the values.
         let x = x.into_values();
         if !is_sum {
             return linear(x.clone(), operands) + lora.delta(x);

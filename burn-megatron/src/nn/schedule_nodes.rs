@@ -191,7 +191,7 @@ pub fn new_anchor(device: &Device) -> Tensor<1> {
     Tensor::zeros([1], &device.clone().inner().autodiff()).require_grad()
 }
 
-/// Converts a plain tensor to a tensor in the graph of the node of this anchor.
+/// Converts a tensor without autodiff to a tensor in the graph of the node with this anchor.
 fn entered<const D: usize>(
     x: Tensor<D>,
     crossing: Option<&Crossing>,

@@ -7,7 +7,7 @@ use burn_megatron_kernels::attention::{AttentionOptions, KeyRanges, Window};
 pub(super) struct ScoreOptions {
     /// The sliding window. With `None` a query attends to all earlier tokens.
     pub window: Option<Window>,
-    /// The factor by which the scores are multiplied. `None` uses `1 / sqrt(width)`.
+    /// The scale of the scores. `None` uses `1 / sqrt(width)`.
     pub scale: Option<f64>,
     /// The soft cap `c`: a scaled score `s` is replaced by `c tanh(s / c)`.
     pub soft_cap: Option<f64>,

@@ -1,4 +1,4 @@
-//! The FP8 products of a linear layer.
+//! The FP8 matmuls of a linear layer.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use crate::nn::arithmetic::{
 use crate::nn::forward_context;
 use crate::nn::hook::Pass;
 
-/// FP8 products, accumulated in f32 (in f64 for an f64 input), with results in the type of the input:
+/// FP8 matmuls, accumulated in f32 (in f64 for an f64 input), with results in the dtype of the input:
 ///
 /// ```text
 /// y  = x w        x rowwise    w columnwise
@@ -157,7 +157,7 @@ impl Fp8Arithmetic {
 pub(in crate::nn) struct Fp8Gradient {
     rowwise: Option<Fp8Matrix>,
     columnwise: Option<Fp8Matrix>,
-    /// The type before quantization.
+    /// The dtype before quantization.
     dtype: FloatDType,
 }
 

@@ -57,8 +57,9 @@ pub struct MultiLatentAttentionConfig {
     /// The epsilon of the norms of the latents.
     #[config(default = 1e-6)]
     pub norm_epsilon: f64,
-    /// The factor by which the attention scores are multiplied. `None` uses `1 / sqrt(nope_width + rope_width)`. YaRN
-    /// multiplies this default by the square of `0.1 mscale_all_dim ln(factor) + 1`.
+    /// The scale of the attention scores (`scale` in PyTorch's `scaled_dot_product_attention`). `None` uses `1 /
+    /// sqrt(nope_width + rope_width)`. YaRN multiplies this default by the square of `0.1 mscale_all_dim ln(factor) +
+    /// 1`.
     pub scale: Option<f64>,
     /// The probability of dropout on the attention probabilities.
     #[config(default = 0.0)]
@@ -98,8 +99,8 @@ pub struct MultiLatentAttentionConfig {
 pub struct MultiLatentAttention {
     /// The query projection from the input, `[hidden, heads * (nope + rope)]`. `None` if there is a query latent.
     pub query: Option<ColumnParallelLinear>,
-    /// The projection to latents, `[hidden, q_rank + kv_rank + rope]`. Its output is the query latent (if there is
-    /// one), the key-value latent, and the shared key.
+    /// The projection to latents, `[hidden, q_rank + kv_rank + rope]`. Its output is the query latent (if `q_rank` is
+    /// set), the key-value latent, and the shared key.
     pub down: ReplicatedLinear,
     /// The norm of the query latent.
     pub query_norm: Option<Norm>,

@@ -124,7 +124,7 @@ impl LoraConfig {
         self.base_model.as_deref()
     }
 
-    /// Returns the scale `s` by which the output of the adapters is multiplied.
+    /// Returns the scale `s`. The output of the adapters is multiplied by this scale.
     pub fn scale(&self) -> f64 {
         let rank = self.rank as f64;
         self.alpha / if self.rslora { rank.sqrt() } else { rank }

@@ -1,8 +1,9 @@
-//! The factor by which a loss is multiplied in the backward pass.
+//! Factors of a loss in the backward pass.
 
 use burn::tensor::{DType, Device, Tensor};
 
-/// A factor by which a loss is multiplied before its backward pass, such as a loss scale. The factor must not be 0.
+/// A factor of a loss, such as a loss scale. The loss is multiplied by this factor before its backward pass. The factor
+/// must not be 0.
 #[derive(Clone, Debug)]
 pub enum LossFactor {
     /// A number on the host.

@@ -99,9 +99,9 @@ impl LinearCrossEntropy {
         Losses::of_tokens(losses, shape)
     }
 
-    /// Returns the sums of the [losses](Self::losses) over the tokens. `factor` is the factor by which the caller will
-    /// multiply the summed objective before the backward pass. A backward pass with a different factor is also correct,
-    /// but may lose small values in f16.
+    /// Returns the sums of the [losses](Self::losses) over the tokens. Before the backward pass, the caller must
+    /// multiply the summed objective by `factor`. A different factor also gives correct gradients, but may lose small
+    /// values in f16.
     ///
     /// # Panics
     ///

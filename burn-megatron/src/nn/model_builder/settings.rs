@@ -261,8 +261,8 @@ impl ModelBuilder {
         }
     }
 
-    /// Returns the number of which the sequence length must be a multiple. The tensor ranks can then share a sequence
-    /// evenly, and the chunks of [`tp_comm_overlap`](crate::mesh::ParallelConfig::tp_comm_overlap) have equal sizes.
+    /// Returns a number that must divide the sequence length. The tensor ranks can then share a sequence evenly, and
+    /// the chunks of [`tp_comm_overlap`](crate::mesh::ParallelConfig::tp_comm_overlap) have equal sizes.
     pub fn sequence_multiple(&self) -> usize {
         if self.sequence_parallel {
             tp_comm_overlap::sequence_multiple(self.groups.config())

@@ -10,8 +10,8 @@ use crate::collective::Comm;
 use crate::comm::{Buffer, raise};
 use crate::nn::{AxisRank, DropoutPosition};
 
-/// The method by which a router selects the experts of a token. All methods compute the weights of the experts, and the
-/// gradients of the weights, from the scores.
+/// The method that a router uses to select the experts of a token. All methods compute the weights of the experts, and
+/// the gradients of the weights, from the scores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum RouterChoice {

@@ -90,7 +90,7 @@ pub(super) fn expert_product(
     input.multiplied(function, weights)
 }
 
-/// The input rows of an expert product.
+/// The input rows of the matmul of the experts.
 pub(super) enum ExpertInput {
     /// The rows: `[rows, in]`.
     Rows(Tensor<2>),
@@ -351,7 +351,7 @@ fn matrix(weights: &Tensor<3>, expert: usize) -> Tensor<2> {
         .reshape([inputs, outputs])
 }
 
-/// Joins the rows of all experts to `[rows, width]`, in the type of `like`.
+/// Concatenates the rows of all experts to `[rows, width]`, in the dtype of `like`.
 fn joined(parts: Vec<Tensor<2>>, like: &Tensor<2>, width: usize) -> Tensor<2> {
     if parts.is_empty() {
         return Tensor::zeros([0, width], (&like.device(), like.dtype()));

@@ -25,7 +25,7 @@ pub struct ExpertsConfig {
     pub width: usize,
     /// The number of experts.
     pub experts: usize,
-    /// The activation function. With a gated activation the first layer has twice as many output features.
+    /// The activation function. With a gated activation the first layer has `2 width` output features.
     pub activation: Activation,
     /// Whether the linear layers have biases.
     #[config(default = false)]

@@ -82,10 +82,10 @@ pub struct RouterConfig {
     /// chooses several experts, except with [`ScoreFunction::PreSoftmax`]. If a token chooses one expert, the default
     /// is false. A normalized weight would then be constant, and the router would have no gradient.
     pub normalized: Option<bool>,
-    /// The factor by which the weights are multiplied.
+    /// The scaling factor of the weights (`routed_scaling_factor` of DeepSeek-V3).
     #[config(default = 1.0)]
     pub factor: f64,
-    /// The method by which experts are selected.
+    /// The method of expert selection.
     #[config(default = "RouterChoice::Scores")]
     pub choice: RouterChoice,
     /// The settings of group-limited routing. With `None` a token chooses from all experts.
@@ -268,9 +268,9 @@ impl RouterConfig {
 }
 
 impl Router {
-    /// Routes the tokens `[batch, seq, hidden]`. `tokens` describes the tokens of all tensor ranks, of which each rank
-    /// routes a part. If `replayed` is given, these choices `[batch * seq, k]` replace the choices of the router. The
-    /// weights and the gradients are still computed from the current logits.
+    /// Routes the tokens `[batch, seq, hidden]`. `tokens` describes the tokens of all tensor ranks. Each rank routes a
+    /// part of these tokens. If `replayed` is given, these choices `[batch * seq, k]` replace the choices of the
+    /// router. The weights and the gradients are still computed from the current logits.
     ///
     /// In training with [`RouterChoice::Sinkhorn`] this call is collective over the tensor and context axes.
     pub fn forward(

@@ -36,7 +36,7 @@ pub enum RecomputeModule {
     Moe,
     /// The shared experts of an MoE layer.
     SharedExperts,
-    /// Attention after the QKV projection. In unfused attention these are the scores. In fused attention these are the
+    /// Attention after the QKV projection. Unfused attention recomputes the scores. Fused attention recomputes the
     /// output and its softmax statistics.
     CoreAttention,
     /// The queries, keys and values of latent attention, which are recomputed from their latents. The output of

@@ -109,8 +109,8 @@ pub(in crate::nn) trait SavesInput: Function {
         true
     }
 
-    /// Returns whether the backward pass reads the input. `needed` tells for each of the other inputs whether its
-    /// gradient is needed.
+    /// Returns whether the backward pass reads the input. `needed` contains a flag for each of the other inputs, which
+    /// is true if the gradient of this input is needed.
     fn reads_input(&self, needed: &[bool]) -> bool;
 }
 

@@ -6,7 +6,7 @@ use super::num_splits::num_splits;
 use crate::collective::{Comm, invalid};
 use crate::mesh::{ParallelConfig, TpCommOverlap};
 
-/// The ranks of the tensor axis, and the method by which their collectives are split into chunks.
+/// The ranks of the tensor axis, and the method of splitting their collectives into chunks.
 #[derive(Clone, Debug)]
 pub struct TpCommOverlapGroup {
     /// The ranks of the tensor axis.

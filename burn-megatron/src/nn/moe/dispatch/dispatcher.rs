@@ -10,7 +10,7 @@ use super::exchange::Exchanges;
 use crate::nn::moe::experts::ExpertRows;
 use crate::nn::moe::router::Routing;
 
-/// The method by which ranks exchange tokens with the ranks that hold their experts.
+/// The kind of token dispatcher, which sends tokens to the ranks that hold their experts.
 ///
 /// The volumes below are for `R` ranks on the expert axis, with `T` tokens per rank and `k` experts per token. A row is
 /// the features of one token.
