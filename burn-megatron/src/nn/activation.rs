@@ -98,7 +98,7 @@ mod tests {
 
     use super::*;
 
-    /// Compares with the formula of gpt-oss for clamped and unclamped halves.
+    /// Compares with the formula of gpt-oss, for inputs with clamped and unclamped halves.
     #[test]
     fn a_clamped_activation_is_that_of_gpt_oss() {
         let (gates, values) = ([-20.0, -1.5, 0.5, 7.5, 30.0], [8.0, -0.25, -9.0, 3.0, 7.5]);

@@ -323,7 +323,7 @@ mod tests {
         let x = Tensor::<2>::ones([100, 1000], &Device::flex().autodiff()).require_grad();
         let y = dropout.forward(x.clone(), ActivationLayout::Whole);
         let mean = y.clone().mean().into_scalar::<f32>();
-        // Five standard errors of a mean of 100,000 draws with variance 1/3.
+        // The tolerance is five standard errors of the mean of 100,000 random numbers with variance 1/3.
         assert!((mean - 1.0).abs() < 0.01, "mean {mean}");
         let gradient = x.grad(&y.clone().sum().backward()).unwrap();
         gradient.into_data().assert_eq(&y.inner().into_data(), true);

@@ -318,7 +318,7 @@ mod tests {
             let counts = ranks.iter().map(|rank| entry.counts_on(rank));
             counts.map(u8::from).collect::<Vec<_>>()
         };
-        // On the data axis each rank counts its partition.
+        // Each rank of the data axis counts its own partition.
         assert_eq!(counting(&entry), [1, 0, 0, 0, 1, 0, 0, 0]);
         entry.placements = (Axis::Expert, Placement::split(0, 4, 2)).into();
         assert_eq!(counting(&entry), [1, 0, 1, 0, 1, 0, 1, 0]);

@@ -117,7 +117,7 @@ mod tests {
         let mut normals = vec![];
         let mut uniforms = vec![];
         for row in 0..3 {
-            // The second half of the row starts at an index that is not a multiple of four draws.
+            // The second half of the row starts at an index that is not a multiple of four.
             let (start, len) = ((row * (2 * BLOCK + 6) + BLOCK + 3) as u64, BLOCK + 3);
             Stream::new(9, 0).normals(start, len, |_, x| normals.push(0.02 * x));
             Stream::new(9, 0).words(start, len, |_, word| {

@@ -76,7 +76,7 @@ mod tests {
             dim in 0usize..3, ranks in prop::sample::select(vec![1usize, 2, 4]), cuts in 1usize..5,
         ) {
             let mut shape = [3, 2, 5];
-            // Queries and two groups of keys and values, or a padded vocabulary.
+            // The parameters are a QKV weight with two key-value heads, and a padded vocabulary.
             let sections = [(8, ranks), (4, ranks.min(2)), (4, ranks.min(2))]
                 .map(|(size, parts)| Section { size, parts })
                 .to_vec();

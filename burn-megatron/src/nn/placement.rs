@@ -286,7 +286,7 @@ impl Walk<'_> {
 mod tests {
     use super::*;
 
-    /// Returns the parts of 0, 1, 2, ... on each rank.
+    /// Returns the part on each rank of a parameter with the elements 0, 1, 2, ...
     fn parts(placements: &Placements, shape: &[usize], ranks: usize) -> Vec<Vec<i32>> {
         let whole: Vec<i32> = (0..shape.iter().product::<usize>() as i32).collect();
         let part = |index| placements.part(shape, &whole, |_| AxisRank { index, size: ranks });
@@ -318,7 +318,7 @@ mod tests {
 
     #[test]
     fn sections_are_split_one_by_one_and_can_be_replicated() {
-        // Four query heads, and two groups of keys and values, over four ranks.
+        // Four query heads and two key-value heads over four ranks.
         let q = Section { size: 4, parts: 4 };
         let kv = Section { size: 2, parts: 2 };
         let placements = on_tensor(Placement::Split {

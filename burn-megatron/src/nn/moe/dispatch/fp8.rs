@@ -230,7 +230,7 @@ mod tests {
         Tensor::from_ints(to, device)
     }
 
-    /// The result is bit-identical to rows that are copied first and then rounded separately.
+    /// The result is bit-identical to the result of copying the rows first and quantizing each copy separately.
     #[test]
     fn rows_of_a_token_are_those_of_copies_that_are_rounded() {
         let device = Device::flex();

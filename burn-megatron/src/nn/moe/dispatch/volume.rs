@@ -307,7 +307,7 @@ mod tests {
         let two = expected_destinations(64, 8, 2);
         assert!((between - 1000.0 * two / 2.0).abs() < 1e-9, "{between}");
     }
-    /// Returns a layer of DeepSeek-V3 on 8 nodes of 8 ranks. A token has its 8 of 256 experts on 4 nodes.
+    /// Returns a layer of DeepSeek-V3 on 8 nodes of 8 ranks. Each token chooses 8 of the 256 experts, on 4 nodes.
     fn deepseek_v3(fp8: Option<Fp8DispatchScales>) -> DispatchProblem {
         DispatchProblem {
             dispatcher: DispatcherKind::Flex,
@@ -330,7 +330,7 @@ mod tests {
         }
     }
 
-    /// A row has 7168 codes, a scale of 4 bytes or 1 byte for each 128 codes, and 8 numbers and weights.
+    /// A row has 7168 codes, a scale of 4 bytes or 1 byte per 128 codes, and 8 expert indices and weights.
     #[test]
     fn rows_of_deepseek_v3_in_8_bits() {
         const CHOICES: f64 = 8.0 * 8.0;
@@ -344,9 +344,9 @@ mod tests {
         }
     }
 
-    /// The 117 MB of codes (4096 x 7168 x 4) assume that each token is sent to all of its 4 nodes. With uniform choices
-    /// a token has no expert on a given node in 9 % of the cases: `C(96, 8) / C(128, 8)`. One of 8 nodes is its own
-    /// node.
+    /// The 117 MB of codes (4096 x 7168 x 4) assume that each token is sent to all of its 4 nodes. If experts are
+    /// chosen uniformly, a token has no expert on a given node in 9 % of the cases: `C(96, 8) / C(128, 8)`. One of the
+    /// 8 nodes is the node of the token itself.
     #[test]
     fn what_deepseek_v3_sends_between_nodes() {
         let problem = deepseek_v3(Some(Fp8DispatchScales::F32));

@@ -1,4 +1,4 @@
-//! Tests the locations and transfers of inputs, and failures.
+//! Tests the locations of saved inputs, their transfers, and failures.
 
 use std::time::{Duration, Instant};
 
@@ -97,7 +97,7 @@ fn a_budget_keeps_the_others_on_the_device() {
     }
 }
 
-/// Forwards run ahead of backwards, as in a pipeline.
+/// Forward passes run ahead of backward passes, as in a pipeline.
 #[test]
 fn each_forward_is_a_chain_of_its_own() {
     let store = store(1 << 20, 1);
