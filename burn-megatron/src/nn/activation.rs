@@ -79,7 +79,7 @@ impl Activation {
         self.forward_biased(x, None, true)
     }
 
-    /// Applies the activation function to `x + bias`, with the fused kernel if `fused` is set.
+    /// Applies the activation function to `x + bias`. If `fused` is true, the fused kernel is used.
     pub fn forward_biased(self, x: Tensor<3>, bias: Option<Bias>, fused: bool) -> Tensor<3> {
         let options = self.options();
         if fused {

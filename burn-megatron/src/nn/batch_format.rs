@@ -31,7 +31,8 @@ pub enum BatchFormat<'a> {
 }
 
 impl BatchFormat<'_> {
-    /// Returns the attention context of attention layer `index`, counted on this rank.
+    /// Returns the attention context of an attention layer. `index` is the index of the layer among the attention
+    /// layers of this rank.
     ///
     /// # Panics
     ///

@@ -29,7 +29,7 @@ pub struct ColumnParallelLinearConfig {
     /// one section.
     #[config(default = "vec![]")]
     pub sections: Vec<OutputSection>,
-    /// The initial values of the weight. The bias is initialized to 0.
+    /// The initializer of the weight. The bias is initialized to 0.
     #[config(default = "Init::Normal(0.02)")]
     pub init: Init,
     /// Whether the layer has a bias.

@@ -1,4 +1,4 @@
-//! Token embeddings split over the vocabulary, learned positions, and the output layer.
+//! Token embeddings that are split over the vocabulary, learned position embeddings, and the output layer.
 
 use std::sync::Arc;
 

@@ -149,7 +149,7 @@ impl ParameterEntry {
     ///
     /// - its axis is not a [model axis](Grid::model_axes) of the grid;
     /// - its dimension does not exist, or another axis splits the same dimension;
-    /// - the number of parts does not divide the section and the number of ranks.
+    /// - the size of a section, or the number of ranks, is not a multiple of the number of parts.
     ///
     /// `sum_over` must contain the data axes, and must not contain the pipeline axis, axes of the other grid or split
     /// axes.

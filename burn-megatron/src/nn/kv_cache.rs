@@ -298,7 +298,8 @@ impl KvCache {
         layers.map(KvBuffer::bytes).sum()
     }
 
-    /// Returns the cache of attention layer `index`, counted on this rank.
+    /// Returns the cache of an attention layer. `index` is the index of the layer among the attention layers of this
+    /// rank.
     ///
     /// # Panics
     ///

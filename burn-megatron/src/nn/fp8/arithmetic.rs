@@ -253,7 +253,8 @@ impl Fp8Arithmetic {
         )
     }
 
-    /// Computes the flat weight gradient `x^T dy`, in the single place of `target` if there is a target.
+    /// Computes the flattened weight gradient `x^T dy`. If `target` is given, the gradient is written to its only
+    /// place.
     pub fn weight_gradient(
         &self,
         x: SavedInput,

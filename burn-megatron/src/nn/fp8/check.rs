@@ -11,7 +11,7 @@ const MAX_MARGIN: i32 = 64;
 const MAX_HISTORY: usize = 1 << 20;
 
 impl Fp8Config {
-    /// Checks the settings without layers.
+    /// Checks the settings that can be checked without a model.
     ///
     /// # Errors
     ///

@@ -25,8 +25,8 @@ pub struct Fp8Config {
     /// its part in the dtype of the model, and the backward pass gathers the input again.
     #[schemars(extend("resume" = "may_differ", "follows" = "recipe set"))]
     pub save_activations: bool,
-    /// The limit of the fraction of saturated values of a tensor, which exceed the largest value of its FP8 format. A
-    /// run warns if the fraction of a tensor is above this limit.
+    /// The limit of the fraction of saturated values per tensor. A value is saturated if it exceeds the largest value
+    /// of the FP8 format. A run warns if the fraction of a tensor is above this limit.
     #[schemars(extend("follows" = "recipe set"))]
     pub saturation_limit: f64,
     /// Recipes for layers whose paths match a pattern. If several entries match a layer, the last entry applies.
@@ -52,8 +52,8 @@ impl Default for Fp8Config {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Fp8Layers {
-    /// The pattern that is matched with layer paths. A layer path is, for example, `blocks.0.mlp.down`, or
-    /// `blocks.0.moe.experts.down.3` for an expert.
+    /// The pattern for the layer paths. Examples of paths are `blocks.0.mlp.down`, and `blocks.0.moe.experts.down.3`
+    /// for an expert.
     pub pattern: String,
     /// The recipe of the layers. Without a recipe, the layers do not use FP8 and compute in the dtype of the model.
     #[serde(default, skip_serializing_if = "Option::is_none")]

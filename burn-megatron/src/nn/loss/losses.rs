@@ -5,7 +5,8 @@ use burn::tensor::Tensor;
 /// A term that is added to the cross-entropy in the training objective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LossTerm {
-    /// The label smoothing term: `s (log p[t] - mean over k of log p[k])`.
+    /// The label smoothing term: `s (log p[t] - mean over k of log p[k])`. See
+    /// [`VocabParallelCrossEntropy`](super::VocabParallelCrossEntropy) for the symbols.
     LabelSmoothing,
     /// The z-loss: the squared log-sum-exp of the logits, multiplied by the weight of the z-loss.
     ZLoss,

@@ -112,7 +112,8 @@ pub fn check(layout: &ParallelConfig, length: usize) -> Result<(), NumSplitsErro
     num_splits(method, given, layout.tensor, tokens, 0.0).map(drop)
 }
 
-/// Returns a number that must divide the sequence length of the tensor ranks, in a layout with sequence parallelism.
+/// Returns a number that must divide the number of tokens of a sequence that the tensor ranks share, in a layout with
+/// sequence parallelism.
 pub fn sequence_multiple(layout: &ParallelConfig) -> usize {
     let chunks = match layout.tp_comm_overlap {
         Some(method) => layout.tp_comm_overlap_num_splits.unwrap_or(fewest(method)),
