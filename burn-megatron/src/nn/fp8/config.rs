@@ -71,7 +71,7 @@ pub enum Fp8Format {
     E4m3,
 }
 
-/// The scaling recipe.
+/// The FP8 scaling recipe, which determines how the scales of tensors are computed.
 ///
 /// A recipe is written as a name, or as a table with settings. Examples:
 ///
@@ -104,7 +104,7 @@ pub struct DelayedScaling {
     pub margin: i32,
     /// The number of previous steps whose largest magnitudes are kept in the history.
     pub history: usize,
-    /// The algorithm that selects the magnitude from the history from which the scale is computed.
+    /// The algorithm that computes the magnitude for the scale from the history.
     pub amax: AmaxAlgorithm,
 }
 
@@ -118,7 +118,7 @@ impl Default for DelayedScaling {
     }
 }
 
-/// The algorithm that selects the magnitude from the history from which the scale is computed.
+/// The algorithm that computes the magnitude for the scale from the history.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum AmaxAlgorithm {

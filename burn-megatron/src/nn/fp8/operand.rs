@@ -32,9 +32,9 @@ impl fmt::Display for Operand {
 /// weight always counts as split. Ranks that do not split the weight hold the same weight.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SplitOperands {
-    /// Whether the features of the input are split (a row-parallel layer), or its tokens.
+    /// Whether the input is split, along its features (in a row-parallel layer) or along its tokens.
     pub input: bool,
-    /// Whether the features of the output gradient are split (a column-parallel layer), or its tokens.
+    /// Whether the output gradient is split, along its features (in a column-parallel layer) or along its tokens.
     pub gradient: bool,
 }
 

@@ -11,10 +11,9 @@ use crate::nn::{AttentionContext, Norm, Residual, SEQUENCE_DIM};
 /// The inputs of the projections of a layer's heads, on this rank.
 #[derive(Clone, Debug)]
 pub(super) struct Latents {
-    /// The latent of queries `[batch, seq, q_rank]`, or the queries if there is no latent of queries.
+    /// The query latent `[batch, seq, q_rank]`, or the queries if there is no query latent.
     pub queries: Tensor<3>,
-    /// `[batch, seq, kv_rank + rope]`: the normalized latent of keys and values, and the shared key before its
-    /// rotation.
+    /// The normalized key-value latent, and the shared key before its rotation: `[batch, seq, kv_rank + rope]`.
     pub keys: Tensor<3>,
 }
 
