@@ -93,15 +93,15 @@ pub struct RouterConfig {
     /// The update rate of the [`ExpertBias`], such as 1e-3. The bias is added to the scores when experts are selected.
     /// With the rate 0 the bias keeps its loaded value. With `None` the router has no expert bias.
     pub bias_update_rate: Option<f64>,
-    /// The jitter of the router input in training. Each feature of a token is multiplied by a random number between `1
-    /// - jitter` and `1 + jitter` (Fedus et al. 2021, arXiv:2101.03961). The experts get the original features. The
-    /// random numbers are drawn on the host.
+    /// The jitter of the router input in training. Each feature of a token is multiplied by a random number from the
+    /// range `1 - jitter` to `1 + jitter` (Fedus et al. 2021, arXiv:2101.03961). The experts get the original features.
+    /// The random numbers are drawn on the host.
     #[config(default = 0.0)]
     pub jitter: f64,
     /// Whether the gate has a bias, as in gpt-oss.
     #[config(default = false)]
     pub bias: bool,
-    /// The data type in which the router computes.
+    /// The dtype in which the router computes.
     #[config(default = "RouterDType::F32")]
     pub dtype: RouterDType,
     /// The initializer of the weight of the gate.

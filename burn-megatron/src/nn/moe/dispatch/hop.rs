@@ -14,7 +14,7 @@ use crate::collective::{Comm, start};
 pub(super) struct Tokens {
     /// The tokens: `[tokens, hidden]`.
     pub x: Tensor<2>,
-    /// The expert numbers: `[tokens, k]`, without autodiff.
+    /// The expert indices: `[tokens, k]`, not tracked by autodiff.
     pub indices: Tensor<2, Int>,
     /// The weights: `[tokens, k]`.
     pub weights: Tensor<2>,

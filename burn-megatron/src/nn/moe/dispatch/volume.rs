@@ -72,7 +72,7 @@ fn chosen_in_groups(
 /// has the same number of tokens.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DispatchProblem {
-    /// The dispatcher.
+    /// The kind of the token dispatcher.
     pub dispatcher: DispatcherKind,
     /// The dtype of the scales if rows are dispatched in FP8. `None` if rows are not dispatched in FP8.
     pub fp8: Option<Fp8DispatchScales>,
