@@ -49,7 +49,7 @@ fn epilogues_on_several_ranks_are_those_on_one() {
     }
 }
 
-/// The sums of the gradients that hooks receive, by parameter, and the announced gradients.
+/// The sums of the gradients that the hooks of each parameter receive, and the numbers of announced gradients.
 #[derive(Default)]
 struct Sums(Mutex<[Vec<f64>; 4]>, Mutex<[usize; 4]>);
 

@@ -1,4 +1,5 @@
-//! Tests latent attention against an unfused composition, head by head, and its cache against the complete sequence.
+//! Compares latent attention with an unfused computation of each head, and generation with a KV cache with attention to
+//! the complete sequence.
 
 use burn::tensor::activation::softmax;
 use burn::tensor::{Bool, DType, Device, Tensor};

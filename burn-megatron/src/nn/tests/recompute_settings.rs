@@ -29,7 +29,7 @@ struct Model {
 
 const LAYERS: usize = 4;
 
-/// Returns how often each layer and the head run in a forward and its backward, and the gradients.
+/// Returns the number of times that each layer and the head run in a forward and a backward pass, and the gradients.
 fn followed(config: &RecomputeConfig) -> Result<([usize; LAYERS + 1], Vec<Vec<f64>>), BuildError> {
     let groups = ParallelContext::single();
     let builder = ModelBuilder::with(&groups, &Device::flex(), 5, DType::F64);

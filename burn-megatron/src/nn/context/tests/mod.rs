@@ -1,4 +1,4 @@
-//! Tests attention over the ranks of a context group against one rank in f64.
+//! Compares attention over the ranks of a context group with attention on one rank, in f64.
 
 mod blocks;
 mod peer;
@@ -353,7 +353,7 @@ fn heads_that_cannot_be_split_are_refused() {
     );
 }
 
-/// Padding may be longer than the context, where learned positions end.
+/// Padding may be longer than the maximum sequence length, which is the number of learned positions.
 #[test]
 fn padding_has_no_positions() {
     let is_real = (0..12).map(|token| token < 4).collect();

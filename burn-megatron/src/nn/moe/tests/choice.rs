@@ -117,7 +117,7 @@ fn only_the_router_sees_the_jitter() {
     let factors = TokenPosition { position, place }.jitter([BATCH, SEQ, HIDDEN], 0.3, key);
     assert!(factors.iter().all(|factor| (0.7..1.3).contains(factor)));
     let mean = factors.iter().sum::<f32>() / factors.len() as f32;
-    // The standard error of the mean of 120 draws is 0.016.
+    // The standard error of the mean of 120 random numbers is 0.016.
     assert!((mean - 1.0).abs() < 0.08, "{mean}");
     let factors = TensorData::new(factors, [BATCH * SEQ, HIDDEN]);
     let factors = Tensor::<2>::from_data(factors, (&Device::flex(), DType::F64));
