@@ -29,7 +29,7 @@ const ROUNDINGS: f64 = 3.0;
 pub enum EngineMismatch {
     /// The results differ from the results of [`Portable`].
     #[error(
-        "{what} differ from those of portable by {difference:.2e} in {dtype:?}: rounding explains \
+        "{what} differ from the results of portable by {difference:.2e} in {dtype:?}: rounding explains \
          at most {tolerance:.2e}"
     )]
     Differs {

@@ -222,7 +222,9 @@ fn choose(device: &CubeDevice, problem: &GemmProblem) -> Arc<dyn GemmEngine<Cube
     };
     // Other devices lack no library, so there is no warning.
     if matches!(device, CubeDevice::Cuda(_)) {
-        warn_once(format!("matrices are multiplied by {BURN}: {refusal}"));
+        warn_once(format!(
+            "cuBLASLt is not used; matrices are multiplied by {BURN}: {refusal}"
+        ));
     }
     Arc::new(BurnMatmul)
 }

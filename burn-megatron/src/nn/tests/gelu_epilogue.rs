@@ -147,7 +147,7 @@ fn what_has_no_epilogues_is_refused() {
     refused(
         &gelu,
         outline(DType::F64),
-        "they are for f32, f16 and bf16, not F64",
+        "the fused epilogues require F32, F16 or BF16, got F64",
     );
     let narrow = ParallelMlpConfig {
         width: 20,
@@ -160,7 +160,7 @@ fn what_has_no_epilogues_is_refused() {
     );
     let builder = ModelBuilder::new(&context, &autodiff());
     let builder = builder.with_kernels(&choices).unwrap();
-    refused(&gelu, builder, "they are cuBLASLt's, for CUDA devices");
+    refused(&gelu, builder, "the fused epilogues require a CUDA device");
     let all = LoraConfig {
         target_modules: vec!["all-linear".into()],
         ..LoraConfig::default()
