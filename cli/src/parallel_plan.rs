@@ -170,7 +170,7 @@ mod tests {
                 .err()
                 .unwrap()
                 .to_string()
-                .contains("tensor = 1 does not split it")
+                .contains("requires tensor parallelism, and tensor = 1")
         );
     }
 }

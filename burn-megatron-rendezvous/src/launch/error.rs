@@ -66,8 +66,8 @@ pub enum LaunchEnvError {
     },
     /// The port above `MASTER_PORT`, which torchrun's agent listens on itself, does not exist.
     #[error(
-        "{variable} leaves no port above it for the rendezvous, as torchrun's agent listens on that \
-         one itself: give torchrun a port below 65535, or set BURN_MEGATRON_PORT"
+        "{variable} leaves no port above it for the rendezvous, because torchrun's agent already listens on \
+         {variable}: give torchrun a port below 65535, or set BURN_MEGATRON_PORT"
     )]
     NoPortAbove {
         /// The variable.

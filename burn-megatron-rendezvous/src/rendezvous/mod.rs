@@ -72,7 +72,7 @@ pub enum RendezvousError {
     },
     /// The tokens of rank and rendezvous differ.
     #[error(
-        "the rendezvous at {address} has another token than this rank: set the same \
+        "token mismatch with the rendezvous at {address}: set the same \
          BURN_MEGATRON_TOKEN, or pass the same --token-file, on all ranks"
     )]
     Token {
@@ -81,8 +81,7 @@ pub enum RendezvousError {
     },
     /// Ranks on several machines have no token.
     #[error(
-        "the ranks are on several machines, which requires a token, the same on all of \
-         them:\n{TOKEN_INSTRUCTIONS}"
+        "the ranks are on several machines, which requires the same token on all of them:\n{TOKEN_INSTRUCTIONS}"
     )]
     MissingToken,
     /// The operating system refuses a thread or a connection.

@@ -425,7 +425,7 @@ fn flags_of_tensor_parallel_overlap_fit_the_recipe() {
     }
     let found = error("--parallel.tp_comm_overlap ring");
     assert!(
-        found.contains("tp_comm_overlap splits the exchanges of sequence parallelism"),
+        found.contains("tp_comm_overlap requires sequence parallelism"),
         "{found}"
     );
 }
