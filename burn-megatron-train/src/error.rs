@@ -32,7 +32,8 @@ pub enum TrainError {
     Optimizer(#[from] OptimizerError),
     /// Deferred readings require the fused AdamW optimizer.
     #[error(
-        "deferred readings need the fused AdamW, but the optimizer of this run is another one, or unfused; fuse AdamW, \
+        "deferred readings require the fused AdamW, but this run uses another optimizer, or an unfused one; fuse \
+         AdamW, \
          or do not defer"
     )]
     Unfused,

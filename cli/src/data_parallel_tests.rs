@@ -123,7 +123,7 @@ fn what_would_do_nothing_is_refused_before_the_start() {
     );
     assert_snapshot!(
         refusal("--hsdp 2"),
-        @"hsdp requires zero_stage = 1, 2 or 3, but zero_stage = 0; change the stage, or leave hsdp out"
+        @"hsdp requires zero_stage = 1, 2 or 3, but zero_stage = 0; change the stage, or remove hsdp"
     );
     assert_snapshot!(
         refusal("--zero-stage 1 --hsdp 1 --data_parallel.overlap_param_gather"),

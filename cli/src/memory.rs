@@ -94,7 +94,7 @@ mod tests {
             ),
             (
                 "granularity = 'selective'\nmodules = ['moe']",
-                "moe is of no module",
+                "moe matches no module",
             ),
             (
                 "granularity = 'selective'\npatterns = ['blocks.9']",
@@ -134,7 +134,7 @@ mod tests {
             ("optimizer = nan", "expected a fraction from 0 to 1"),
             ("moments = 0.5", "unknown field `moments`"),
             ("activations = 4096", "the inputs of recomputed blocks"),
-            ("prefetch = 2", "activations beside it"),
+            ("prefetch = 2", "offload.activations above 0"),
             (
                 "activations = 4096
 [memory.recompute]

@@ -206,7 +206,7 @@ fn has_epilogues(
     };
     if activation != Activation::GeluTanh {
         return Err(refused(format!(
-            "it needs the activation GeluTanh, and this MLP has {activation:?}: use a model with gelu-tanh"
+            "it requires the activation GeluTanh, but this MLP has {activation:?}: use a model with gelu-tanh"
         )));
     }
     if let Some(obstacle) = up.epilogue_obstacle().or(down.epilogue_obstacle()) {
@@ -218,7 +218,8 @@ fn has_epilogues(
         if builder.recompute_part(module).is_on() {
             let name = module.name();
             return Err(refused(format!(
-                "the products keep the input of GELU and GELU, and cannot recompute {name:?}: recompute \"mlp\", or \
+                "the fused products keep the input and the output of GELU, and cannot recompute {name:?}: recompute \
+                 \"mlp\", or \
                  whole layers"
             )));
         }

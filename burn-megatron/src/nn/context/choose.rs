@@ -87,7 +87,8 @@ impl ExchangeProblem {
         );
         if is_ring && !fused {
             return Err(format!(
-                "context_exchange = {exchange} needs fused attention, and this one holds its scores in memory (it has \
+                "context_exchange = {exchange} requires fused attention, but this layer holds its scores in memory \
+                 (it has \
                  dropout, a soft cap or wide heads, or the kernel is turned off): expected all-gather or all-to-all"
             ));
         }

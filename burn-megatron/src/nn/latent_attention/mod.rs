@@ -172,8 +172,7 @@ impl MultiLatentAttentionConfig {
             && lora.targets().contains(&LoraTarget::Q)
         {
             return Err(builder.error(
-                "lora.target_modules has q_proj or all-linear, and of the layers of latent attention only o_proj can have \
-                 an adapter",
+                "lora.target_modules has q_proj or all-linear, but only o_proj of latent attention can have an adapter",
             ));
         }
         let (groups, place) = (builder.groups(), builder.place());

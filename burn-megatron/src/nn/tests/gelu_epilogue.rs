@@ -142,7 +142,7 @@ fn what_has_no_epilogues_is_refused() {
     refused(
         &exact,
         outline(DType::F32),
-        "needs the activation GeluTanh, and this MLP has Gelu",
+        "requires the activation GeluTanh, but this MLP has Gelu",
     );
     refused(
         &gelu,
@@ -182,7 +182,7 @@ fn what_has_no_epilogues_is_refused() {
     let error = builder.with_kernels(&unfused).unwrap_err().to_string();
     insta::assert_snapshot!(
         error,
-        @"kernels: epilogue_fusion needs fused activation, and activation is unfused (requested); use activation = fused, \
-          or remove epilogue_fusion"
+        @"kernels: epilogue_fusion requires fused activation, but activation is unfused (requested): set activation \
+         = fused, or remove epilogue_fusion"
     );
 }

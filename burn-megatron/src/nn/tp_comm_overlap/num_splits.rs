@@ -147,8 +147,8 @@ pub fn exposed(layout: &ParallelConfig, transfer: f64, product: f64) -> f64 {
 /// Returns the error message for FP8 layers, which cannot have exchanges in chunks.
 pub fn refuses_fp8(method: TpCommOverlap) -> String {
     format!(
-        "tp_comm_overlap = {method} multiplies the tokens of a sequence in chunks, and an 8-bit layer quantises them \
-         together, with scales and magnitudes of all of them: turn tp_comm_overlap off, or the 8 bits of this layer"
+        "tp_comm_overlap = {method} conflicts with 8-bit layers, which quantise all tokens of a sequence together: \
+         remove tp_comm_overlap, or do not compute this layer in 8 bits"
     )
 }
 
