@@ -121,7 +121,7 @@ pub const PUBLISHED: [PublishedFault; 15] = [
     of(
         "The gradient norm omits experts of other ranks, so that clipping applies less than expected",
         "https://github.com/NVIDIA/Megatron-LM/pull/5916",
-        "the norm is that of the rank's own part",
+        "the norm covers only the rank's own part",
         "tp2-dp1",
         PlantedFault::Decoder(Fault::LocalNorm),
     ),
