@@ -297,7 +297,7 @@ fn what_could_change_the_model_is_refused_by_name() {
             refused(
                 "rope_interleave",
                 "null",
-                "true, as transformers reads null as false",
+                "true, because transformers reads null as false",
             ),
         ),
         (
