@@ -67,7 +67,7 @@ fn nccl_variables(given: impl Fn(&str) -> Option<String>) -> [(&'static str, Str
 fn cost_of(variables: &[(&str, String)], ranks: usize) -> String {
     let algorithm = variables.iter().find(|(name, _)| *name == "NCCL_ALGO");
     match algorithm {
-        Some((name, value)) if value != "Ring" => format!("that of {name}={value}"),
+        Some((name, value)) if value != "Ring" => format!("the cost of {name}={value}"),
         _ => cost_of_rings(ranks),
     }
 }
@@ -115,8 +115,9 @@ pub fn check(recipe: &Recipe) -> Result<(), Error> {
     let gemm = recipe.kernels.gemm;
     if recipe.train.deterministic && matches!(gemm, CpuGemm::OpenBlas | CpuGemm::Blis) {
         return Err(format!(
-            "deterministic needs products of one order, which {gemm} does not promise; use kernels.gemm = \"gemm\" or \
-             \"mkl\" (--kernels gemm=mkl), whose reproducible mode is on, or remove deterministic"
+            "deterministic requires matrix products with a fixed order of sums, which {gemm} does not guarantee; use \
+             kernels.gemm = \"gemm\" or \"mkl\" (--kernels gemm=mkl), whose reproducible mode is on, or remove \
+             deterministic"
         )
         .into());
     }
@@ -185,7 +186,7 @@ mod tests {
         let given = nccl_variables(|name| (name == "NCCL_ALGO").then(|| "Tree".into()));
         assert_eq!(given[0].1, "Tree");
         assert_eq!(given[1].1, "Simple");
-        assert_snapshot!(cost_of(&given, 64), @"that of NCCL_ALGO=Tree");
+        assert_snapshot!(cost_of(&given, 64), @"the cost of NCCL_ALGO=Tree");
     }
 
     #[test]

@@ -25,7 +25,7 @@ pub fn check(recipe: &Recipe, plan: &ParallelPlan) -> Result<(), Error> {
         && let Some(own) = not_fused_adamw(recipe)
     {
         return Err(format!(
-            "[memory.offload] optimizer needs the fused AdamW, and {own}; change it, or remove optimizer"
+            "[memory.offload] optimizer requires the fused AdamW, but {own}; change it, or remove optimizer"
         )
         .into());
     }
@@ -143,7 +143,7 @@ modules = ['norm', 'activation']",
                 "the inputs of recomputed blocks",
             ),
             ("activations = -1", "invalid value"),
-            (unfused, "needs the fused AdamW"),
+            (unfused, "requires the fused AdamW"),
         ] {
             let error = error(&format!("[memory.offload]\n{settings}"));
             assert!(error.contains(wanted), "{settings}: {error}");

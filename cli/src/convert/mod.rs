@@ -228,7 +228,7 @@ fn from_checkpoint(args: &ConvertArgs, families: &Families) -> Result<(), Error>
     );
     report(&what, summary.bytes, args.target.display());
     if !exported.has_files {
-        println!("it has no tokenizer; --like DIR copies that of another folder");
+        println!("it has no tokenizer; --like DIR copies the tokenizer of another folder");
     }
     Ok(())
 }

@@ -238,8 +238,8 @@ impl DataConfig {
     pub fn check_tokens(&self) -> Result<(), Error> {
         match self.reset_attention {
             true => Err(
-                "data.reset_attention of a text applies to bytes, and data.tokenizer makes tokens of it; convert it with \
-                 `burn-megatron preprocess`, and set data.files"
+                "data.reset_attention of a text conflicts with data.tokenizer, because it applies to bytes only; \
+                 convert the text with `burn-megatron preprocess`, and set data.files"
                     .into(),
             ),
             false => Ok(()),

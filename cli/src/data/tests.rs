@@ -268,7 +268,7 @@ fn the_text_at_the_end_needs_a_tokenizer() {
     assert!(unknown.sample.tokens > 0);
     let error = of(&unknown).unwrap_err();
     assert!(
-        error.contains("set data.tokenizer (--tokenizer) to it, or sample.tokens to 0"),
+        error.contains("set data.tokenizer (--tokenizer), or set sample.tokens to 0"),
         "{error}"
     );
     unknown.sample.tokens = 0;

@@ -224,7 +224,7 @@ fn hardware(args: &PlanArgs, model: &RecipeModel) -> Result<(usize, Hardware), E
     let hardware = match (&args.hardware, name) {
         (Some(_), Some(name)) => {
             return Err(format!(
-                "--hardware says what a device is: expected --devices {number}, not {number}x{name}"
+                "--hardware already defines the device: expected --devices {number}, not {number}x{name}"
             )
             .into());
         }
@@ -236,7 +236,7 @@ fn hardware(args: &PlanArgs, model: &RecipeModel) -> Result<(usize, Hardware), E
         (None, Some(name)) => Hardware::named(name)?,
         (None, None) => {
             return Err(format!(
-                "--devices \"{}\" does not say which: expected {number}xH100, or --hardware FILE",
+                "--devices \"{}\" does not name the device: expected {number}xH100, or --hardware FILE",
                 args.devices
             )
             .into());
