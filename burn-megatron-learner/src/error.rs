@@ -45,8 +45,8 @@ pub enum LearnerError {
     LossNotScaled(f64),
     /// A schedule with parameter groups conflicts with an optimizer of this library.
     #[error(
-        "an optimizer of this library does not support a learning rate scheduler with groups: use the `groups` of \
-         the optimizer, or the optimizer of Burn's Learner"
+        "an optimizer of this library does not support a learning rate scheduler with groups: use the `groups` of the \
+         optimizer, or the optimizer of Burn's Learner"
     )]
     LearningRateGroups,
     /// Sharded checkpoints require an optimizer that can save its state.

@@ -184,8 +184,8 @@ pub enum LayoutError {
     SequenceParallel,
     /// A setting of tensor-parallel overlap without sequence parallelism.
     #[error(
-        "{name} requires sequence parallelism: set sequence_parallel = true (--sp) and tensor (--tp) to 2 or more, \
-         or remove {name}"
+        "{name} requires sequence parallelism: set sequence_parallel = true (--sp) and tensor (--tp) to 2 or more, or \
+         remove {name}"
     )]
     NoSequenceParallel {
         /// The setting.
@@ -212,8 +212,8 @@ pub enum LayoutError {
     },
     /// Overlap of expert exchanges without expert parallelism.
     #[error(
-        "overlap_moe_expert_parallel_comm requires expert parallelism, and expert = 1: set expert (--ep) to 2 or \
-         more, or remove overlap_moe_expert_parallel_comm"
+        "overlap_moe_expert_parallel_comm requires expert parallelism, and expert = 1: set expert (--ep) to 2 or more, \
+         or remove overlap_moe_expert_parallel_comm"
     )]
     NoExpertExchange,
     /// Overlap of expert exchanges with a schedule that does not pair forwards with backwards.

@@ -131,8 +131,8 @@ pub enum ChatLineError {
     /// The template changes the text before an answer once the answer is added.
     #[error(
         "the chat template changes the text before message {message} when {follows}, so the tokens of the answer \
-         cannot be identified: set data.chat.loss to \"last\" to train the last answer of each \
-         conversation, or data.chat.template to a template that marks answers with {{% generation %}}"
+         cannot be identified: set data.chat.loss to \"last\" to train the last answer of each conversation, or \
+         data.chat.template to a template that marks answers with {{% generation %}}"
     )]
     NoPrefix {
         /// The message, from 1.

@@ -128,8 +128,8 @@ pub enum SamplingError {
     },
     /// The files have too few samples: without weights, each sample is used once.
     #[error(
-        "the files have {samples} samples of {seq} tokens, and the run needs {wanted}: without weights each sample \
-         is used once; give weights, or train for fewer steps"
+        "the files have {samples} samples of {seq} tokens, and the run needs {wanted}: without weights each sample is \
+         used once; give weights, or train for fewer steps"
     )]
     Exhausted {
         /// The samples of all files.
@@ -219,8 +219,7 @@ fn remedy(sequences: usize, all_sequences: usize) -> String {
         }
         (0, all) => format!(
             "there are {all} documents, and a split never divides a document: give more documents, another split, or \
-             preprocess \
-             with --lines or --separator"
+             preprocess with --lines or --separator"
         ),
         _ => "give more text, another split, or shorter sequences".into(),
     }

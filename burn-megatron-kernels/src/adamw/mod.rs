@@ -335,8 +335,8 @@ fn check_blocks(blocks: &Blocks, length: usize) -> Result<(), KernelError> {
         let [given] = factors.dims();
         check_shape(NAME, given == count, || {
             format!(
-                "{given} {name} factors for {length} elements in blocks of {DECAY_BLOCK}, from element {first} of \
-                 the first block: expected {count}"
+                "{given} {name} factors for {length} elements in blocks of {DECAY_BLOCK}, from element {first} of the \
+                 first block: expected {count}"
             )
         })?;
         check_type(NAME, of_type, factors.dtype(), F32)?;

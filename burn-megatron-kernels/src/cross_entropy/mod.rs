@@ -320,8 +320,8 @@ fn check_combine(
     let ([count, rows, statistics], [given]) = (parts.dims(), targets.dims());
     if count == 0 || statistics != STATISTICS || given != rows {
         let message = format!(
-            "statistics [{count}, {rows}, {statistics}] for targets [{given}]: expected \
-             [parts, {given}, {STATISTICS}] with 1 part or more"
+            "statistics [{count}, {rows}, {statistics}] for targets [{given}]: expected [parts, {given}, {STATISTICS}] \
+             with 1 part or more"
         );
         return Err(KernelError::shape(NAME, message));
     }

@@ -72,8 +72,8 @@ pub enum RendezvousError {
     },
     /// The tokens of rank and rendezvous differ.
     #[error(
-        "token mismatch with the rendezvous at {address}: set the same \
-         BURN_MEGATRON_TOKEN, or pass the same --token-file, on all ranks"
+        "token mismatch with the rendezvous at {address}: set the same BURN_MEGATRON_TOKEN, or pass the same \
+         --token-file, on all ranks"
     )]
     Token {
         /// The address.

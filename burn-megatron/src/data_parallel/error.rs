@@ -37,8 +37,8 @@ pub enum DataParallelConfigError {
     },
     /// A hierarchical reduction was requested for sharded gradients.
     #[error(
-        "hierarchical_reduce sums replicated gradients, but zero_stage = {stage} shards them; set hsdp to the ranks of a node \
-         to exchange less between nodes, or remove hierarchical_reduce"
+        "hierarchical_reduce sums replicated gradients, but zero_stage = {stage} shards them; set hsdp to the ranks of \
+         a node to exchange less between nodes, or remove hierarchical_reduce"
     )]
     HierarchicalShards {
         /// The stage of the run.
@@ -70,8 +70,8 @@ pub enum DataParallelConfigError {
     },
     /// FP8 parameters are not gathered, because shard groups have one rank.
     #[error(
-        "fp8_param_gather requires shard groups of 2 or more ranks, but the data axis has {ranks} ranks and \
-         hsdp = {}; shard over more ranks, or remove fp8_param_gather",
+        "fp8_param_gather requires shard groups of 2 or more ranks, but the data axis has {ranks} ranks and hsdp = {}; \
+         shard over more ranks, or remove fp8_param_gather",
         hsdp.unwrap_or(*ranks)
     )]
     NothingToGather {

@@ -246,8 +246,7 @@ pub enum KernelChoiceError {
     /// Epilogues were requested for operations that are not fused.
     #[error(
         "kernels: epilogue_fusion requires fused {name}, but {name} is unfused ({reason}): set {name} = fused, or \
-         remove \
-         epilogue_fusion",
+         remove epilogue_fusion",
         name = .operation.name()
     )]
     UnfusedEpilogue {

@@ -53,7 +53,7 @@ fn an_invalid_choice_is_an_error() {
     assert_snapshot!(
         error,
         @"kernels: loss_chunk_size = 64 requires the fused loss, but loss is unfused (requested): remove \
-         loss_chunk_size, or set loss = fused"
+          loss_chunk_size, or set loss = fused"
     );
 }
 

@@ -246,8 +246,8 @@ pub fn check_without_experts(layout: &ParallelConfig) -> Result<(), BuildError> 
     }
     Err(BuildError::Config {
         path: "model".into(),
-        message: "invalid expert or expert_tensor: expected expert = 1 and no expert_tensor, because this model has \
-         no experts"
+        message: "invalid expert or expert_tensor: expected expert = 1 and no expert_tensor, because this model has no \
+                  experts"
             .into(),
     })
 }

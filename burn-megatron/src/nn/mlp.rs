@@ -219,8 +219,7 @@ fn has_epilogues(
             let name = module.name();
             return Err(refused(format!(
                 "the fused products keep the input and the output of GELU, and cannot recompute {name:?}: recompute \
-                 \"mlp\", or \
-                 whole layers"
+                 \"mlp\", or whole layers"
             )));
         }
     }

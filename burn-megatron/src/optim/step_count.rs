@@ -35,8 +35,8 @@ fn is_zero(count: &u64) -> bool {
 /// Too many consecutive steps were skipped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "the last {} steps were all skipped, after {} that were taken, because the loss or a gradient was not finite, or \
-     a spike; the limit is {limit}: lower the learning rate or the initial loss scale",
+    "the last {} steps were all skipped, after {} that were taken, because the loss or a gradient was not finite, or a \
+     spike; the limit is {limit}: lower the learning rate or the initial loss scale",
     .count.consecutive_skips,
     .count.taken
 )]
@@ -179,7 +179,7 @@ mod tests {
         insta::assert_snapshot!(
             error,
             @"the last 3 steps were all skipped, after 2 that were taken, because the loss or a gradient was not \
-             finite, or a spike; the limit is 3: lower the learning rate or the initial loss scale"
+              finite, or a spike; the limit is 3: lower the learning rate or the initial loss scale"
         );
         count.record(true);
         assert_eq!(count.check(limit(1)), Ok(()));

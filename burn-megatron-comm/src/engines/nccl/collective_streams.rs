@@ -146,8 +146,7 @@ impl Limits {
         (beside + others > *multiprocessors).then(|| {
             format!(
                 "at most {beside} CTAs next to {others} are more than the {multiprocessors} multiprocessors of \
-                 {device}; \
-                 expected max_ctas whose sum is at most {multiprocessors}, such as {} for each group",
+                 {device}; expected max_ctas whose sum is at most {multiprocessors}, such as {} for each group",
                 multiprocessors / 2
             )
         })

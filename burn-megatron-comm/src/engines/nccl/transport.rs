@@ -267,8 +267,8 @@ fn check_version(config: &NcclConfig, library: &Library) -> Result<(), CommError
     let limited = groups.find(|(_, group)| group.min_ctas.or(group.max_ctas).is_some());
     match limited {
         Some((group, _)) if version < Version::CTAS => Err(super::error(format!(
-            "min_ctas and max_ctas of nccl.groups.{group} are not supported by NCCL {version}: update NCCL to at \
-             least {}, or remove them",
+            "min_ctas and max_ctas of nccl.groups.{group} are not supported by NCCL {version}: update NCCL to at least \
+             {}, or remove them",
             Version::CTAS
         ))),
         _ => Ok(()),

@@ -386,8 +386,7 @@ fn what_does_not_fit_is_named_on_every_device() {
         let decay = Decay::Blocks(Blocks::new(gradient(3)));
         assert_snapshot!(
             call(own(), gradient(100), decay, numbers(1)),
-            @"adamw: 3 decay factors for 100 elements in blocks of 64, from element \
-              0 of the first block: expected 2"
+            @"adamw: 3 decay factors for 100 elements in blocks of 64, from element 0 of the first block: expected 2"
         );
         let decay = Decay::Blocks(Blocks {
             rate: Some(gradient(2)),
@@ -396,8 +395,7 @@ fn what_does_not_fit_is_named_on_every_device() {
         });
         assert_snapshot!(
             call(own(), gradient(100), decay, numbers(1)),
-            @"adamw: 2 rate factors for 100 elements in blocks of 64, from element \
-              30 of the first block: expected 3"
+            @"adamw: 2 rate factors for 100 elements in blocks of 64, from element 30 of the first block: expected 3"
         );
         let decay = Decay::Blocks(Blocks {
             first: 64,

@@ -257,8 +257,8 @@ impl MatmulPlan {
                 Ok(algorithm) => (algorithm, vec![]),
                 Err(error) => {
                     warn_once(format!(
-                        "cannot use the algorithm that was chosen for {request}, so the heuristic's algorithm is \
-                         used: {error}"
+                        "cannot use the algorithm that was chosen for {request}, so the heuristic's algorithm is used: \
+                         {error}"
                     ));
                     (search.advised(&preference, 1)?[0], vec![])
                 }

@@ -189,8 +189,8 @@ fn what_does_not_fit_a_flat_buffer_is_named_on_every_device() {
         );
         assert_snapshot!(
             call(half([2, 3]), half([2, 5]), flat().cast(DType::F16), 0),
-            @"accumulate_weight_gradient_at: invalid type of the flat buffer = F16 with x in F16: expected F32, or \
-             F64 for F64"
+            @"accumulate_weight_gradient_at: invalid type of the flat buffer = F16 with x in F16: expected F32, or F64 \
+              for F64"
         );
     });
 }

@@ -450,7 +450,7 @@ fn what_does_not_fit_is_named_on_every_device() {
         assert_snapshot!(
             call(half([2, 3]), half([2, 5]), half([3, 5])),
             @"accumulate_weight_gradient: invalid type of the accumulator = F16 with x in F16: expected F32, or F64 \
-             for F64"
+              for F64"
         );
     });
 }

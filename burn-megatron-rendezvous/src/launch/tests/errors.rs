@@ -211,7 +211,7 @@ fn an_address_must_be_valid() {
     assert_snapshot!(
         message(&[TORCHRUN, "MASTER_PORT=65535"]),
         @"MASTER_PORT=65535 leaves no port above it for the rendezvous, because torchrun's agent already listens on \
-         MASTER_PORT=65535: give torchrun a port below 65535, or set BURN_MEGATRON_PORT"
+          MASTER_PORT=65535: give torchrun a port below 65535, or set BURN_MEGATRON_PORT"
     );
 }
 

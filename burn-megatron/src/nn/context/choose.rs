@@ -87,9 +87,8 @@ impl ExchangeProblem {
         );
         if is_ring && !fused {
             return Err(format!(
-                "context_exchange = {exchange} requires fused attention, but this layer holds its scores in memory \
-                 (it has \
-                 dropout, a soft cap or wide heads, or the kernel is turned off): expected all-gather or all-to-all"
+                "context_exchange = {exchange} requires fused attention, but this layer holds its scores in memory (it \
+                 has dropout, a soft cap or wide heads, or the kernel is turned off): expected all-gather or all-to-all"
             ));
         }
         let checked = self.check(exchange);

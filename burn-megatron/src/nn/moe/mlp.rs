@@ -138,9 +138,8 @@ impl MoeMlpConfig {
         }
         if self.dispatcher == DispatcherKind::AllGather && layout.overlap_moe_expert_parallel_comm {
             return Err(
-                "overlap_moe_expert_parallel_comm conflicts with the all-gather dispatcher, whose gradients are \
-                 summed as they arrive: \
-                 expected the all-to-all or the flex dispatcher, or no overlap"
+                "overlap_moe_expert_parallel_comm conflicts with the all-gather dispatcher, whose gradients are summed \
+                 as they arrive: expected the all-to-all or the flex dispatcher, or no overlap"
                     .into(),
             );
         }

@@ -161,8 +161,8 @@ impl RecomputeConfig {
         if self.offload.bytes > 0 && !self.has_blocks() {
             return refuse(
                 "offload of activations",
-                "granularity = \"full\", or modules or patterns besides \"norm\", \"activation\" and \
-                 \"mla_up_proj\", because the inputs of recomputed blocks are offloaded",
+                "granularity = \"full\", or modules or patterns besides \"norm\", \"activation\" and \"mla_up_proj\", \
+                 because the inputs of recomputed blocks are offloaded",
             );
         }
         if self.offload.bytes == 0 && self.offload != ActivationOffload::default() {

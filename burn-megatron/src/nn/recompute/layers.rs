@@ -160,7 +160,7 @@ mod tests {
         insta::assert_snapshot!(
             error,
             @"invalid micro_batches = 2: expected fewer than 2, the maximum number of micro-batches that a stage has \
-             in flight, so that at least one is recomputed"
+              in flight, so that at least one is recomputed"
         );
         let all = RecomputeConfig::full(RecomputeMethod::Uniform, 1);
         assert!((0..7).all(|i| all.recomputes(i, 3)));

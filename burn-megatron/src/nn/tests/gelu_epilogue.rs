@@ -182,7 +182,7 @@ fn what_has_no_epilogues_is_refused() {
     let error = builder.with_kernels(&unfused).unwrap_err().to_string();
     insta::assert_snapshot!(
         error,
-        @"kernels: epilogue_fusion requires fused activation, but activation is unfused (requested): set activation \
-         = fused, or remove epilogue_fusion"
+        @"kernels: epilogue_fusion requires fused activation, but activation is unfused (requested): set activation = \
+          fused, or remove epilogue_fusion"
     );
 }

@@ -97,7 +97,7 @@ fn a_module_of_a_user_follows_the_settings() {
     insta::assert_snapshot!(
         error,
         @"mlp matches no module of this model that can be recomputed: expected none, because the model has no such \
-         module"
+          module"
     );
 }
 

@@ -162,6 +162,6 @@ fn settings_that_do_not_fit_are_refused() {
     assert_snapshot!(
         refused(config(sinkhorn).with_losses(vec![balance])),
         @"moe: a Balance loss conflicts with Sinkhorn choices, which are already balanced: expected no such loss, or \
-         choices by scores"
+          choices by scores"
     );
 }
